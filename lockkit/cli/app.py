@@ -357,9 +357,10 @@ When the lock is granted, lockkit writes a line to stdout: granted and the fenci
 event, name, token, owner, ttl, remaining and deadline. It then holds the lock until stdin ends or has a line release,
 on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released.
 
-If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason, and ends.
-Treat it as lost too if the output ends without released. deadline is the end of the lease if it is never renewed:
-seconds of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
+If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason. It ends when
+the program has closed stdin or ended, at the latest at the deadline, and does not free the lock before. Treat it as
+lost too if the output ends without released. deadline is the end of the lease if it is never renewed: seconds of
+CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
 
 Exit status:
 

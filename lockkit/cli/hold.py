@@ -188,8 +188,18 @@ class _Holding:
             self._deadline = deadline
 
     def _lost(self, reason: str) -> int:
-        # What is still held is released when the client is closed.
+        """
+        Tell of the loss; gives the exit status.
+
+        A lease that was not renewed is still held, and the program may use its rest to stop. Closing the client
+        releases it, so that waits until the program has ended, or that rest has: the server may answer again, and grant
+        the lock to another client at once.
+        """
+        until = monotonic() + self._lease.remaining()
         self._program.tell("lost", self._lease, reason=reason)
+        while not self._program.gone() and (left := until - monotonic()) > 0:
+            if ENDING.intersection(self._signals.wait(min(LOOK_EVERY, left))):
+                break
         return Status.LOST
 
     def _release(self) -> int:

@@ -153,6 +153,37 @@ def test_lease_that_cannot_be_renewed_is_told_before_its_deadline(cli: Cli) -> N
     assert process.wait(PATIENCE) == 79
 
 
+def test_program_that_is_stopping_is_protected_until_the_deadline(cli: Cli) -> None:
+    """The server answers again right after the loss was told: the lock is not freed while the program stops."""
+    process = start(cli, "--json", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
+    line(process)
+    (cli.home / "locks.renew").touch()
+    lost = line(process)
+    (cli.home / "locks.renew").unlink()
+
+    with lockkit.connect(locks(cli)) as client, client.lock("a", timeout=PATIENCE):
+        granted = monotonic()
+
+    assert (lost["event"], lost["reason"]) == ("lost", "expired")
+    assert granted >= lost["deadline"] - 0.01  # which is rounded
+    assert process.wait(PATIENCE) == 79
+
+
+def test_program_that_has_stopped_after_a_loss_frees_the_lock(cli: Cli) -> None:
+    """It need not wait for the deadline."""
+    process = start(cli, "--json", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
+    line(process)
+    (cli.home / "locks.renew").touch()
+    assert line(process)["event"] == "lost"
+    assert process.stdin is not None
+
+    process.stdin.close()
+
+    assert process.wait(PATIENCE) == 79
+    with lockkit.connect(locks(cli)) as client:
+        assert client.holders("a") == []
+
+
 def test_busy_lock_ends_it_at_the_timeout(cli: Cli) -> None:
     """Nothing was granted, so nothing is written."""
     with lockkit.connect(locks(cli)) as client, client.lock("a"):

@@ -247,7 +247,8 @@ def _run(
         float,
         _time(
             "Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
-            "clocks differ."
+            "clocks differ. A signal ends it.",
+            _seconds,
         ),
     ] = 0,
     metadata: Metadata = None,

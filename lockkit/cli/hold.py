@@ -74,7 +74,7 @@ def hold(name: str, options: HoldOptions) -> int:
             on_lost=lambda _, reason: program.lost(reason),
         )
         try:
-            lease = wait_in_thread(lock.acquire, signals, "lockkit-acquire", gave_up=program.gone)
+            lease = wait_in_thread(lock.acquire, signals, gave_up=program.gone)
         except Interrupted as interrupt:
             return SIGNALLED + interrupt.signum
         except GaveUp:

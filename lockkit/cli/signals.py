@@ -39,10 +39,16 @@ _WHILE_RUNNING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGCHL
 
 
 class Signals:
-    """Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control."""
+    """
+    Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control.
+
+    Attributes:
+        ending: A signal of `ENDING` that has come, SIGTERM before all others; None if none has.
+    """
 
     def __init__(self) -> None:
         """Call it in the main thread."""
+        self.ending: int | None = None
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -69,7 +75,16 @@ class Signals:
         # Rounded up: a wait that ends a little too early would make the caller's loop a busy one.
         if not poll.poll(-int(-max(0.0, seconds) * 1000 // 1)):
             return []
-        return list(os.read(self._read, 4096))
+        signals = list(os.read(self._read, 4096))
+        for signum in signals:
+            if signum in ENDING and self.ending != signal.SIGTERM:
+                self.ending = signum
+        return signals
+
+    def forget_survived(self) -> None:
+        """Forget a signal after which the command went on: a SIGHUP may mean a new configuration. Not SIGTERM."""
+        if self.ending != signal.SIGTERM:
+            self.ending = None
 
 
 def _take(signals: Iterable[signal.Signals]) -> None:

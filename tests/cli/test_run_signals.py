@@ -91,6 +91,16 @@ def test_signal_ends_the_wait(cli: Cli, name: str) -> None:
     assert not (cli.home / "ran").exists()
 
 
+def test_signal_that_ends_the_command_ends_min_hold_too(cli: Cli) -> None:
+    """A pod that is deleted has no minutes to spare."""
+    running = start(cli, "true", "--min-hold", "600")
+
+    running.terminate()
+
+    assert running.wait(timeout=60) == 128 + signal.SIGTERM
+    assert cli.holders("a") == []
+
+
 def test_killed_waiter_leaves_no_process(cli: Cli) -> None:
     """Not even SIGKILL leaves the forked command waiting for a grant that nobody can pass on."""
     holder = start(cli, "true")

@@ -133,6 +133,18 @@ def test_busy_is_75(cli: Cli, options: list[str]) -> None:
     assert holder.poll() is None
 
 
+def test_wrong_grace_is_told_though_the_lock_is_busy(cli: Cli) -> None:
+    """With --on-busy=skip it might be told in a month, when the lock happens to be free."""
+    holder = hold(cli)
+
+    for ttl in (["--ttl", "10"], []):
+        done = cli.run("run", "a", *ttl, "--signal-grace", "16", "--on-busy=skip", "--", "true")
+
+        assert done.returncode == 2
+        assert "half of the ttl" in done.stderr
+    assert holder.poll() is None
+
+
 def test_skip_is_0_and_silent(cli: Cli) -> None:
     """So that cron sends no mail."""
     holder = hold(cli)

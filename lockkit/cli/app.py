@@ -49,14 +49,36 @@ class _CommandStarter(TyperCommand):
     """``run`` or ``elect``, which start another command: its options are easily taken for theirs."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the command line; of an option that is not known say where those of the other command belong."""
-        separated = "--" in args
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if hasattr(error, "option_name") and hasattr(error, "message") and not separated:
-                error.message += ". If it is an option of COMMAND, put -- before COMMAND"
-            raise
+        """
+        Read the command line; refuse an option behind COMMAND that no ``--`` before COMMAND marks as COMMAND's own.
+
+        Otherwise ``lockkit run NAME rsync --timeout 30 …`` would wait 30 s for the lock and run rsync without it, and
+        ``lockkit run NAME git checkout -- FILE`` would take the ``--``.
+        """
+        option = self._option_after_command(args)
+        if option is not None:
+            message = (
+                f"COMMAND is followed by {option}. If it is an option of COMMAND, put -- before COMMAND; "
+                f"if it is one of lockkit {ctx.info_name}, put it before COMMAND"
+            )
+            raise typer.BadParameter(message, ctx)
+        return super().parse_args(ctx, args)
+
+    def _option_after_command(self, args: list[str]) -> str | None:
+        options = {name for one in self.params if one.param_type_name == "option" for name in one.opts}
+        words = iter(args)
+        arguments_count = 0
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if word == "-" or not word.startswith("-"):
+                arguments_count += 1
+            elif arguments_count > 1:  # NAME and COMMAND
+                return word
+            elif name not in options:
+                return None  # --, behind which all is COMMAND's; or a mistyped option, which has an error of its own
+            elif not equals:
+                next(words, None)  # its value
+        return None
 
 
 def _has_bench() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -302,3 +303,42 @@ def test_option_of_the_command_without_the_dashes(cli: Cli, command: str) -> Non
     assert (wrong.returncode, mistyped.returncode) == (2, 2)
     assert "-l. If it is an option of COMMAND, put -- before COMMAND" in wrong.stderr
     assert "COMMAND, put" not in mistyped.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["echo", "--ttl", "30", "x"], "--ttl"),
+        (["--ttl", "9", "echo", "--kill-after=30"], "--kill-after=30"),
+        (["--ttl=9", "echo", "--help"], "--help"),
+        (["echo", "-", "--", "x"], "--"),
+        (["echo", "--url", "x", "--", "y"], "--url"),
+    ],
+)
+def test_option_behind_the_command_is_nobodys(cli: Cli, command: str, words: list[str], option: str) -> None:
+    """The command would run without it, and lockkit with it, and nobody would notice."""
+    done = cli.run(command, "a", *words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"COMMAND is followed by {option}. If" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--ttl", "9", "--", "echo", "--ttl", "3"], ["--", "echo", "--ttl", "3"]])
+def test_option_behind_the_dashes_is_the_commands(cli: Cli, words: list[str]) -> None:
+    """Whatever lockkit has of the same name."""
+    done = cli.run("run", "a", *words)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "--ttl 3\n", "")
+
+
+def test_limit_on_processes_is_told_in_one_line(cli: Cli) -> None:
+    """Of files, which root has too: the pipe to the guard is one too many."""
+    lockkit = f"{sys.executable} -m lockkit.cli"
+    process = cli.start_program("sh", "-c", f"ulimit -n 8; exec {lockkit} run a -- touch ran")
+    _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 78
+    assert said.startswith("lockkit: cannot start a process: Too many open files. Raise the limits ")
+    assert said.count("\n") == 1
+    assert not (cli.home / "ran").exists()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -66,8 +67,19 @@ class CannotExecute(Exception):
 
     def __init__(self, program: str, code: int) -> None:
         """Keep why, as a number of the `errno` module."""
-        super().__init__(f"cannot execute {program}: {os.strerror(code)}")
+        super().__init__(f"cannot execute {program}: {os.strerror(code)}{_advice(program, code)}")
         self.status = Status.NOT_FOUND if code in {errno.ENOENT, errno.ENOTDIR} else Status.NOT_EXECUTABLE
+
+
+def _advice(program: str, code: int) -> str:
+    """Say what else may be wrong, where the kernel's words do not tell."""
+    if code == errno.ENOEXEC:
+        return ". If it is a script, begin it with a line such as #!/bin/sh"
+    if code == errno.ENOENT and (path := shutil.which(program)) is not None:
+        return f". {path} exists, but not its interpreter: check the line that begins with #!, also for a CR at its end"
+    if code == errno.ENOENT and any(map(str.isspace, program)):
+        return ". Its arguments must be words of their own; for a command of the shell, give sh -c before it"
+    return ""
 
 
 class Command:

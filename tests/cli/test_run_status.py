@@ -52,6 +52,14 @@ def test_missing_command_is_127_and_frees_the_lock(cli: Cli) -> None:
     assert cli.holders("a") == []
 
 
+def test_command_line_in_one_word_is_explained(cli: Cli) -> None:
+    """Quotes around all of it make a program of that name."""
+    done = cli.run("run", "a", "--", "echo one | wc -l")
+
+    assert done.returncode == 127
+    assert "No such file or directory. Its arguments must be words of their own; for a command of the" in done.stderr
+
+
 @pytest.mark.parametrize("text", [None, "no program\n"])
 def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
     """A file without the right to execute it; a file that has it, and is no program."""
@@ -63,6 +71,26 @@ def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
 
     assert done.returncode == 126
     assert "cannot execute" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "advice"),
+    [
+        ("echo hello\n", 126, ": Exec format error. If it is a script, begin it with a line such as #!/bin/sh\n"),
+        ("#!/bin/sh\r\necho hello\r\n", 127, "program exists, but not its interpreter: check the line that begins "),
+    ],
+)
+def test_script_that_the_kernel_does_not_execute(cli: Cli, text: str, status: int, advice: str) -> None:
+    """A shell, and programs such as env, execute the first; an editor on Windows makes the second."""
+    path = cli.home / "program"
+    path.write_text(text, newline="")
+    path.chmod(0o700)
+
+    done = cli.run("run", "a", "--", path)
+
+    assert done.returncode == status
+    assert done.stderr.startswith(f"lockkit: cannot execute {path}: ")
+    assert advice in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from lockkit.cli.status import SIGNALLED, Status
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["CannotExecute", "Command", "Ended", "Stopped"]
+
+PROC: Final = Path("/proc")
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -93,7 +95,6 @@ class Command:
     def __init__(self, argv: Sequence[str]) -> None:
         """Fork. Call it while this process has one thread."""
         self._argv = list(argv)
-        self._started = False
         self._ended = False
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
@@ -125,7 +126,6 @@ class Command:
             os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
         os.close(self._go)
         self._go = -1
-        self._started = True
         report = os.read(self._report, 16)
         if report:
             raise CannotExecute(self._argv[0], int(report))
@@ -174,11 +174,10 @@ class Command:
     def discard(self) -> None:
         """Leave no process behind that was not started, or that is still running because lockkit failed."""
         if self._go >= 0:
-            os.close(self._go)  # it reads the end of the pipe, and exits
+            os.close(self._go)
             self._go = -1
-        if self._started and not self._ended:
-            self.signal(signal.SIGKILL)
         if not self._ended:
+            self.signal(signal.SIGKILL)
             os.waitpid(self.group, 0)
             self._ended = True
 
@@ -188,11 +187,11 @@ def _has_living_member(group: int) -> bool:
     Tell living processes from zombies, which accept signals too.
 
     Process 1 reaps orphans, but in many containers late or never: then each loss would take the whole grace. Only Linux
-    can tell; elsewhere every process counts as living.
+    with /proc, which a chroot may lack, can tell; elsewhere every process counts as living.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not (PROC / "self").exists():
         return True
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in PROC.glob("[0-9]*/stat"):
         try:
             text = path.read_bytes()
         except (FileNotFoundError, ProcessLookupError):

@@ -466,7 +466,7 @@ def _break(
     Free a lock by force, after asking for confirmation.
 
     The holder notices at its next renewal and works until then: only storage that checks fencing tokens keeps it out.
-    Exit status 0 if the lock is now free, 1 if you answered no.
+    Exit status 0 if the lock is now free, 1 if you answered no, or another client held it by then.
     """
     from lockkit.cli.inspection import break_lock  # noqa: PLC0415 - see the module
 

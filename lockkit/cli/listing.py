@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import lockkit
+from lockkit import validation
 from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
+from lockkit.cli.tables import print_table
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 
@@ -48,7 +49,7 @@ def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bo
             rows = [{"name": name, **dataclasses.asdict(holder)} for name, holder in held]
             print_json({"prefix": prefix, "backend": client.url, "locks": rows})
         elif held:
-            Console().print(_table(held))
+            print_table(_table(held))
         else:
             which = f"no lock whose name begins with {prefix!r}" if prefix else "no lock"
             print(plain(f"{which} is held at {client.url}"))

@@ -124,7 +124,7 @@ def interrupted_by_signals() -> Iterator[None]:
         signal.signal(signum, interrupt)
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, typer.Abort):  # the second one from a question
         if not came:
             raise
         raise typer.Exit(SIGNALLED + came[0]) from None

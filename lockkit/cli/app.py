@@ -162,13 +162,13 @@ def _interval(value: float) -> float:
     return value
 
 
-def _time(text: str, check: Callable[..., object] | None = _seconds) -> Any:  # noqa: ANN401 - as typer
+def _time(text: str, check: Callable[..., object] | None = None) -> Any:  # noqa: ANN401 - as typer
     """
     Make an option that is a time.
 
     Args:
         text: Its help.
-        check: Of the range; None: where the value is used, with a message of its own.
+        check: Of the range; None: the library checks it where it is used, which ends with status 78 and not 2.
     """
     return typer.Option(metavar="TIME", parser=_duration, callback=check, help=text)
 
@@ -177,7 +177,14 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False, autocompletion=_names)
 ]
 
-KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.")]
+KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.", _seconds)]
+Ttl = Annotated[
+    float | None,
+    _time(
+        "How long the backend keeps the lock without renewal, and so how long others wait after a machine dies. "
+        "Default: that of the profile or the URL, else 30."
+    ),
+]
 Metadata = Annotated[str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")]
 
 
@@ -239,14 +246,7 @@ def _run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.", show_default=False)],
     url: Url = None,
     profile: Profile = None,
-    ttl: Annotated[
-        float | None,
-        _time(
-            "How long the backend keeps the lock without renewal, and so how long others wait after a machine "
-            "dies. Default: that of the profile or the URL, else 30.",
-            None,
-        ),
-    ] = None,
+    ttl: Ttl = None,
     on_busy: Annotated[
         OnBusy,
         typer.Option(
@@ -255,13 +255,14 @@ def _run(
     ] = OnBusy.WAIT,
     timeout: Annotated[
         float | None,
-        _time("How long to wait for the lock. Default: without limit; with fail and skip, try once.", None),
+        _time("How long to wait for the lock. Default: without limit; with fail and skip, try once."),
     ] = None,
     signal_grace: Annotated[
         float | None,
         _time(
             "Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
-            "Default: a sixth of the ttl, at most 10."
+            "Default: a sixth of the ttl, at most 10.",
+            _seconds,
         ),
     ] = None,
     kill_after: KillAfter = 60,
@@ -397,13 +398,7 @@ def _hold(
     name: Name,
     url: Url = None,
     profile: Profile = None,
-    ttl: Annotated[
-        float | None,
-        _time(
-            "How long the backend keeps the lock without renewal, and so how long others wait after a machine "
-            "dies. Default: that of the profile or the URL, else 30."
-        ),
-    ] = None,
+    ttl: Ttl = None,
     timeout: Annotated[
         float | None,
         _time("How long to wait for the lock; 0 tries once. Default: without limit."),
@@ -558,7 +553,8 @@ def _wait(
     Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit looks
     again about every second, and misses a lock that is free for a shorter time.
 
-    Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable.
+    Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable; 78 if
+    the timeout, the URL, a credential or an option is wrong.
     """
     from lockkit.cli.listing import wait_until_free  # noqa: PLC0415 - see the module
 
@@ -727,7 +723,7 @@ def _lab(
     ] = None,
     ttl: Annotated[
         float | None,
-        _time("ttl of the leases. Default: as the scenario says.", None),
+        _time("ttl of the leases. Default: as the scenario says."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Draws the latencies. Default: as the scenario says.")

@@ -92,9 +92,10 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
         `Status.BUSY` if it was held until the timeout.
 
     Raises:
-        LockError: The backend cannot be asked, for `OUTAGE_SECONDS` or until the timeout.
+        LockError: The timeout is wrong, or the backend cannot be asked, for `OUTAGE_SECONDS` or until the timeout.
     """
     runtime = BlockingRuntime()
+    timeout = validation.timeout(timeout, name=name)
     pause, began = LOOK_SECONDS_MIN, monotonic()
     answered = began
     with lockkit.connect(url, profile=profile) as client:

@@ -170,7 +170,7 @@ def test_candidate_waits_and_a_signal_ends_the_campaign(cli: Cli) -> None:
     ("options", "status", "said"),
     [
         (("--ttl", "2", "--grace", "1"), 78, "grace"),
-        (("--grace", "-1"), 2, "--grace"),
+        (("--grace", "-1"), 78, "--grace"),
         (("--url", "memory://"), 78, "memory"),
     ],
 )

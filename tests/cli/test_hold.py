@@ -225,7 +225,7 @@ def test_signal_while_it_waits_ends_it(cli: Cli) -> None:
     ("options", "status", "said"),
     [
         (("--url", "memory://"), 78, "memory"),
-        (("--ttl", "-1"), 2, "--ttl"),
+        (("--ttl", "-1"), 78, "--ttl"),
         (("--url", "redis://127.0.0.1:1", "--timeout", "0"), 69, "redis"),
     ],
 )

@@ -17,6 +17,7 @@ from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, LabOpti
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
+from lockkit.errors import DOCUMENTATION
 
 __all__ = ["app"]
 
@@ -97,6 +98,7 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
         # A traceback means a bug of lockkit; one with the values of variables could show a password.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        epilog=f"Documentation: {DOCUMENTATION}",
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.configuration import registry
+from lockkit.errors import DOCUMENTATION
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
@@ -33,6 +34,7 @@ def test_help_lists_the_commands(cli: Cli) -> None:
     assert done.returncode == 0
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
+    assert f"Documentation: {DOCUMENTATION}" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

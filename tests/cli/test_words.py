@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,11 +78,20 @@ def test_busy_lock_names_options_and_commands(tmp_path: Path) -> None:
     assert PYTHON.search(words) is None
 
 
+def test_demo_without_a_place_for_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+
+    assert "a directory for temporary files: No such file or directory. Set TMPDIR" in said("demo")
+
+
 def test_urls_and_names_stay_as_they_are() -> None:
     """An option of a URL is no option of the command."""
     message = "lock 'a' at redis://h?socket_timeout=3&timeout=5 is busy; mode=row"
 
     assert in_options(message) == message
+    assert in_options("option timeout='x' for redis://h") == "option timeout='x' for redis://h"
+    assert in_options("option timeout=-1 for redis://h") == "option timeout=-1 for redis://h"
     assert in_options("try timeout=0") == "try --timeout 0"
     assert in_options("see client.holders(name)") == "see lockkit holders NAME"
 

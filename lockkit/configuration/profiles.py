@@ -49,6 +49,9 @@ __all__ = ["DEFAULT_URL", "Settings", "default_directory", "resolve"]
 DEFAULT_URL = "file:"
 """Used where nothing is configured: the file backend in `default_directory`."""
 
+_GIVEN = "the given url"
+_DEFAULT = "the default"
+
 _REFERENCE = re.compile(r"(?P<literal>\$\$\{)|\$\{(?P<name>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -67,6 +70,11 @@ class Settings:
     url: urls.Url
     options: dict[str, Any] = field(repr=False)
     source: str
+
+    @property
+    def elsewhere(self) -> str:
+        """`source` if the caller has to look there for what is wrong: not if the call or nobody gave the URL."""
+        return "" if self.source in {_GIVEN, _DEFAULT} else self.source
 
 
 def resolve(
@@ -92,7 +100,7 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     if url is not None:
-        return _from_url(_expanded(url, "the given url"), options, "the given url")
+        return _from_url(_expanded(url, _GIVEN), options, _GIVEN)
     if profile is not None:
         return _from_profile(profile, "profile=", options, environ, directory)
     from_environment = _variable(environ, "LOCKKIT_URL")
@@ -101,7 +109,7 @@ def resolve(
     profile = _variable(environ, "LOCKKIT_ENV")
     if profile is not None:
         return _from_profile(profile, "LOCKKIT_ENV", options, environ, directory)
-    return _from_url(DEFAULT_URL, options, "the default")
+    return _from_url(DEFAULT_URL, options, _DEFAULT)
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> Path:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import pickle
+import pwd
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lockkit
+import lockkit.aio
+from lockkit import doctor
 from lockkit.configuration import profiles
 from lockkit.errors import ConfigurationError
 
@@ -348,6 +354,44 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with pytest.raises(ConfigurationError, match=f"cannot read .*{name}/lockkit.toml"):
             resolve(profile="a", directory=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("profile", "part"),
+    [
+        ('url = "redsi://h"', "unknown URL scheme 'redsi'"),
+        ('url = "memory://?tll=3"', "unknown option 'tll'"),
+        ('url = "memory://"\ntll = 3', "unknown option 'tll'"),
+        ('url = "memory://"\nttl = "${T}"', "option ttl='soon'"),
+    ],
+)
+def test_what_is_wrong_in_a_profile_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, part: str
+) -> None:
+    """Nobody finds it in the URL that the error shows: by both APIs, by the doctor, and for LOCKKIT_ENV."""
+    path = write(tmp_path, f"[profiles.a]\n{profile}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("T", "soon")
+    monkeypatch.setenv("LOCKKIT_ENV", "a")
+    monkeypatch.delenv("LOCKKIT_URL", raising=False)
+
+    for open_it in (lockkit.connect, lockkit.aio.connect, doctor.examine):
+        with pytest.raises(ConfigurationError) as caught:
+            open_it()
+
+        assert part in str(caught.value)
+        assert str(caught.value).endswith(f" [profile 'a' in {path}]")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - our own
+
+
+def test_wrong_variable_is_named_and_a_wrong_call_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller has the call in front of them."""
+    monkeypatch.setenv("LOCKKIT_URL", "memory://?tll=3")
+
+    with pytest.raises(ConfigurationError, match=r"unknown option 'tll'.* \[LOCKKIT_URL\]$"):
+        lockkit.connect()
+    with pytest.raises(ConfigurationError, match=r"unknown option 'tll'[^\[]*$"):
+        lockkit.connect("memory://?tll=3")
 
 
 # -- the default directory -----------------------------------------------------------------------------------------

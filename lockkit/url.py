@@ -169,7 +169,10 @@ def parse(text: object) -> Url:
     elif rest and rest[0] not in "/?":
         if "@" in rest:
             raise _no_scheme()  # user:password@host
-        raise _error(scheme, f"has no // after its scheme: write {scheme}://…")
+        problem = f"has no // after its scheme: write {scheme}://…"
+        if rest[0].isdigit():  # host:port
+            problem += f"; if {scheme} is a host, put a scheme before it, such as redis://{scheme}:…"
+        raise _error(scheme, problem)
     raw_path, question, raw_query = rest.partition("?")
     # A raw "/" or "?" in a password ends the host part early, so the "@" comes after it. Without this check a message
     # would show the rest of the password as a path or an option.

@@ -141,18 +141,26 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    home = Path(environ.get("HOME", ""))
-    if home.is_absolute():
-        return home
+    # Some service managers do not set HOME, or set it to nothing. A relative one would be a different directory, and so
+    # a different set of locks, for each working directory.
+    for home in (environ.get("HOME", ""), _home_of_user()):
+        if Path(home).is_absolute():
+            return Path(home)
+    message = (
+        "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
+        "or give a URL such as file:///var/lock/app"
+    )
+    raise ConfigurationError(message)
+
+
+def _home_of_user() -> str:
+    """Return what the user database says; empty for a user id without an entry, as containers have it."""
+    import pwd  # noqa: PLC0415 - only on Unix
+
     try:
-        # This asks the user database: cron and some service managers do not set HOME.
-        return Path.home()
-    except RuntimeError as error:
-        message = (
-            "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
-            "or give a URL such as file:///var/lock/app"
-        )
-        raise ConfigurationError(message) from error
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def _variable(environ: Mapping[str, str], name: str) -> str | None:

@@ -418,20 +418,22 @@ def test_default_directory(
     assert profiles.default_directory(environ) == Path(wanted)
 
 
-def test_default_directory_without_home_asks_the_user_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cron and some service managers set no HOME."""
+@pytest.mark.parametrize("environ", [{}, {"HOME": ""}, {"HOME": "relative"}])
+def test_default_directory_without_home_asks_the_user_database(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    """Cron and some service managers set no HOME; a relative one would be another directory in each directory."""
     monkeypatch.delenv("HOME", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    home = pwd.getpwuid(os.getuid()).pw_dir
 
-    assert profiles.default_directory({}).parent.is_absolute()
+    assert profiles.default_directory(environ).is_relative_to(home)
 
 
 def test_no_home_at_all_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user id without an entry in the user database, as containers have it."""
-
-    def no_home() -> Path:
-        raise RuntimeError
-
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
 
     with pytest.raises(ConfigurationError, match="set LOCKKIT_STATE_DIR"):
         profiles.default_directory({})

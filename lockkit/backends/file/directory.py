@@ -185,22 +185,27 @@ class Directory:
             message = f"{flaw.path} {flaw.seen}, so another user could remove locks that are held: {flaw.fix}"
             raise ConfigurationError(message)
 
-    def _make(self, path: str, mode: int) -> None:
+    def _make(self, path: str, mode: int, *, parent_made: bool = False) -> None:
+        parent = os.path.dirname(path)  # noqa: PTH120
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102
-        except FileNotFoundError:
-            if os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
-                raise  # a file system that takes no new directories, such as /proc
-            # Also the parents 0700, as the XDG specification has it for the state directory.
-            self._make(os.path.dirname(path), 0o700)  # noqa: PTH120
-            self._make(path, mode)
+        except FileNotFoundError as error:
+            if parent_made and os.path.isdir(parent):  # noqa: PTH112
+                if kind_of_file_system(os.stat(parent).st_dev) != "proc":  # noqa: PTH116
+                    raise  # somebody removes it and makes it again, which may end
+                message = f"{path} cannot be made, since {parent} takes no directories: name another directory"
+                raise ConfigurationError(message) from error
+            # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for
+            # the state directory.
+            self._make(parent, 0o700)
+            self._make(path, mode, parent_made=True)
         except FileExistsError:
             if not os.path.isdir(path):  # noqa: PTH112
                 raise
         except PermissionError as error:
             message = (
-                f"{path} cannot be made, since this user may not write to {os.path.dirname(path)}: name another "  # noqa: PTH120
-                "directory, in the URL or with LOCKKIT_STATE_DIR"
+                f"{path} cannot be made, since this user may not write to {parent}: name another directory, in the URL "
+                "or with LOCKKIT_STATE_DIR"
             )
             raise ConfigurationError(message) from error
         else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shlex
 import stat
 import sys
 from contextlib import suppress
@@ -128,20 +129,21 @@ def find_flaw(path: str, status: os.stat_result, *, group: bool, above: os.stat_
     mode, me = status.st_mode, os.geteuid()
     if not stat.S_ISDIR(mode):
         return Flaw(path, "is a symbolic link or a file, made by another program or user", f"remove {path}")
+    name = shlex.quote(path)
     shared = group and (above is None or not above.st_mode & stat.S_IWOTH)
     owners = {0, me} | ({above.st_uid} if above is not None else set())
     if status.st_uid not in owners and not (shared and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})):
         return Flaw(
             path,
             f"belongs to another user (uid {status.st_uid})",
-            f"chown {me} {path}, or name a directory of your own",
+            f"chown {me} {name}, or name a directory of your own",
         )
     writers = mode & (stat.S_IWGRP | stat.S_IWOTH) & ~(stat.S_IWGRP if group else 0)
     if not writers or mode & stat.S_ISVTX:
         return None
     if writers & stat.S_IWOTH:
-        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {path}")
-    fix = f"chmod g-w {path}, or say ?group=1 to share the locks"
+        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {name}")
+    fix = f"chmod g-w {name}, or say ?group=1 to share the locks"
     return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", fix)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from lockkit.backends.file.backend import FileBackend
@@ -68,7 +69,7 @@ def _examine_missing(examination: Examination, path: Path) -> None:
         _find_denied(examination, path, ancestor)
     else:
         seen = f"The directory is missing; {ancestor} exists and may be written to."
-        examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {path}")
+        examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
         _examine_file_system(examination, path, ancestor.stat())
 
 
@@ -78,7 +79,8 @@ def _find_denied(examination: Examination, path: Path, where: Path) -> None:
         UNUSABLE,
         str(path),
         f"This user may not write to {where}.",
-        f"chown {os.geteuid()} {where} && chmod u+rwx {where}; or share it with a group: file://{path}?group=1",
+        f"chown {os.geteuid()} {quote(str(where))} && chmod u+rwx {quote(str(where))}; or share it with a group: "
+        f"{path.as_uri()}?group=1",
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -46,6 +48,19 @@ def test_missing_directory_is_not_made(directory: Path) -> None:
     """The first lock will make it."""
     assert set(found(f"file:{directory}/a/b")) == {"file-missing"}
     assert list(directory.iterdir()) == []
+
+
+def test_fix_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    """The default directory of macOS has a space in its path."""
+    directory = tmp_path / "Application Support" / "locks"
+    url = f"file:{quote(str(directory))}"
+
+    subprocess.run(["sh", "-c", found(url)["file-missing"].fix.partition("; or: ")[2]], check=True)
+    assert found(url) == {}
+    directory.chmod(0o707)
+    subprocess.run(["sh", "-c", found(url)["file-writable-by-others"].fix], check=True)
+
+    assert found(url) == {}
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,16 @@ def test_backends_of_any_locale(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["ping", "doctor", "holders a --url", "wait a --timeout 0 --url"])
+def test_what_a_driver_logs_is_not_shown(cli: Cli, command: str) -> None:
+    """What kazoo warns of says in Python's words what the one line says in ours."""
+    done = cli.run(*command.split(), "zookeeper://127.0.0.1:1")
+
+    assert done.returncode == 69
+    assert done.stderr.startswith("lockkit: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_ctrl_c_while_the_command_line_is_loaded(cli: Cli) -> None:
     """No traceback: loading takes a quarter of a second, in which a user may think better of it."""
     (cli.home / "path" / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")

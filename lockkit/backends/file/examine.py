@@ -74,14 +74,18 @@ def _examine_missing(examination: Examination, path: Path) -> None:
 
 
 def _find_denied(examination: Examination, path: Path, where: Path) -> None:
-    # Also of a file system that is mounted read-only: access(2) asks for both.
-    examination.find(
-        UNUSABLE,
-        str(path),
-        f"This user may not write to {where}.",
-        f"chown {os.geteuid()} {quote(str(where))} && chmod u+rwx {quote(str(where))}; or share it with a group: "
-        f"{path.as_uri()}?group=1",
-    )
+    """Report that nothing can be made in `where`, which is the directory or, if that is missing, the nearest above."""
+    name, user = quote(str(path)), os.geteuid()
+    seen = f"This user may not write to {where}."
+    if os.statvfs(where).f_flag & os.ST_RDONLY:
+        seen = f"{where} is on a read-only file system."
+        fix = "Name a directory elsewhere, in the URL or with LOCKKIT_STATE_DIR"
+    elif where == path:
+        fix = f"chown {user} {name} && chmod u+rwx {name}; or share it with a group: {path.as_uri()}?group=1"
+    else:
+        # Not the directory above, which may be that of the system.
+        fix = f"As root: install -d -m 700 -o {user} {name}; or name a directory elsewhere"
+    examination.find(UNUSABLE, str(path), seen, fix)
 
 
 def _examine_directory(examination: Examination, path: Path) -> None:

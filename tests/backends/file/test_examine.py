@@ -111,6 +111,33 @@ def test_directory_that_nobody_can_make() -> None:
     assert "may not write to /proc/self" in found("file:/proc/self/locks")["file-unusable"].seen
 
 
+def test_fix_for_a_missing_directory_leaves_the_one_above_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may be /var/lock, or the root directory: to give it to the user would be worse than no lock."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        fix = found(f"file:{tmp_path}/new/locks")["file-unusable"].fix
+    before = tmp_path.stat()
+
+    subprocess.run(["sh", "-c", fix.removeprefix("As root: ").partition("; or")[0]], check=True)
+
+    assert found(f"file:{tmp_path}/new/locks") == {}
+    assert (tmp_path.stat().st_mode, tmp_path.stat().st_uid) == (before.st_mode, before.st_uid)
+
+
+def test_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in many containers: no change of owner or mode would help."""
+    flags = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*flags[:8], os.ST_RDONLY, flags[9])))
+
+    for path in (tmp_path, tmp_path / "new"):
+        finding = found(f"file:{path}")["file-unusable"]
+        assert finding.seen == f"{tmp_path} is on a read-only file system."
+        assert "LOCKKIT_STATE_DIR" in finding.fix
+
+
 def test_network_file_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel's name for it."""
     monkeypatch.setattr(file_examine, "kind_of_file_system", lambda device: "nfs4")  # noqa: ARG005

@@ -64,23 +64,23 @@ def hold(name: str, options: HoldOptions) -> int:
     """
     signals = Signals()
     program = _Program(signals, as_json=options.as_json)
-    with lockkit.connect(options.url, profile=options.profile) as client:
-        refuse_private(client)
-        lock = client.lock(
-            name,
-            ttl=options.ttl,
-            timeout=options.timeout,
-            metadata=options.metadata,
-            on_lost=lambda _, reason: program.lost(reason),
-        )
-        try:
+    try:
+        with lockkit.connect(options.url, profile=options.profile) as client:
+            refuse_private(client)
+            lock = client.lock(
+                name,
+                ttl=options.ttl,
+                timeout=options.timeout,
+                metadata=options.metadata,
+                on_lost=lambda _, reason: program.lost(reason),
+            )
             lease = wait_in_thread(lock.acquire, signals, gave_up=program.gone)
-        except Interrupted as interrupt:
-            return SIGNALLED + interrupt.signum
-        except GaveUp:
-            say("stdin ended before the lock was granted")
-            return Status.BUSY
-        return _Holding(lease, program, signals, renewals=options.renewals).run()
+            return _Holding(lease, program, signals, renewals=options.renewals).run()
+    except Interrupted as interrupt:
+        return SIGNALLED + interrupt.signum
+    except GaveUp:
+        say("stdin ended before the lock was granted")
+        return Status.BUSY
 
 
 class _Program:

@@ -46,7 +46,8 @@ def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Call
         gave_up: Tells whether the caller no longer wants it; asked after each signal and `WOKEN`, and every second.
 
     Raises:
-        Interrupted: A signal came. Closing the client ends the function's wait.
+        Interrupted: A signal came. Closing the client ends the function's wait. Catch it only after that: the exception
+            keeps a lease that was granted at the same moment, which would be dropped without it, and not released.
         GaveUp: `gave_up` says so. The same.
         Exception: What the function raised.
     """

@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import lockkit
+from lockkit.cli import hold
+from lockkit.cli.options import HoldOptions
+from lockkit.cli.signals import Signals
 from lockkit.runtime import monotonic
+from lockkit.testing.servers import RedisServer
 from tests.cli.support import PATIENCE
 from tests.tries import until
 
@@ -219,6 +224,37 @@ def test_signal_while_it_waits_ends_it(cli: Cli) -> None:
         process.terminate()
 
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+class LateSignals(Signals):
+    """A SIGTERM that is seen right after the lock was granted, in the same look."""
+
+    def __init__(self) -> None:
+        self._granted = threading.Event()
+
+    def post(self) -> None:
+        """See `Signals.post`."""
+        if threading.current_thread().name == "lockkit-wait":
+            self._granted.set()
+
+    def wait(self, seconds: float) -> list[int]:
+        """See `Signals.wait`."""
+        del seconds
+        assert self._granted.wait(PATIENCE)
+        return [signal.SIGTERM]
+
+
+def test_signal_at_the_moment_of_the_grant_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was told of the grant, so nobody would release it."""
+    monkeypatch.setattr(hold, "Signals", LateSignals)
+    with RedisServer() as server, lockkit.connect(server.url) as client:
+        options = HoldOptions(
+            url=server.url, profile=None, ttl=600, timeout=None, metadata=None, renewals=False, as_json=True
+        )
+
+        assert hold.hold("a", options) == 128 + signal.SIGTERM
+
+        assert client.holders("a") == []
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def interrupted_by_signals() -> Iterator[None]:
         signal.signal(signum, interrupt)
     try:
         yield
-    except (typer.Exit, typer.Abort):  # the second one from a question
+    except (typer.Exit, typer.Abort, KeyboardInterrupt):  # of `reporting`, of a question, before the command
         if not came:
             raise
         raise typer.Exit(SIGNALLED + came[0]) from None

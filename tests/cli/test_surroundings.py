@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 import lockkit
+from lockkit.cli.signals import interrupted_by_signals
 from tests.cli.support import PATIENCE
 from tests.tries import until
 
@@ -132,6 +134,19 @@ def test_ctrl_c_while_the_command_line_is_loaded(cli: Cli) -> None:
     done = shell(cli, "exec $lockkit ping")
 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_status_names_the_signal_wherever_it_strikes(signum: signal.Signals) -> None:
+    """Here before the command has begun."""
+    before = signal.signal(signum, signal.SIG_DFL)  # a command that ran in this process may have taken it
+    try:
+        with pytest.raises(typer.Exit) as caught, interrupted_by_signals():
+            signal.raise_signal(signum)
+    finally:
+        signal.signal(signum, before)
+
+    assert caught.value.exit_code == 128 + signum
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from lockkit.cli.signals import fork
 from lockkit.cli.status import SIGNALLED, Status
 
 if TYPE_CHECKING:
@@ -101,11 +102,11 @@ class Command:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.group = os.fork()
+        self.group, blocked = fork()
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
-            _become(self._argv, go_read, report_write, parent)
+            _become(self._argv, go_read, report_write, parent, blocked)
         os.close(go_read)
         os.close(report_write)
         # Both sides do it, so that neither can run ahead of the other. Refused only if the child has ended.
@@ -203,7 +204,7 @@ def _has_living_member(group: int) -> bool:
     return False
 
 
-def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
+def _become(argv: list[str], go: int, report: int, parent: int, blocked: set[int | signal.Signals]) -> NoReturn:
     """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
@@ -215,6 +216,7 @@ def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         message = os.read(go, 65536)
         if not message:
             os._exit(0)  # no lock, no command

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lockkit.cli.output import say
+from lockkit.cli.signals import fork
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Guard:
         self._told = -inf
         control, self._control = os.pipe()
         self._report, report = os.pipe()
-        self._pid = os.fork()
+        self._pid, _ = fork()
         if self._pid == 0:
             _stand(control, report, group)
         os.close(control)

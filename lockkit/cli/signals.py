@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals", "interrupted_by_signals"]
+__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals", "fork", "interrupted_by_signals"]
 
 WOKEN: Final = 0
 """Stands for "something has happened" among the numbers of signals."""
@@ -97,6 +97,26 @@ def _take(signals: Iterable[signal.Signals]) -> None:
 def _nothing(signum: int, frame: FrameType | None) -> None:
     """Handle a signal in Python: its number is in the pipe already."""
     del signum, frame
+
+
+def fork() -> tuple[int, set[int | signal.Signals]]:
+    """
+    Fork as `os.fork`; handle a signal that comes meanwhile after it.
+
+    Within, Python runs the hooks of libraries and ignores their exceptions: also the KeyboardInterrupt of a signal, so
+    that Ctrl-C would do nothing.
+
+    Returns:
+        What `os.fork` does, and the signals that were blocked before. In the child, `FORWARDED` are blocked too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid, before
 
 
 @contextmanager

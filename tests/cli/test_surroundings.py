@@ -136,6 +136,19 @@ def test_ctrl_c_while_the_command_line_is_loaded(cli: Cli) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_ctrl_c_before_the_command_line_is_loaded(cli: Cli) -> None:
+    """While its extra is looked for."""
+    script = (
+        "import importlib.util, signal\n"
+        "importlib.util.find_spec = lambda name: signal.raise_signal(signal.SIGINT)\n"
+        "from lockkit.cli import main; main()"
+    )
+    process = cli.start_program(sys.executable, "-c", script)
+
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 130
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_status_names_the_signal_wherever_it_strikes(signum: signal.Signals) -> None:
     """Here before the command has begun."""

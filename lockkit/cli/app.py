@@ -476,7 +476,7 @@ def _list(
     prefix: Annotated[
         str,
         typer.Argument(
-            metavar="[PREFIX]",
+            metavar="PREFIX",
             help="Only locks whose names begin with it. No character is a wildcard.",
             show_default=False,
             autocompletion=_names,
@@ -503,7 +503,7 @@ def _watch(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL] [PATTERN]...",
+            metavar="URL|PATTERN",
             help="The backend, as with --url, and names of locks or patterns: * stands for any text, ? for one "
             "character. Default: all locks.",
             show_default=False,
@@ -577,7 +577,7 @@ def _limit(
     cap: Annotated[
         str | None,
         typer.Argument(
-            metavar="[N|none]",
+            metavar="N|none",
             callback=_cap,
             help="Permits of all clients together; 0 pauses new ones, none removes the cap. Without it: show the cap.",
             show_default=False,
@@ -617,7 +617,7 @@ def _migrate(
     *,
     url: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="Backend, with the same ?mode= and ?table= as in your program."),
+        typer.Argument(metavar="URL", help="Backend, with the same ?mode= and ?table= as in your program."),
     ] = None,
     profile: Profile = None,
     sql_only: Annotated[
@@ -704,7 +704,7 @@ def _lab(
     *,
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="[SCENARIO]", help="Name of a scenario, or a TOML file.", show_default=False),
+        typer.Argument(metavar="SCENARIO", help="Name of a scenario, or a TOML file.", show_default=False),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
     backend: Annotated[

@@ -221,6 +221,16 @@ def test_shell_gets_commands_options_and_names(cli: Cli) -> None:
         assert words(f"lockkit list --url file:{cli.home}/locks n") == ["nightly"]
 
 
+def test_completion_prints_no_warning(cli: Cli) -> None:
+    """Of a Redlock with few nodes, for example: it would be in the middle of the user's line."""
+    words = "lockkit holders --url redlock://127.0.0.1:1 n"
+    cli.env |= {"_LOCKKIT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+
+    done = cli.run()
+
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
 # -- verbose -----------------------------------------------------------------------------------------------------------
 
 

@@ -27,11 +27,12 @@ url its value must be percent-encoded. ``$${`` is a literal ``${``. lockkit does
 ``connect`` or in ``LOCKKIT_URL``, and refuses one with a ``${`` in it: a program or shell should have replaced it.
 
 A variable that is set but empty is an error: it would be worse to fall back on a lock of this machine alone, where
-other machines use a server.
+other machines use a server. For the same reason lockkit warns of a variable such as ``LOCKKIT_ULR``.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -46,11 +47,21 @@ from lockkit.validation import nearest, shown
 
 __all__ = ["DEFAULT_URL", "Settings", "default_directory", "resolve"]
 
+log = logging.getLogger("lockkit")
+
 DEFAULT_URL = "file:"
 """Used where nothing is configured: the file backend in `default_directory`."""
 
 _GIVEN = "the given url"
 _DEFAULT = "the default"
+
+_MEANT = {"PROFILE": "ENV", "ENVIRONMENT": "ENV"}
+"""What people may write after ``LOCKKIT_`` and what they mean, besides what nearly is ``URL`` or ``ENV``."""
+
+_OTHER_VARIABLES = frozenset(
+    f"LOCKKIT_{name}" for name in ("STATE_DIR", "DEBUG_ORDER", "NAME", "TOKEN", "OWNER", "DEADLINE", "ONCE")
+)
+"""Those that lockkit reads, and that ``lockkit run`` sets for its command."""
 
 _REFERENCE = re.compile(r"(?P<literal>\$\$\{)|\$\{(?P<name>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -109,7 +120,29 @@ def resolve(
     profile = _variable(environ, "LOCKKIT_ENV")
     if profile is not None:
         return _from_profile(profile, "LOCKKIT_ENV", options, environ, directory)
+    _warn_of_misspelled(environ)
     return _from_url(DEFAULT_URL, options, _DEFAULT)
+
+
+def _warn_of_misspelled(environ: Mapping[str, str]) -> None:
+    """
+    Log a warning if a variable was probably meant to choose the backend, and nothing else chooses one.
+
+    No error: the application may have variables of its own, and Kubernetes sets LOCKKIT_PORT for a service named so.
+    """
+    for name in environ:
+        if not name.startswith("LOCKKIT_") or name in _OTHER_VARIABLES:
+            continue
+        import difflib  # noqa: PLC0415 - `import lockkit` stays light
+
+        word = name.removeprefix("LOCKKIT_")
+        for meant in difflib.get_close_matches(_MEANT.get(word, word), ("URL", "ENV"), n=1):
+            log.warning(
+                "%s is set, which lockkit does not read: did you mean LOCKKIT_%s? Without that, locks are files of "
+                "this machine",
+                name,
+                meant,
+            )
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> Path:

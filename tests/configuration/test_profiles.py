@@ -259,6 +259,41 @@ def test_environment_that_is_wrong_never_falls_back(tmp_path: Path, environ: dic
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LOCKKIT_ULR", "LOCKKIT_URL"),
+        ("LOCKKIT_URI", "LOCKKIT_URL"),
+        ("LOCKKIT_PROFILE", "LOCKKIT_ENV"),
+        ("LOCKKIT_ENVIRONMENT", "LOCKKIT_ENV"),
+    ],
+)
+def test_misspelled_variable_is_warned_of_where_it_would_have_decided(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, meant: str
+) -> None:
+    """A crontab with a typo would exclude no other machine, and nobody would notice."""
+    resolve(directory=tmp_path, environ={name: "redis://:hunter2@h", "LOCKKIT_URL": "memory:"})
+    assert caplog.messages == []
+
+    assert resolve(directory=tmp_path, environ={name: "redis://:hunter2@h"}).url.text == "file:"
+
+    (said,) = caplog.messages
+    assert said.startswith(f"{name} is set, which lockkit does not read: did you mean {meant}?")
+    assert "hunter2" not in said
+
+
+def test_other_variables_are_nobodys_business(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of `lockkit run` for its command, of Kubernetes for a service, of tests and of the application."""
+    others = (
+        *("NAME", "TOKEN", "OWNER", "DEADLINE", "ONCE", "STATE_DIR", "DEBUG_ORDER"),
+        *("PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_6379_TCP_ADDR", "TEST_REDIS_URL", "REDIS_URL", "TTL", "PREFIX"),
+    )
+
+    resolve(directory=tmp_path, environ={f"LOCKKIT_{name}": "/x" for name in others} | {"LOCK_URL": "x"})
+
+    assert caplog.messages == []
+
+
 def test_lockkit_env_without_any_file_is_an_error(tmp_path: Path) -> None:
     """It says where was looked, and what to write."""
     with pytest.raises(ConfigurationError) as caught:

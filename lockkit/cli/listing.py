@@ -10,7 +10,7 @@ from rich.text import Text
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.cli.output import in_options, plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
 from lockkit.errors import BackendUnavailable
@@ -97,7 +97,7 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
     runtime = BlockingRuntime()
     timeout = validation.timeout(timeout, name=name)
     pause, began = LOOK_SECONDS_MIN, monotonic()
-    answered = began
+    answered, told = began, False
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         while True:
@@ -112,6 +112,9 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
             left = pause if timeout is None else began + timeout - now
             if outage is not None and (left <= 0 or now - answered >= OUTAGE_SECONDS):
                 raise outage
+            if outage is not None and not told:
+                told = True
+                say(plain(in_options(f"{outage}; lockkit retries")))
             if left <= 0:
                 say(plain(f"lock {name!r} at {client.url} is still held: waited {now - began:.3g} s"))
                 return Status.BUSY

@@ -21,6 +21,8 @@ __all__ = ["examine"]
 _OPTIONS = "backends/file.md#url-and-options"
 _LIMITS = "backends/file.md#what-it-does-not-promise"
 
+_ELSEWHERE = "Name a directory elsewhere, in the URL or with LOCKKIT_STATE_DIR"
+
 MISSING = Check("file-missing", Severity.INFO, "None: the first lock makes the directory.", _OPTIONS)
 UNUSABLE = Check("file-unusable", Severity.ERROR, "No lock can be taken.", _OPTIONS)
 WRITABLE_BY_OTHERS = Check(
@@ -67,6 +69,8 @@ def _examine_missing(examination: Examination, path: Path) -> None:
         examination.find(UNUSABLE, str(path), f"{ancestor} is not a directory.", fix)
     elif not os.access(ancestor, os.W_OK | os.X_OK):
         _find_denied(examination, path, ancestor)
+    elif kind_of_file_system(ancestor.stat().st_dev) == "proc":
+        examination.find(UNUSABLE, str(path), f"{ancestor} takes no directories.", _ELSEWHERE)
     else:
         seen = f"The directory is missing; {ancestor} exists and may be written to."
         examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
@@ -79,7 +83,7 @@ def _find_denied(examination: Examination, path: Path, where: Path) -> None:
     seen = f"This user may not write to {where}."
     if os.statvfs(where).f_flag & os.ST_RDONLY:
         seen = f"{where} is on a read-only file system."
-        fix = "Name a directory elsewhere, in the URL or with LOCKKIT_STATE_DIR"
+        fix = _ELSEWHERE
     elif where == path:
         fix = f"chown {user} {name} && chmod u+rwx {name}; or share it with a group: {path.as_uri()}?group=1"
     else:

@@ -109,6 +109,7 @@ def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
 def test_directory_that_nobody_can_make() -> None:
     """Not even for root: the kernel refuses new directories there."""
     assert "may not write to /proc/self" in found("file:/proc/self/locks")["file-unusable"].seen
+    assert set(found("file:/proc/locks")) == {"file-unusable"}
 
 
 def test_fix_for_a_missing_directory_leaves_the_one_above_alone(

@@ -217,6 +217,9 @@ def _split_scheme(text: object) -> tuple[str, str, str]:
             "the backend URL is empty: give one such as redis://localhost:6379/0, or file: for the embedded backend"
         )
         raise ConfigurationError(message)
+    if text[0] in "\"'":  # docker run --env-file and others keep them
+        message = "the backend URL begins with a quotation mark: remove the quotation marks around it"
+        raise ConfigurationError(message)
     scheme, colon, rest = text.partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):
         raise _no_scheme()

@@ -112,6 +112,8 @@ def test_parts_of_a_url(text: str, scheme: str, hosts: str, path: str, query: di
         ("re dis://h", "does not start with a scheme"),
         ("rédis://h", "does not start with a scheme"),
         ("localhost:6379/0", "no // after its scheme"),
+        ('"redis://:hunter2@h"', "remove the quotation marks around it"),
+        ("'redis://:hunter2@h'", "remove the quotation marks around it"),
         ("redis.example:6379", "if redis.example is a host, put a scheme before it, such as redis://redis.example:…"),
         ("file:relative", "no // after its scheme"),
         ("redis://h ", "space"),

@@ -169,7 +169,10 @@ def parse(text: object) -> Url:
     elif rest and rest[0] not in "/?":
         if "@" in rest:
             raise _no_scheme()  # user:password@host
-        raise _error(scheme, f"has no // after its scheme: write {scheme}://…")
+        problem = f"has no // after its scheme: write {scheme}://…"
+        if rest[0].isdigit():  # host:port
+            problem += f"; if {scheme} is a host, put a scheme before it, such as redis://{scheme}:…"
+        raise _error(scheme, problem)
     raw_path, question, raw_query = rest.partition("?")
     # A raw "/" or "?" in a password ends the host part early, so the "@" comes after it. Without this check a message
     # would show the rest of the password as a path or an option.
@@ -213,6 +216,9 @@ def _split_scheme(text: object) -> tuple[str, str, str]:
         message = (
             "the backend URL is empty: give one such as redis://localhost:6379/0, or file: for the embedded backend"
         )
+        raise ConfigurationError(message)
+    if text[0] in "\"'":  # docker run --env-file and others keep them
+        message = "the backend URL begins with a quotation mark: remove the quotation marks around it"
         raise ConfigurationError(message)
     scheme, colon, rest = text.partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):

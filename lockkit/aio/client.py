@@ -45,9 +45,8 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
         ConfigurationError: The URL, the profile or an option is wrong.
     """
     settings = profiles.resolve(url, profile, options)
-    return Client(
-        Engine(functools.partial(registry.open_backend, settings.url, settings.options), AsyncioRuntime(), Lease)
-    )
+    open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)
+    return Client(Engine(open_backend, AsyncioRuntime(), Lease))
 
 
 def from_client(client: object, **options: Any) -> Client:

@@ -15,15 +15,11 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and end the process with its status."""
-    prepare_streams()
-    missing = [package for package in ("typer", "rich") if find_spec(package) is None]
-    if missing:
-        what = f"the command line needs {' and '.join(missing)}"
-        print(f"lockkit: {what}: pip install 'lockkit[cli]'", file=sys.stderr)
-        sys.exit(Status.CONFIGURATION)
     try:
+        prepare_streams()
+        _require_extra()
         try:
-            from lockkit.cli.app import app  # noqa: PLC0415 - needs what was looked for above
+            from lockkit.cli.app import app  # noqa: PLC0415 - needs the extra
 
             app(prog_name="lockkit")
         finally:
@@ -35,3 +31,11 @@ def main() -> None:
             sys.exit(SIGNALLED + signal.SIGPIPE)
         print(f"lockkit: {error}", file=sys.stderr)
         sys.exit(Status.FAILED)
+
+
+def _require_extra() -> None:
+    missing = [package for package in ("typer", "rich") if find_spec(package) is None]
+    if missing:
+        what = f"the command line needs {' and '.join(missing)}"
+        print(f"lockkit: {what}: pip install 'lockkit[cli]'", file=sys.stderr)
+        sys.exit(Status.CONFIGURATION)

@@ -17,6 +17,7 @@ from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, LabOpti
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
+from lockkit.errors import DOCUMENTATION
 
 __all__ = ["app"]
 
@@ -49,14 +50,36 @@ class _CommandStarter(TyperCommand):
     """``run`` or ``elect``, which start another command: its options are easily taken for theirs."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the command line; of an option that is not known say where those of the other command belong."""
-        separated = "--" in args
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if hasattr(error, "option_name") and hasattr(error, "message") and not separated:
-                error.message += ". If it is an option of COMMAND, put -- before COMMAND"
-            raise
+        """
+        Read the command line; refuse an option behind COMMAND that no ``--`` before COMMAND marks as COMMAND's own.
+
+        Otherwise ``lockkit run NAME rsync --timeout 30 …`` would wait 30 s for the lock and run rsync without it, and
+        ``lockkit run NAME git checkout -- FILE`` would take the ``--``.
+        """
+        option = self._option_after_command(args)
+        if option is not None:
+            message = (
+                f"COMMAND is followed by {option}. If it is an option of COMMAND, put -- before COMMAND; "
+                f"if it is one of lockkit {ctx.info_name}, put it before COMMAND"
+            )
+            raise typer.BadParameter(message, ctx)
+        return super().parse_args(ctx, args)
+
+    def _option_after_command(self, args: list[str]) -> str | None:
+        options = {name for one in self.params if one.param_type_name == "option" for name in one.opts}
+        words = iter(args)
+        arguments_count = 0
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if word == "-" or not word.startswith("-"):
+                arguments_count += 1
+            elif arguments_count > 1:  # NAME and COMMAND
+                return word
+            elif name not in options:
+                return None  # --, behind which all is COMMAND's; or a mistyped option, which has an error of its own
+            elif not equals:
+                next(words, None)  # its value
+        return None
 
 
 def _has_bench() -> bool:
@@ -75,6 +98,7 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
         # A traceback means a bug of lockkit; one with the values of variables could show a password.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        epilog=f"Documentation: {DOCUMENTATION}",
     )
 
 
@@ -140,13 +164,13 @@ def _interval(value: float) -> float:
     return value
 
 
-def _time(text: str, check: Callable[..., object] | None = _seconds) -> Any:  # noqa: ANN401 - as typer
+def _time(text: str, check: Callable[..., object] | None = None) -> Any:  # noqa: ANN401 - as typer
     """
     Make an option that is a time.
 
     Args:
         text: Its help.
-        check: Of the range; None: where the value is used, with a message of its own.
+        check: Of the range; None: the library checks it where it is used, which ends with status 78 and not 2.
     """
     return typer.Option(metavar="TIME", parser=_duration, callback=check, help=text)
 
@@ -155,7 +179,14 @@ Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False, autocompletion=_names)
 ]
 
-KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.")]
+KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.", _seconds)]
+Ttl = Annotated[
+    float | None,
+    _time(
+        "How long the backend keeps the lock without renewal, and so how long others wait after a machine dies. "
+        "Default: that of the profile or the URL, else 30."
+    ),
+]
 Metadata = Annotated[str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")]
 
 
@@ -217,14 +248,7 @@ def _run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.", show_default=False)],
     url: Url = None,
     profile: Profile = None,
-    ttl: Annotated[
-        float | None,
-        _time(
-            "How long the backend keeps the lock without renewal, and so how long others wait after a machine "
-            "dies. Default: that of the profile or the URL, else 30.",
-            None,
-        ),
-    ] = None,
+    ttl: Ttl = None,
     on_busy: Annotated[
         OnBusy,
         typer.Option(
@@ -233,13 +257,14 @@ def _run(
     ] = OnBusy.WAIT,
     timeout: Annotated[
         float | None,
-        _time("How long to wait for the lock. Default: without limit; with fail and skip, try once.", None),
+        _time("How long to wait for the lock. Default: without limit; with fail and skip, try once."),
     ] = None,
     signal_grace: Annotated[
         float | None,
         _time(
             "Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
-            "Default: a sixth of the ttl, at most 10."
+            "Default: a sixth of the ttl, at most 10.",
+            _seconds,
         ),
     ] = None,
     kill_after: KillAfter = 60,
@@ -247,7 +272,8 @@ def _run(
         float,
         _time(
             "Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
-            "clocks differ."
+            "clocks differ. A signal ends it.",
+            _seconds,
         ),
     ] = 0,
     metadata: Metadata = None,
@@ -357,9 +383,10 @@ When the lock is granted, lockkit writes a line to stdout: granted and the fenci
 event, name, token, owner, ttl, remaining and deadline. It then holds the lock until stdin ends or has a line release,
 on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released.
 
-If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason, and ends.
-Treat it as lost too if the output ends without released. deadline is the end of the lease if it is never renewed:
-seconds of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
+If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason. It ends when
+the program has closed stdin or ended, at the latest at the deadline, and does not free the lock before. Treat it as
+lost too if the output ends without released. deadline is the end of the lease if it is never renewed: seconds of
+CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
 
 Exit status:
 
@@ -373,13 +400,7 @@ def _hold(
     name: Name,
     url: Url = None,
     profile: Profile = None,
-    ttl: Annotated[
-        float | None,
-        _time(
-            "How long the backend keeps the lock without renewal, and so how long others wait after a machine "
-            "dies. Default: that of the profile or the URL, else 30."
-        ),
-    ] = None,
+    ttl: Ttl = None,
     timeout: Annotated[
         float | None,
         _time("How long to wait for the lock; 0 tries once. Default: without limit."),
@@ -442,7 +463,7 @@ def _break(
     Free a lock by force, after asking for confirmation.
 
     The holder notices at its next renewal and works until then: only storage that checks fencing tokens keeps it out.
-    Exit status 0 if the lock is now free, 1 if you answered no.
+    Exit status 0 if the lock is now free, 1 if you answered no, or another client held it by then.
     """
     from lockkit.cli.inspection import break_lock  # noqa: PLC0415 - see the module
 
@@ -455,7 +476,7 @@ def _list(
     prefix: Annotated[
         str,
         typer.Argument(
-            metavar="[PREFIX]",
+            metavar="PREFIX",
             help="Only locks whose names begin with it. No character is a wildcard.",
             show_default=False,
             autocompletion=_names,
@@ -482,7 +503,7 @@ def _watch(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL] [PATTERN]...",
+            metavar="URL|PATTERN",
             help="The backend, as with --url, and names of locks or patterns: * stands for any text, ? for one "
             "character. Default: all locks.",
             show_default=False,
@@ -534,7 +555,8 @@ def _wait(
     Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit looks
     again about every second, and misses a lock that is free for a shorter time.
 
-    Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable.
+    Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable; 78 if
+    the timeout, the URL, a credential or an option is wrong.
     """
     from lockkit.cli.listing import wait_until_free  # noqa: PLC0415 - see the module
 
@@ -555,7 +577,7 @@ def _limit(
     cap: Annotated[
         str | None,
         typer.Argument(
-            metavar="[N|none]",
+            metavar="N|none",
             callback=_cap,
             help="Permits of all clients together; 0 pauses new ones, none removes the cap. Without it: show the cap.",
             show_default=False,
@@ -595,7 +617,7 @@ def _migrate(
     *,
     url: Annotated[
         str | None,
-        typer.Argument(metavar="[URL]", help="Backend, with the same ?mode= and ?table= as in your program."),
+        typer.Argument(metavar="URL", help="Backend, with the same ?mode= and ?table= as in your program."),
     ] = None,
     profile: Profile = None,
     sql_only: Annotated[
@@ -682,7 +704,7 @@ def _lab(
     *,
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="[SCENARIO]", help="Name of a scenario, or a TOML file.", show_default=False),
+        typer.Argument(metavar="SCENARIO", help="Name of a scenario, or a TOML file.", show_default=False),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
     backend: Annotated[
@@ -703,7 +725,7 @@ def _lab(
     ] = None,
     ttl: Annotated[
         float | None,
-        _time("ttl of the leases. Default: as the scenario says.", None),
+        _time("ttl of the leases. Default: as the scenario says."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Draws the latencies. Default: as the scenario says.")

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockkit.cli.output import plain, print_json
+from lockkit.cli.tables import print_table
 from lockkit.configuration import registry
 from lockkit.errors import ConfigurationError
 
@@ -52,8 +53,8 @@ def show_backends(*, as_json: bool) -> None:
     if as_json:
         print_json([row.as_dict() for row in rows])
         return
+    print_table(_table([row for row in rows if row.capabilities is not None]))
     console = Console()
-    console.print(_table([row for row in rows if row.capabilities is not None]))
     for row in rows:
         where = ", ".join(row.schemes) + (f" (mode={row.mode})" if row.mode is not None else "")
         if row.capabilities is not None:

@@ -13,19 +13,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
+from lockkit.cli.signals import fork
 from lockkit.cli.status import SIGNALLED, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["CannotExecute", "Command", "Ended", "Stopped"]
+
+PROC: Final = Path("/proc")
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -66,8 +70,19 @@ class CannotExecute(Exception):
 
     def __init__(self, program: str, code: int) -> None:
         """Keep why, as a number of the `errno` module."""
-        super().__init__(f"cannot execute {program}: {os.strerror(code)}")
+        super().__init__(f"cannot execute {program}: {os.strerror(code)}{_advice(program, code)}")
         self.status = Status.NOT_FOUND if code in {errno.ENOENT, errno.ENOTDIR} else Status.NOT_EXECUTABLE
+
+
+def _advice(program: str, code: int) -> str:
+    """Say what else may be wrong, where the kernel's words do not tell."""
+    if code == errno.ENOEXEC:
+        return ". If it is a script, begin it with a line such as #!/bin/sh"
+    if code == errno.ENOENT and (path := shutil.which(program)) is not None:
+        return f". {path} exists, but not its interpreter: check the line that begins with #!, also for a CR at its end"
+    if code == errno.ENOENT and any(map(str.isspace, program)):
+        return ". Its arguments must be words of their own; for a command of the shell, give sh -c before it"
+    return ""
 
 
 class Command:
@@ -81,18 +96,17 @@ class Command:
     def __init__(self, argv: Sequence[str]) -> None:
         """Fork. Call it while this process has one thread."""
         self._argv = list(argv)
-        self._started = False
         self._ended = False
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.group = os.fork()
+        self.group, blocked = fork()
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
-            _become(self._argv, go_read, report_write, parent)
+            _become(self._argv, go_read, report_write, parent, blocked)
         os.close(go_read)
         os.close(report_write)
         # Both sides do it, so that neither can run ahead of the other. Refused only if the child has ended.
@@ -113,7 +127,6 @@ class Command:
             os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
         os.close(self._go)
         self._go = -1
-        self._started = True
         report = os.read(self._report, 16)
         if report:
             raise CannotExecute(self._argv[0], int(report))
@@ -162,11 +175,10 @@ class Command:
     def discard(self) -> None:
         """Leave no process behind that was not started, or that is still running because lockkit failed."""
         if self._go >= 0:
-            os.close(self._go)  # it reads the end of the pipe, and exits
+            os.close(self._go)
             self._go = -1
-        if self._started and not self._ended:
-            self.signal(signal.SIGKILL)
         if not self._ended:
+            self.signal(signal.SIGKILL)
             os.waitpid(self.group, 0)
             self._ended = True
 
@@ -176,11 +188,11 @@ def _has_living_member(group: int) -> bool:
     Tell living processes from zombies, which accept signals too.
 
     Process 1 reaps orphans, but in many containers late or never: then each loss would take the whole grace. Only Linux
-    can tell; elsewhere every process counts as living.
+    with /proc, which a chroot may lack, can tell; elsewhere every process counts as living.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not (PROC / "self").exists():
         return True
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for path in PROC.glob("[0-9]*/stat"):
         try:
             text = path.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
@@ -192,7 +204,7 @@ def _has_living_member(group: int) -> bool:
     return False
 
 
-def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
+def _become(argv: list[str], go: int, report: int, parent: int, blocked: set[int | signal.Signals]) -> NoReturn:
     """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
@@ -204,6 +216,7 @@ def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         message = os.read(go, 65536)
         if not message:
             os._exit(0)  # no lock, no command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from itertools import islice
@@ -42,8 +43,12 @@ def complete_name(begin: str, url: str | None, profile: str | None) -> list[str]
         except LockError:
             found.clear()
 
+    # Python prints a warning for which there is no handler: in the middle of what the user types.
+    logger, nowhere = logging.getLogger("lockkit"), logging.NullHandler()
+    logger.addHandler(nowhere)
     # A daemon: the process ends although a server hangs.
     thread = threading.Thread(target=read, name="lockkit-complete", daemon=True)
     thread.start()
     thread.join(COMPLETION_SECONDS)
+    logger.removeHandler(nowhere)
     return sorted(found)

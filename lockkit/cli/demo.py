@@ -25,6 +25,7 @@ import lockkit
 from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.seller import BoxOffice, Plan, Sale
 from lockkit.cli.status import Status
+from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +119,7 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
     Raises:
         LockError: The backend is not there, or locks nobody out.
     """
-    with tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
+    with _temporary_directory() as temporary:
         directory = Path(temporary)
         if url is None and profile is None:
             # Not the configured default: the demo uses no production server unless you name it.
@@ -140,6 +141,20 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
     else:
         _print(console, backend, rounds, processes)
     return Status.OK if ok else Status.FAILED
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """
+    Make the box office's directory, which is removed at the end.
+
+    Raises:
+        ConfigurationError: It cannot be made.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="lockkit-demo-")
+    except OSError as error:
+        message = f"the demo needs a directory for temporary files: {error.strerror}. Set TMPDIR to one"
+        raise ConfigurationError(message) from error
 
 
 # -- selling -----------------------------------------------------------------------------------------------------------

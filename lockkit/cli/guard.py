@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lockkit.cli.output import say
+from lockkit.cli.signals import fork
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ __all__ = ["Guard"]
 LOOK_EVERY: Final = 1.0
 """Seconds. A wait does not count the time in which the machine was suspended; longer sees such a deadline later."""
 
+OPEN_FILES: Final = Path("/dev/fd")
+
+OPEN_FILES_MAX: Final = 4096
+"""Descriptors that the guard closes where it cannot list them. More of them take milliseconds."""
+
 _DEADLINE = struct.Struct("d")
 
 
@@ -50,7 +56,7 @@ class Guard:
         self._told = -inf
         control, self._control = os.pipe()
         self._report, report = os.pipe()
-        self._pid = os.fork()
+        self._pid, _ = fork()
         if self._pid == 0:
             _stand(control, report, group)
         os.close(control)
@@ -111,14 +117,21 @@ def _detach(*pipes: int) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+    for fd in _open_files():
         if fd <= 2:  # noqa: PLR2004 - stdin, stdout, stderr
             os.dup2(nowhere, fd)
         elif fd not in pipes:
             try:
                 os.close(fd)
             except OSError:
-                continue  # that of the listing itself
+                continue  # it is not open any more: that of the listing itself
+
+
+def _open_files() -> list[int]:
+    try:
+        return [int(path.name) for path in OPEN_FILES.iterdir()]
+    except FileNotFoundError:  # no /proc, as in a chroot
+        return list(range(min(os.sysconf("SC_OPEN_MAX"), OPEN_FILES_MAX)))
 
 
 def _watch(control: int, report: int, group: int) -> bool:
@@ -138,7 +151,8 @@ def _watch(control: int, report: int, group: int) -> bool:
             armed = True
         elif monotonic() >= deadline:
             # Said first: lockkit may go on at this moment, and renew, before it asks how the command ended.
-            os.write(report, b"k")
+            with suppress(BrokenPipeError):  # or it was killed at this moment
+                os.write(report, b"k")
             _kill(group)
             deadline = inf
 

@@ -64,23 +64,23 @@ def hold(name: str, options: HoldOptions) -> int:
     """
     signals = Signals()
     program = _Program(signals, as_json=options.as_json)
-    with lockkit.connect(options.url, profile=options.profile) as client:
-        refuse_private(client)
-        lock = client.lock(
-            name,
-            ttl=options.ttl,
-            timeout=options.timeout,
-            metadata=options.metadata,
-            on_lost=lambda _, reason: program.lost(reason),
-        )
-        try:
-            lease = wait_in_thread(lock.acquire, signals, "lockkit-acquire", gave_up=program.gone)
-        except Interrupted as interrupt:
-            return SIGNALLED + interrupt.signum
-        except GaveUp:
-            say("stdin ended before the lock was granted")
-            return Status.BUSY
-        return _Holding(lease, program, signals, renewals=options.renewals).run()
+    try:
+        with lockkit.connect(options.url, profile=options.profile) as client:
+            refuse_private(client)
+            lock = client.lock(
+                name,
+                ttl=options.ttl,
+                timeout=options.timeout,
+                metadata=options.metadata,
+                on_lost=lambda _, reason: program.lost(reason),
+            )
+            lease = wait_in_thread(lock.acquire, signals, gave_up=program.gone)
+            return _Holding(lease, program, signals, renewals=options.renewals).run()
+    except Interrupted as interrupt:
+        return SIGNALLED + interrupt.signum
+    except GaveUp:
+        say("stdin ended before the lock was granted")
+        return Status.BUSY
 
 
 class _Program:
@@ -188,8 +188,18 @@ class _Holding:
             self._deadline = deadline
 
     def _lost(self, reason: str) -> int:
-        # What is still held is released when the client is closed.
+        """
+        Tell of the loss; gives the exit status.
+
+        A lease that was not renewed is still held, and the program may use its rest to stop. Closing the client
+        releases it, so that waits until the program has ended, or that rest has: the server may answer again, and grant
+        the lock to another client at once.
+        """
+        until = monotonic() + self._lease.remaining()
         self._program.tell("lost", self._lease, reason=reason)
+        while not self._program.gone() and (left := until - monotonic()) > 0:
+            if ENDING.intersection(self._signals.wait(min(LOOK_EVERY, left))):
+                break
         return Status.LOST
 
     def _release(self) -> int:

@@ -8,20 +8,21 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import lockkit
 from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
+from lockkit.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from lockkit.backend import Holder
+    from lockkit.sync import Client
 
-__all__ = ["break_lock", "facts", "show_holders"]
+__all__ = ["break_lock", "facts", "has_other_holders", "show_holders"]
 
 
 def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
@@ -38,9 +39,9 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
             rows = [dataclasses.asdict(holder) for holder in holders]
             print_json({"name": name, "backend": client.url, "holders": rows})
         elif holders:
-            Console().print(_table(name, client.url, holders))
+            print_table(_table(name, client.url, holders))
         else:
-            print(f"nobody holds {name!r} at {client.url}")
+            print(plain(f"nobody holds {name!r} at {client.url}"))
 
 
 def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as_json: bool) -> Status:
@@ -61,23 +62,42 @@ def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         holders = client.holders(name)
-        if holders and not yes and not _agreed(name, client.url, holders):
-            say("the lock was not broken")
-            return Status.FAILED
+        if holders and not yes:
+            if not _agreed(name, client.url, holders):
+                say("the lock was not broken")
+                return Status.FAILED
+            if has_other_holders(client, name, {holder.owner for holder in holders}):
+                say(plain(f"{name!r} has another holder by now: not broken"))
+                return Status.FAILED
         broken = client.break_lock(name)
         if as_json:
             print_json({"name": name, "backend": client.url, "broken": broken})
         else:
             what = "broke" if broken else "nobody held"
-            print(f"{what} {name!r} at {client.url}")
+            print(plain(f"{what} {name!r} at {client.url}"))
     return Status.OK
+
+
+def has_other_holders(client: Client, name: str, shown: Collection[str]) -> bool:
+    """
+    Tell whether a lock has other holders by now than the user was shown, and asked about.
+
+    Args:
+        client: Of the backend.
+        name: The lock.
+        shown: The owner ids of the holders that were shown.
+
+    Raises:
+        LockError: The backend cannot be asked.
+    """
+    return any(holder.owner not in shown for holder in client.holders(name))
 
 
 def _agreed(name: str, url: str, holders: Sequence[Holder]) -> bool:
     if not sys.stdin.isatty():
         message = "cannot ask for confirmation without a terminal: give --yes to break the lock"
         raise typer.BadParameter(message, param_hint="--yes")
-    Console(stderr=True).print(_table(name, url, holders))
+    print_table(_table(name, url, holders), stderr=True)
     return typer.confirm("The holder keeps working until its next renewal. Break the lock?", err=True)
 
 

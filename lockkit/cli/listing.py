@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import lockkit
-from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit import validation
+from lockkit.cli.output import in_options, plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
+from lockkit.cli.tables import print_table
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 
@@ -48,7 +49,7 @@ def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bo
             rows = [{"name": name, **dataclasses.asdict(holder)} for name, holder in held]
             print_json({"prefix": prefix, "backend": client.url, "locks": rows})
         elif held:
-            Console().print(_table(held))
+            print_table(_table(held))
         else:
             which = f"no lock whose name begins with {prefix!r}" if prefix else "no lock"
             print(plain(f"{which} is held at {client.url}"))
@@ -91,11 +92,12 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
         `Status.BUSY` if it was held until the timeout.
 
     Raises:
-        LockError: The backend cannot be asked, for `OUTAGE_SECONDS` or until the timeout.
+        LockError: The timeout is wrong, or the backend cannot be asked, for `OUTAGE_SECONDS` or until the timeout.
     """
     runtime = BlockingRuntime()
+    timeout = validation.timeout(timeout, name=name)
     pause, began = LOOK_SECONDS_MIN, monotonic()
-    answered = began
+    answered, told = began, False
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         while True:
@@ -110,6 +112,9 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
             left = pause if timeout is None else began + timeout - now
             if outage is not None and (left <= 0 or now - answered >= OUTAGE_SECONDS):
                 raise outage
+            if outage is not None and not told:
+                told = True
+                say(plain(in_options(f"{outage}; lockkit retries")))
             if left <= 0:
                 say(plain(f"lock {name!r} at {client.url} is still held: waited {now - began:.3g} s"))
                 return Status.BUSY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockkit.cli.output import plain
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.detached import DetachedHost
 from lockkit.errors import ConfigurationError
@@ -24,7 +25,7 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
         ConfigurationError: The backend has no tables.
     """
     settings = profiles.resolve(url, profile, {})
-    backend, _ = registry.open_backend(settings.url, settings.options, DetachedHost())
+    backend, _ = registry.open_backend(settings.url, settings.options, DetachedHost(), source=settings.elsewhere)
     tables = getattr(backend, "tables", None)
     if tables is None:
         message = f"{backend.url} has no tables: give the URL of a database, such as postgresql://host/name"
@@ -38,6 +39,6 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
         return
     try:
         for change in drive(sql_schema.migrate(backend.database, tables)):  # type: ignore[attr-defined]
-            print(f"{backend.url}: {change}")
+            print(plain(f"{backend.url}: {change}"))
     finally:
         drive(backend.close())

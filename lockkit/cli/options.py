@@ -1,4 +1,8 @@
-"""Choices and options of the commands."""
+"""
+Choices and options of the commands, as the commands get them. `lockkit.cli.app` says what each is for.
+
+Times are seconds. None means that an option was not given.
+"""
 
 from __future__ import annotations
 
@@ -43,25 +47,7 @@ class FailOn(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """
-    The options of ``lockkit run``. Times are seconds.
-
-    Attributes:
-        url: Backend, or None.
-        profile: Profile, or None.
-        ttl: Of the lease; None: the client's default.
-        on_busy: See `OnBusy`.
-        timeout: How long to wait; None: without limit for ``wait``, not at all for the others.
-        grace: Between SIGTERM and SIGKILL when the lease is about to end; None: `default_grace`.
-        kill_after: Between a forwarded SIGTERM and SIGKILL.
-        min_hold: Keep the lock at least so long, even if the command ends earlier.
-        metadata: Text for ``lockkit holders``.
-        once_per: Period of which each slot has one successful run, such as ``1d``; None: no such rule.
-        tz: Time zone of the slots' dates; None: UTC.
-        once: Key for which there is one successful run; None: no such rule.
-        attempts: How often a slot or key is tried at most; None: without limit.
-        on_done: See `OnDone`.
-    """
+    """The options of ``lockkit run``."""
 
     url: str | None
     profile: str | None
@@ -72,26 +58,16 @@ class RunOptions:
     kill_after: float
     min_hold: float
     metadata: str | None
-    once_per: str | None = None
-    tz: str | None = None
-    once: str | None = None
-    attempts: int | None = None
-    on_done: OnDone = OnDone.SKIP
+    once_per: str | None
+    tz: str | None
+    once: str | None
+    attempts: int | None
+    on_done: OnDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectOptions:
-    """
-    The options of ``lockkit elect``. Times are seconds.
-
-    Attributes:
-        url: Backend, or None.
-        profile: Profile, or None.
-        ttl: Of the term; None: the client's default.
-        grace: Between SIGTERM and the deadline; None: a third of the ttl.
-        kill_after: Between a forwarded SIGTERM and SIGKILL.
-        value: Text that others see as the leader's.
-    """
+    """The options of ``lockkit elect``."""
 
     url: str | None
     profile: str | None
@@ -103,20 +79,7 @@ class ElectOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabOptions:
-    """
-    The options of ``lockkit lab``.
-
-    Attributes:
-        backend: Only the scenes that run there; None: all.
-        fenced: Storage compares tokens; None: as the scenario says.
-        ttl: Of the leases, seconds; None: as the scenario says.
-        seed: Draws latencies; None: as the scenario says.
-        svg: File to write a picture to.
-        html: File to write a page to.
-        toml: Print the scenario itself.
-        real: Play it on real processes too.
-        as_json: Print JSON.
-    """
+    """The options of ``lockkit lab``."""
 
     backend: str | None = None
     fenced: bool | None = None
@@ -131,18 +94,7 @@ class LabOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldOptions:
-    """
-    The options of ``lockkit hold``. Times are seconds.
-
-    Attributes:
-        url: Backend, or None.
-        profile: Profile, or None.
-        ttl: Of the lease; None: the client's default.
-        timeout: How long to wait; None: without limit.
-        metadata: Text for ``lockkit holders``.
-        renewals: Tell of each renewal.
-        as_json: Write JSON objects.
-    """
+    """The options of ``lockkit hold``."""
 
     url: str | None
     profile: str | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say", "set_verbosity"]
 
-_INTERRUPTED = SIGNALLED + 2
+_INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
 def say(message: str) -> None:
@@ -46,8 +47,8 @@ def plain(value: object) -> str:
 _WORDS: Final = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"(?<= )timeout=(\d[\d.]*)", r"--timeout \1"),
-        (r"(?<= )timeout=", "--timeout"),
+        (r"(?<= )(?<!option )timeout=(\d[\d.]*)", r"--timeout \1"),
+        (r"(?<= )(?<!option )timeout=", "--timeout"),
         (r"\b(?:client\.)?holders\(\)", "lockkit holders"),
         (r"\bclient\.holders\(name\)", "lockkit holders NAME"),
         (r"\bcapabilities\.min_ttl\b", "see lockkit backends"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals", "interrupted_by_signals"]
+__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals", "fork", "interrupted_by_signals"]
 
 WOKEN: Final = 0
 """Stands for "something has happened" among the numbers of signals."""
@@ -39,10 +39,16 @@ _WHILE_RUNNING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGCHL
 
 
 class Signals:
-    """Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control."""
+    """
+    Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control.
+
+    Attributes:
+        ending: A signal of `ENDING` that has come, SIGTERM before all others; None if none has.
+    """
 
     def __init__(self) -> None:
         """Call it in the main thread."""
+        self.ending: int | None = None
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -69,7 +75,16 @@ class Signals:
         # Rounded up: a wait that ends a little too early would make the caller's loop a busy one.
         if not poll.poll(-int(-max(0.0, seconds) * 1000 // 1)):
             return []
-        return list(os.read(self._read, 4096))
+        signals = list(os.read(self._read, 4096))
+        for signum in signals:
+            if signum in ENDING and self.ending != signal.SIGTERM:
+                self.ending = signum
+        return signals
+
+    def forget_survived(self) -> None:
+        """Forget a signal after which the command went on: a SIGHUP may mean a new configuration. Not SIGTERM."""
+        if self.ending != signal.SIGTERM:
+            self.ending = None
 
 
 def _take(signals: Iterable[signal.Signals]) -> None:
@@ -82,6 +97,26 @@ def _take(signals: Iterable[signal.Signals]) -> None:
 def _nothing(signum: int, frame: FrameType | None) -> None:
     """Handle a signal in Python: its number is in the pipe already."""
     del signum, frame
+
+
+def fork() -> tuple[int, set[int | signal.Signals]]:
+    """
+    Fork as `os.fork`; handle a signal that comes meanwhile after it.
+
+    Within, Python runs the hooks of libraries and ignores their exceptions: also the KeyboardInterrupt of a signal, so
+    that Ctrl-C would do nothing.
+
+    Returns:
+        What `os.fork` does, and the signals that were blocked before. In the child, `FORWARDED` are blocked too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid, before
 
 
 @contextmanager
@@ -109,7 +144,7 @@ def interrupted_by_signals() -> Iterator[None]:
         signal.signal(signum, interrupt)
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, typer.Abort, KeyboardInterrupt):  # of `reporting`, of a question, before the command
         if not came:
             raise
         raise typer.Exit(SIGNALLED + came[0]) from None

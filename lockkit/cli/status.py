@@ -44,7 +44,7 @@ RUN_STATUSES: Final = (
     (f"{Status.UNAVAILABLE:d}", "the backend is unavailable"),
     (f"{Status.BUSY:d}", "the lock was busy until the timeout; COMMAND did not run"),
     (f"{Status.DONE:d}", "done already, with --on-done=fail, or all --attempts used up; COMMAND did not run"),
-    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
+    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, timeout, URL, option, profile, credentials"),
     (f"{Status.LOST:d}", "the lease was lost: lockkit ended COMMAND's process group before the deadline"),
     (f"{Status.NOT_EXECUTABLE:d}", "COMMAND is not executable"),
     (f"{Status.NOT_FOUND:d}", "COMMAND was not found"),
@@ -68,7 +68,7 @@ HOLD_STATUSES: Final = (
     (f"{Status.USAGE:d}", "wrong usage"),
     (f"{Status.UNAVAILABLE:d}", "the backend is unavailable; at the release: the lock ends by its ttl"),
     (f"{Status.BUSY:d}", "the lock was not granted until the timeout, or until stdin ended"),
-    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, URL, option, profile, credentials"),
+    (f"{Status.CONFIGURATION:d}", "wrong configuration: name, ttl, timeout, URL, option, profile, credentials"),
     (f"{Status.LOST:d}", "the lease was lost"),
     (f"{SIGNALLED} + n", "signal n came; the lock was released"),
 )

@@ -155,6 +155,7 @@ class Supervisor:
         if self._lost or remaining > self._grace + self._margin:
             return
         self._lost = True
+        self._signals.forget_survived()  # one that comes from now on is for lockkit
         self._kill_at = min(self._kill_at, now + self._grace, self._deadline - self._margin)
         if remaining > 0:
             name = self._lease.name

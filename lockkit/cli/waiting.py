@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lockkit.cli.guard import LOOK_EVERY
 from lockkit.cli.signals import FORWARDED
-from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,34 +36,32 @@ class GaveUp(Exception):
     """The caller no longer wants what was waited for."""
 
 
-def wait_in_thread(
-    function: Callable[[], T], signals: Signals, thread_name: str, *, gave_up: Callable[[], bool] = bool
-) -> T:
+def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Callable[[], bool] = bool) -> T:
     """
     Call a function that waits for the backend in a thread, and wait for signals in this one.
 
     Args:
         function: Called in the thread.
         signals: Of this process.
-        thread_name: Of the thread.
         gave_up: Tells whether the caller no longer wants it; asked after each signal and `WOKEN`, and every second.
 
     Raises:
-        Interrupted: A signal came. Closing the client ends the function's wait.
+        Interrupted: A signal came. Closing the client ends the function's wait. Catch it only after that: the exception
+            keeps a lease that was granted at the same moment, which would be dropped without it, and not released.
         GaveUp: `gave_up` says so. The same.
-        LockError: What the function raised.
+        Exception: What the function raised.
     """
-    outcome: list[T | LockError] = []
+    outcome: list[T | Exception] = []
 
     def ask() -> None:
         try:
             outcome.append(function())
-        except LockError as error:
+        except Exception as error:  # noqa: BLE001 - raised again in the main thread
             outcome.append(error)
         finally:
             signals.post()
 
-    thread = threading.Thread(target=ask, name=thread_name, daemon=True)
+    thread = threading.Thread(target=ask, name="lockkit-wait", daemon=True)
     thread.start()
     while not outcome and thread.is_alive():
         for signum in signals.wait(LOOK_EVERY):
@@ -74,6 +71,6 @@ def wait_in_thread(
             raise GaveUp
     thread.join()
     (result,) = outcome
-    if isinstance(result, LockError):
+    if isinstance(result, Exception):
         raise result
     return result

@@ -27,11 +27,12 @@ url its value must be percent-encoded. ``$${`` is a literal ``${``. lockkit does
 ``connect`` or in ``LOCKKIT_URL``, and refuses one with a ``${`` in it: a program or shell should have replaced it.
 
 A variable that is set but empty is an error: it would be worse to fall back on a lock of this machine alone, where
-other machines use a server.
+other machines use a server. For the same reason lockkit warns of a variable such as ``LOCKKIT_ULR``.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -46,8 +47,21 @@ from lockkit.validation import nearest, shown
 
 __all__ = ["DEFAULT_URL", "Settings", "default_directory", "resolve"]
 
+log = logging.getLogger("lockkit")
+
 DEFAULT_URL = "file:"
 """Used where nothing is configured: the file backend in `default_directory`."""
+
+_GIVEN = "the given url"
+_DEFAULT = "the default"
+
+_MEANT = {"PROFILE": "ENV", "ENVIRONMENT": "ENV"}
+"""What people may write after ``LOCKKIT_`` and what they mean, besides what nearly is ``URL`` or ``ENV``."""
+
+_OTHER_VARIABLES = frozenset(
+    f"LOCKKIT_{name}" for name in ("STATE_DIR", "DEBUG_ORDER", "NAME", "TOKEN", "OWNER", "DEADLINE", "ONCE")
+)
+"""Those that lockkit reads, and that ``lockkit run`` sets for its command."""
 
 _REFERENCE = re.compile(r"(?P<literal>\$\$\{)|\$\{(?P<name>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -67,6 +81,11 @@ class Settings:
     url: urls.Url
     options: dict[str, Any] = field(repr=False)
     source: str
+
+    @property
+    def elsewhere(self) -> str:
+        """`source` if the caller has to look there for what is wrong: not if the call or nobody gave the URL."""
+        return "" if self.source in {_GIVEN, _DEFAULT} else self.source
 
 
 def resolve(
@@ -92,7 +111,7 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     if url is not None:
-        return _from_url(_expanded(url, "the given url"), options, "the given url")
+        return _from_url(_expanded(url, _GIVEN), options, _GIVEN)
     if profile is not None:
         return _from_profile(profile, "profile=", options, environ, directory)
     from_environment = _variable(environ, "LOCKKIT_URL")
@@ -101,7 +120,29 @@ def resolve(
     profile = _variable(environ, "LOCKKIT_ENV")
     if profile is not None:
         return _from_profile(profile, "LOCKKIT_ENV", options, environ, directory)
-    return _from_url(DEFAULT_URL, options, "the default")
+    _warn_of_misspelled(environ)
+    return _from_url(DEFAULT_URL, options, _DEFAULT)
+
+
+def _warn_of_misspelled(environ: Mapping[str, str]) -> None:
+    """
+    Log a warning if a variable was probably meant to choose the backend, and nothing else chooses one.
+
+    No error: the application may have variables of its own, and Kubernetes sets LOCKKIT_PORT for a service named so.
+    """
+    for name in environ:
+        if not name.startswith("LOCKKIT_") or name in _OTHER_VARIABLES:
+            continue
+        import difflib  # noqa: PLC0415 - `import lockkit` stays light
+
+        word = name.removeprefix("LOCKKIT_")
+        for meant in difflib.get_close_matches(_MEANT.get(word, word), ("URL", "ENV"), n=1):
+            log.warning(
+                "%s is set, which lockkit does not read: did you mean LOCKKIT_%s? Without that, locks are files of "
+                "this machine",
+                name,
+                meant,
+            )
 
 
 def default_directory(environ: Mapping[str, str] | None = None) -> Path:
@@ -133,18 +174,26 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    home = Path(environ.get("HOME", ""))
-    if home.is_absolute():
-        return home
+    # Some service managers do not set HOME, or set it to nothing. A relative one would be a different directory, and so
+    # a different set of locks, for each working directory.
+    for home in (environ.get("HOME", ""), _home_of_user()):
+        if Path(home).is_absolute():
+            return Path(home)
+    message = (
+        "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
+        "or give a URL such as file:///var/lock/app"
+    )
+    raise ConfigurationError(message)
+
+
+def _home_of_user() -> str:
+    """Return what the user database says; empty for a user id without an entry, as containers have it."""
+    import pwd  # noqa: PLC0415 - only on Unix
+
     try:
-        # This asks the user database: cron and some service managers do not set HOME.
-        return Path.home()
-    except RuntimeError as error:
-        message = (
-            "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
-            "or give a URL such as file:///var/lock/app"
-        )
-        raise ConfigurationError(message) from error
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def _variable(environ: Mapping[str, str], name: str) -> str | None:

@@ -8,6 +8,7 @@ in the entry-point group ``lockkit.backends``. The same function loads both, whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
@@ -30,6 +31,8 @@ __all__ = [
     "Builtin",
     "adopt",
     "find",
+    "find_for",
+    "from_source",
     "load",
     "open_backend",
     "schemes",
@@ -183,7 +186,9 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
     raise ConfigurationError(message)
 
 
-def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
+def open_backend(
+    url: Url, given: Mapping[str, object], host: Host, *, source: str = ""
+) -> tuple[LockBackend, dict[str, Any]]:
     """
     Make the backend of a URL. No I/O.
 
@@ -191,6 +196,7 @@ def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[Loc
         url: The URL.
         given: Options given separately; they win over those in the URL's query.
         host: The engine's side.
+        source: See `from_source`.
 
     Returns:
         The backend, and the engine's options (all of `ENGINE_OPTIONS`).
@@ -198,10 +204,37 @@ def open_backend(url: Url, given: Mapping[str, object], host: Host) -> tuple[Loc
     Raises:
         ConfigurationError: The scheme, an option or the URL is wrong.
     """
+    with from_source(source):
+        backend_class = find_for(url, given)
+        engine_options, options = split_options(backend_class, url, given)
+        return backend_class.open(url, options, host), engine_options
+
+
+def find_for(url: Url, given: Mapping[str, object]) -> type[LockBackend]:
+    """
+    Load the backend of a URL, in the mode that its query or the options given separately choose; see `find`.
+
+    Raises:
+        ConfigurationError: As `find`.
+    """
     mode = given.get("mode")
-    backend_class = find(url.scheme, dict(url.query).get("mode") if mode is None else mode)
-    engine_options, options = split_options(backend_class, url, given)
-    return backend_class.open(url, options, host), engine_options
+    return find(url.scheme, dict(url.query).get("mode") if mode is None else mode)
+
+
+@contextmanager
+def from_source(source: str) -> Iterator[None]:
+    """
+    Have a `ConfigurationError` say where URL and options come from: they are not in front of the caller.
+
+    Args:
+        source: ``LOCKKIT_URL``, or a profile and its file; empty if the caller knows.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        if source:
+            error.args = (f"{error} [{source}]",)
+        raise
 
 
 _INSTEAD = {"django": "Call lockkit.integrations.django.from_connection(connection)"}

@@ -157,10 +157,9 @@ def examine(url: str | None = None, *, profile: str | None = None, ttl: Seconds 
         BackendUnavailable: No server answers.
     """
     settings = profiles.resolve(url, profile, {})
-    given = settings.options
-    mode = given.get("mode", dict(settings.url.query).get("mode"))
-    backend_class = registry.find(settings.url.scheme, mode)
-    engine_options, options = registry.split_options(backend_class, settings.url, given)
+    with registry.from_source(settings.elsewhere):
+        backend_class = registry.find_for(settings.url, settings.options)
+        engine_options, options = registry.split_options(backend_class, settings.url, settings.options)
     # A ttl below the backend's shortest is a finding, not an error.
     wanted = validation.ttl(ttl if ttl is not None else engine_options["ttl"] or DEFAULT_TTL, 0.0)
     examination = Examination(settings.url, options, backend_class, wanted)

@@ -62,17 +62,18 @@ class LocalQueues:
             wait: Stay also if another call is in front.
 
         Returns:
-            Whether this is the head.
+            Whether this is the head. After `close` nobody is, for whom `close` would not have waited.
         """
         with self._mutex:
             queue = self._queues.get(name)
-            if queue is None or _head(queue) is None:
+            if (queue is None or _head(queue) is None) and not self._closed:
                 self._queues[name] = [ref(ticket)]
                 return True
             if wait:
                 assert ticket.turn is None, "a ticket is used once"
                 ticket.turn = self._runtime.event()
-                queue.append(ref(ticket))
+                if queue is not None:
+                    queue.append(ref(ticket))
             return False
 
     async def wait_for_turn(

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lockkit.configuration import registry
+from lockkit.errors import DOCUMENTATION
 
 if TYPE_CHECKING:
     from tests.cli.support import Cli
 
-COMMANDS = ("run", "demo", "holders", "break", "backends", "doctor", "bench")
+COMMANDS = (
+    *("run", "elect", "hold", "demo", "holders", "break", "list", "watch", "wait", "limit", "ping", "migrate"),
+    *("backends", "doctor", "verify", "lab", "bench"),
+)
 DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql", "aiosqlite"}
 
 
@@ -33,6 +37,7 @@ def test_help_lists_the_commands(cli: Cli) -> None:
     assert done.returncode == 0
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
+    assert f"Documentation: {DOCUMENTATION}" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,6 +47,7 @@ def test_each_command_has_help(cli: Cli, command: str) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: lockkit {command}")
+    assert "[[" not in done.stdout.partition("\n")[0]  # typer itself marks what may be left out
 
 
 def test_version(cli: Cli) -> None:

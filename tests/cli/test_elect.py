@@ -110,6 +110,41 @@ def test_broken_election_starts_the_command_again(cli: Cli) -> None:
     until(lambda: not alive(second))
 
 
+@pytest.mark.slow
+def test_signal_that_the_command_survived_does_not_end_the_next_campaign(cli: Cli) -> None:
+    """SIGHUP tells many daemons to read their configuration again; the term is lost long after that."""
+    url = f"file:{cli.home}/locks"
+    script = 'trap "echo >> heard" HUP; echo $$ >> pids; while :; do sleep 0.05; done'
+    running = cli.start("elect", "a", "--ttl", str(TTL), "--url", url, "--", "sh", "-c", script)
+    pids(cli.home / "pids", 1)
+    running.send_signal(signal.SIGHUP)
+    until((cli.home / "heard").exists)
+
+    assert cli.run("break", "a", "--yes", "--url", url).returncode == 0
+
+    pids(cli.home / "pids", 2)
+    running.terminate()
+    assert running.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_signal_while_the_command_is_being_ended_ends_the_candidate(cli: Cli) -> None:
+    """The term is lost and the command takes its time to stop: what comes now is for lockkit."""
+    url = f"file:{cli.home}/locks"
+    script = 'trap "echo >> stopping" TERM; echo $$ >> pids; while :; do sleep 0.05; done'
+    # The command has nine seconds to stop, in which the machine may stand still.
+    running = cli.start("elect", "a", "--ttl", "21", "--grace", "10", "--url", url, "--", "sh", "-c", script)
+    (command,) = pids(cli.home / "pids", 1)
+    assert cli.run("break", "a", "--yes", "--url", url).returncode == 0
+    until((cli.home / "stopping").exists)
+
+    running.send_signal(signal.SIGHUP)
+
+    assert running.wait(timeout=60) == 128 + signal.SIGHUP
+    assert not alive(command)
+    assert (cli.home / "pids").read_text() == f"{command}\n"
+
+
 def test_times_are_given_as_for_run(cli: Cli) -> None:
     """With a unit, or as seconds."""
     done = cli.run("elect", "a", "--ttl", "1m", "--grace", "9000ms", "--kill-after", "5s", "--", "true")
@@ -135,7 +170,7 @@ def test_candidate_waits_and_a_signal_ends_the_campaign(cli: Cli) -> None:
     ("options", "status", "said"),
     [
         (("--ttl", "2", "--grace", "1"), 78, "grace"),
-        (("--grace", "-1"), 2, "--grace"),
+        (("--grace", "-1"), 78, "--grace"),
         (("--url", "memory://"), 78, "memory"),
     ],
 )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 
+from lockkit.cli import command as command_module
+from lockkit.cli import guard as guard_module
 from lockkit.cli.guard import Guard
 from lockkit.runtime import monotonic
 from tests.cli.support import PATIENCE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("seconds", [0.1, 600])
@@ -23,5 +30,33 @@ def test_guard_tells_whether_it_killed_even_if_told_of_a_renewal_since(seconds: 
             command.wait(timeout=PATIENCE)
             guard.tell(monotonic() + 600)
             assert guard.killed() == (seconds < 1)
+        finally:
+            guard.dismiss()
+
+
+def test_guard_kills_though_lockkit_is_gone_at_the_same_moment() -> None:
+    """Nobody reads its report then."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
+        guard = Guard(command.pid)
+        nobody = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nobody, guard._report)  # closes the only end that can be read
+        os.close(nobody)
+        try:
+            guard.tell(monotonic() + 0.1)
+            assert command.wait(timeout=PATIENCE) == -9
+        finally:
+            guard.dismiss()
+
+
+def test_guard_and_supervisor_do_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chroot may lack it. Then a member of the group that may be dead counts as living, never the other way round."""
+    monkeypatch.setattr(guard_module, "OPEN_FILES", tmp_path / "missing")
+    monkeypatch.setattr(command_module, "PROC", tmp_path)
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
+        assert command_module._has_living_member(command.pid)
+        guard = Guard(command.pid)
+        try:
+            guard.tell(monotonic() + 0.1)
+            assert command.wait(timeout=PATIENCE) == -9
         finally:
             guard.dismiss()

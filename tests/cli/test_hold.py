@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import lockkit
+from lockkit.cli import hold
+from lockkit.cli.options import HoldOptions
+from lockkit.cli.signals import Signals
 from lockkit.runtime import monotonic
+from lockkit.testing.servers import RedisServer
 from tests.cli.support import PATIENCE
 from tests.tries import until
 
@@ -153,6 +158,37 @@ def test_lease_that_cannot_be_renewed_is_told_before_its_deadline(cli: Cli) -> N
     assert process.wait(PATIENCE) == 79
 
 
+def test_program_that_is_stopping_is_protected_until_the_deadline(cli: Cli) -> None:
+    """The server answers again right after the loss was told: the lock is not freed while the program stops."""
+    process = start(cli, "--json", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
+    line(process)
+    (cli.home / "locks.renew").touch()
+    lost = line(process)
+    (cli.home / "locks.renew").unlink()
+
+    with lockkit.connect(locks(cli)) as client, client.lock("a", timeout=PATIENCE):
+        granted = monotonic()
+
+    assert (lost["event"], lost["reason"]) == ("lost", "expired")
+    assert granted >= lost["deadline"] - 0.01  # which is rounded
+    assert process.wait(PATIENCE) == 79
+
+
+def test_program_that_has_stopped_after_a_loss_frees_the_lock(cli: Cli) -> None:
+    """It need not wait for the deadline."""
+    process = start(cli, "--json", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
+    line(process)
+    (cli.home / "locks.renew").touch()
+    assert line(process)["event"] == "lost"
+    assert process.stdin is not None
+
+    process.stdin.close()
+
+    assert process.wait(PATIENCE) == 79
+    with lockkit.connect(locks(cli)) as client:
+        assert client.holders("a") == []
+
+
 def test_busy_lock_ends_it_at_the_timeout(cli: Cli) -> None:
     """Nothing was granted, so nothing is written."""
     with lockkit.connect(locks(cli)) as client, client.lock("a"):
@@ -190,11 +226,42 @@ def test_signal_while_it_waits_ends_it(cli: Cli) -> None:
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
 
 
+class LateSignals(Signals):
+    """A SIGTERM that is seen right after the lock was granted, in the same look."""
+
+    def __init__(self) -> None:
+        self._granted = threading.Event()
+
+    def post(self) -> None:
+        """See `Signals.post`."""
+        if threading.current_thread().name == "lockkit-wait":
+            self._granted.set()
+
+    def wait(self, seconds: float) -> list[int]:
+        """See `Signals.wait`."""
+        del seconds
+        assert self._granted.wait(PATIENCE)
+        return [signal.SIGTERM]
+
+
+def test_signal_at_the_moment_of_the_grant_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody was told of the grant, so nobody would release it."""
+    monkeypatch.setattr(hold, "Signals", LateSignals)
+    with RedisServer() as server, lockkit.connect(server.url) as client:
+        options = HoldOptions(
+            url=server.url, profile=None, ttl=600, timeout=None, metadata=None, renewals=False, as_json=True
+        )
+
+        assert hold.hold("a", options) == 128 + signal.SIGTERM
+
+        assert client.holders("a") == []
+
+
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
         (("--url", "memory://"), 78, "memory"),
-        (("--ttl", "-1"), 2, "--ttl"),
+        (("--ttl", "-1"), 78, "--ttl"),
         (("--url", "redis://127.0.0.1:1", "--timeout", "0"), 69, "redis"),
     ],
 )

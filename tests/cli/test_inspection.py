@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,51 @@ def test_break_without_a_terminal_needs_yes(cli: Cli, url: str, lease: lockkit.L
     assert done.returncode == 2
     assert "give --yes" in done.stderr
     assert lease.confirm()
+
+
+def test_break_spares_a_holder_that_was_not_shown(cli: Cli, url: str) -> None:
+    """The one that was shown has ended while the user read the question."""
+    with lockkit.connect(url) as client:
+        shown = client.lock("a", metadata="the first").acquire(0)
+        tty = Tty(cli, "break", "a", "--url", url)
+        tty.expect("the first")
+        tty.expect("[y/N]")
+        shown.release()
+        with client.lock("a") as lease:
+            tty.type("y\n")
+
+            tty.expect("'a' has another holder by now: not broken")
+            assert tty.end() == 1
+            assert lease.confirm()
+
+
+def test_signal_ends_the_question(cli: Cli, url: str, lease: lockkit.Lease) -> None:
+    """With its own status: it is no answer."""
+    tty = Tty(cli, "break", "a", "--url", url)
+    tty.expect("[y/N]")
+
+    tty.process.send_signal(signal.SIGTERM)
+
+    assert tty.end() == 128 + signal.SIGTERM
+    assert lease.confirm()
+
+
+@pytest.mark.parametrize("where", ["pipe", "terminal"])
+def test_nothing_of_a_holder_is_cut(cli: Cli, url: str, where: str) -> None:
+    """In a pipe a value stays on its line, for grep; a narrow terminal folds it."""
+    text = "https://ci.example/" + "0123456789" * 12
+    with lockkit.connect(url) as client, client.lock("a" * 150, metadata=text):
+        for args in (["holders", "a" * 150], ["list"], *([["watch", "--once"]] if where == "terminal" else [])):
+            if where == "pipe":
+                shown = cli.run(*args, "--url", url).stdout
+                assert any(text in line or "a" * 150 in line for line in shown.splitlines())
+            else:
+                cli.env["COLUMNS"] = "70"
+                tty = Tty(cli, *args, "--url", url)
+                assert tty.end() == 0
+                shown = tty.seen
+                assert shown.count("a") > 150
+            assert "…" not in shown
 
 
 @pytest.mark.parametrize("answer", ["y", "n", ""])

@@ -142,6 +142,24 @@ def test_wait_gives_up_at_its_timeout(url: str, client: lockkit.Client) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_wait_tells_once_that_it_retries(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a minute without a word looks as if it hung."""
+    answers: list[Any] = [lockkit.BackendUnavailable("no answer"), lockkit.BackendUnavailable("no answer"), []]
+
+    def holders(self: lockkit.Client, name: str) -> list[Any]:
+        del self, name
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+    monkeypatch.setattr(lockkit.Client, "holders", holders)
+
+    done = run("wait", "a", "--url", url)
+
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "lockkit: no answer; lockkit retries\n")
+
+
 def test_wait_without_an_answer_is_69() -> None:
     """At the timeout."""
     done = run("wait", "a", "--url", "redis://127.0.0.1:1", "--timeout", "0")
@@ -219,6 +237,16 @@ def test_shell_gets_commands_options_and_names(cli: Cli) -> None:
         assert "--timeout" in words("lockkit wait --t")
         assert words(f"lockkit holders --url file:{cli.home}/locks n") == ["nightly"]
         assert words(f"lockkit list --url file:{cli.home}/locks n") == ["nightly"]
+
+
+def test_completion_prints_no_warning(cli: Cli) -> None:
+    """Of a Redlock with few nodes, for example: it would be in the middle of the user's line."""
+    words = "lockkit holders --url redlock://127.0.0.1:1 n"
+    cli.env |= {"_LOCKKIT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+
+    done = cli.run()
+
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
 # -- verbose -----------------------------------------------------------------------------------------------------------

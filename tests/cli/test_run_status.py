@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,6 +52,14 @@ def test_missing_command_is_127_and_frees_the_lock(cli: Cli) -> None:
     assert cli.holders("a") == []
 
 
+def test_command_line_in_one_word_is_explained(cli: Cli) -> None:
+    """Quotes around all of it make a program of that name."""
+    done = cli.run("run", "a", "--", "echo one | wc -l")
+
+    assert done.returncode == 127
+    assert "No such file or directory. Its arguments must be words of their own; for a command of the" in done.stderr
+
+
 @pytest.mark.parametrize("text", [None, "no program\n"])
 def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
     """A file without the right to execute it; a file that has it, and is no program."""
@@ -62,6 +71,26 @@ def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
 
     assert done.returncode == 126
     assert "cannot execute" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "advice"),
+    [
+        ("echo hello\n", 126, ": Exec format error. If it is a script, begin it with a line such as #!/bin/sh\n"),
+        ("#!/bin/sh\r\necho hello\r\n", 127, "program exists, but not its interpreter: check the line that begins "),
+    ],
+)
+def test_script_that_the_kernel_does_not_execute(cli: Cli, text: str, status: int, advice: str) -> None:
+    """A shell, and programs such as env, execute the first; an editor on Windows makes the second."""
+    path = cli.home / "program"
+    path.write_text(text, newline="")
+    path.chmod(0o700)
+
+    done = cli.run("run", "a", "--", path)
+
+    assert done.returncode == status
+    assert done.stderr.startswith(f"lockkit: cannot execute {path}: ")
+    assert advice in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -130,6 +159,18 @@ def test_busy_is_75(cli: Cli, options: list[str]) -> None:
     assert done.returncode == 75
     assert re.fullmatch(r"lockkit: lock 'a' at file://\S+ is busy .* --timeout, .* lockkit holders\.\n", done.stderr)
     assert not (cli.home / "ran").exists()
+    assert holder.poll() is None
+
+
+def test_wrong_grace_is_told_though_the_lock_is_busy(cli: Cli) -> None:
+    """With --on-busy=skip it might be told in a month, when the lock happens to be free."""
+    holder = hold(cli)
+
+    for ttl in (["--ttl", "10"], []):
+        done = cli.run("run", "a", *ttl, "--signal-grace", "16", "--on-busy=skip", "--", "true")
+
+        assert done.returncode == 2
+        assert "half of the ttl" in done.stderr
     assert holder.poll() is None
 
 
@@ -290,3 +331,42 @@ def test_option_of_the_command_without_the_dashes(cli: Cli, command: str) -> Non
     assert (wrong.returncode, mistyped.returncode) == (2, 2)
     assert "-l. If it is an option of COMMAND, put -- before COMMAND" in wrong.stderr
     assert "COMMAND, put" not in mistyped.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["echo", "--ttl", "30", "x"], "--ttl"),
+        (["--ttl", "9", "echo", "--kill-after=30"], "--kill-after=30"),
+        (["--ttl=9", "echo", "--help"], "--help"),
+        (["echo", "-", "--", "x"], "--"),
+        (["echo", "--url", "x", "--", "y"], "--url"),
+    ],
+)
+def test_option_behind_the_command_is_nobodys(cli: Cli, command: str, words: list[str], option: str) -> None:
+    """The command would run without it, and lockkit with it, and nobody would notice."""
+    done = cli.run(command, "a", *words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"COMMAND is followed by {option}. If" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--ttl", "9", "--", "echo", "--ttl", "3"], ["--", "echo", "--ttl", "3"]])
+def test_option_behind_the_dashes_is_the_commands(cli: Cli, words: list[str]) -> None:
+    """Whatever lockkit has of the same name."""
+    done = cli.run("run", "a", *words)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "--ttl 3\n", "")
+
+
+def test_limit_on_processes_is_told_in_one_line(cli: Cli) -> None:
+    """Of files, which root has too: the pipe to the guard is one too many."""
+    lockkit = f"{sys.executable} -m lockkit.cli"
+    process = cli.start_program("sh", "-c", f"ulimit -n 8; exec {lockkit} run a -- touch ran")
+    _, said = process.communicate(timeout=60)
+
+    assert process.returncode == 78
+    assert said.startswith("lockkit: cannot start a process: Too many open files. Raise the limits ")
+    assert said.count("\n") == 1
+    assert not (cli.home / "ran").exists()

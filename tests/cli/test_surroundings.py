@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 import lockkit
+from lockkit.cli.signals import interrupted_by_signals
 from tests.cli.support import PATIENCE
 from tests.tries import until
 
@@ -115,6 +117,16 @@ def test_backends_of_any_locale(cli: Cli) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["ping", "doctor", "holders a --url", "wait a --timeout 0 --url"])
+def test_what_a_driver_logs_is_not_shown(cli: Cli, command: str) -> None:
+    """What kazoo warns of says in Python's words what the one line says in ours."""
+    done = cli.run(*command.split(), "zookeeper://127.0.0.1:1")
+
+    assert done.returncode == 69
+    assert done.stderr.startswith("lockkit: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_ctrl_c_while_the_command_line_is_loaded(cli: Cli) -> None:
     """No traceback: loading takes a quarter of a second, in which a user may think better of it."""
     (cli.home / "path" / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
@@ -122,6 +134,32 @@ def test_ctrl_c_while_the_command_line_is_loaded(cli: Cli) -> None:
     done = shell(cli, "exec $lockkit ping")
 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_before_the_command_line_is_loaded(cli: Cli) -> None:
+    """While its extra is looked for."""
+    script = (
+        "import importlib.util, signal\n"
+        "importlib.util.find_spec = lambda name: signal.raise_signal(signal.SIGINT)\n"
+        "from lockkit.cli import main; main()"
+    )
+    process = cli.start_program(sys.executable, "-c", script)
+
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_status_names_the_signal_wherever_it_strikes(signum: signal.Signals) -> None:
+    """Here before the command has begun."""
+    before = signal.signal(signum, signal.SIG_DFL)  # a command that ran in this process may have taken it
+    try:
+        with pytest.raises(typer.Exit) as caught, interrupted_by_signals():
+            signal.raise_signal(signum)
+    finally:
+        signal.signal(signum, before)
+
+    assert caught.value.exit_code == 128 + signum
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import pickle
+import pwd
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lockkit
+import lockkit.aio
+from lockkit import doctor
 from lockkit.configuration import profiles
 from lockkit.errors import ConfigurationError
 
@@ -253,6 +259,41 @@ def test_environment_that_is_wrong_never_falls_back(tmp_path: Path, environ: dic
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LOCKKIT_ULR", "LOCKKIT_URL"),
+        ("LOCKKIT_URI", "LOCKKIT_URL"),
+        ("LOCKKIT_PROFILE", "LOCKKIT_ENV"),
+        ("LOCKKIT_ENVIRONMENT", "LOCKKIT_ENV"),
+    ],
+)
+def test_misspelled_variable_is_warned_of_where_it_would_have_decided(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, meant: str
+) -> None:
+    """A crontab with a typo would exclude no other machine, and nobody would notice."""
+    resolve(directory=tmp_path, environ={name: "redis://:hunter2@h", "LOCKKIT_URL": "memory:"})
+    assert caplog.messages == []
+
+    assert resolve(directory=tmp_path, environ={name: "redis://:hunter2@h"}).url.text == "file:"
+
+    (said,) = caplog.messages
+    assert said.startswith(f"{name} is set, which lockkit does not read: did you mean {meant}?")
+    assert "hunter2" not in said
+
+
+def test_other_variables_are_nobodys_business(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of `lockkit run` for its command, of Kubernetes for a service, of tests and of the application."""
+    others = (
+        *("NAME", "TOKEN", "OWNER", "DEADLINE", "ONCE", "STATE_DIR", "DEBUG_ORDER"),
+        *("PORT", "SERVICE_HOST", "SERVICE_PORT", "PORT_6379_TCP_ADDR", "TEST_REDIS_URL", "REDIS_URL", "TTL", "PREFIX"),
+    )
+
+    resolve(directory=tmp_path, environ={f"LOCKKIT_{name}": "/x" for name in others} | {"LOCK_URL": "x"})
+
+    assert caplog.messages == []
+
+
 def test_lockkit_env_without_any_file_is_an_error(tmp_path: Path) -> None:
     """It says where was looked, and what to write."""
     with pytest.raises(ConfigurationError) as caught:
@@ -350,6 +391,44 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
             resolve(profile="a", directory=tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("profile", "part"),
+    [
+        ('url = "redsi://h"', "unknown URL scheme 'redsi'"),
+        ('url = "memory://?tll=3"', "unknown option 'tll'"),
+        ('url = "memory://"\ntll = 3', "unknown option 'tll'"),
+        ('url = "memory://"\nttl = "${T}"', "option ttl='soon'"),
+    ],
+)
+def test_what_is_wrong_in_a_profile_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, part: str
+) -> None:
+    """Nobody finds it in the URL that the error shows: by both APIs, by the doctor, and for LOCKKIT_ENV."""
+    path = write(tmp_path, f"[profiles.a]\n{profile}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("T", "soon")
+    monkeypatch.setenv("LOCKKIT_ENV", "a")
+    monkeypatch.delenv("LOCKKIT_URL", raising=False)
+
+    for open_it in (lockkit.connect, lockkit.aio.connect, doctor.examine):
+        with pytest.raises(ConfigurationError) as caught:
+            open_it()
+
+        assert part in str(caught.value)
+        assert str(caught.value).endswith(f" [profile 'a' in {path}]")
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - our own
+
+
+def test_wrong_variable_is_named_and_a_wrong_call_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller has the call in front of them."""
+    monkeypatch.setenv("LOCKKIT_URL", "memory://?tll=3")
+
+    with pytest.raises(ConfigurationError, match=r"unknown option 'tll'.* \[LOCKKIT_URL\]$"):
+        lockkit.connect()
+    with pytest.raises(ConfigurationError, match=r"unknown option 'tll'[^\[]*$"):
+        lockkit.connect("memory://?tll=3")
+
+
 # -- the default directory -----------------------------------------------------------------------------------------
 
 
@@ -374,20 +453,22 @@ def test_default_directory(
     assert profiles.default_directory(environ) == Path(wanted)
 
 
-def test_default_directory_without_home_asks_the_user_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cron and some service managers set no HOME."""
+@pytest.mark.parametrize("environ", [{}, {"HOME": ""}, {"HOME": "relative"}])
+def test_default_directory_without_home_asks_the_user_database(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    """Cron and some service managers set no HOME; a relative one would be another directory in each directory."""
     monkeypatch.delenv("HOME", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    home = pwd.getpwuid(os.getuid()).pw_dir
 
-    assert profiles.default_directory({}).parent.is_absolute()
+    assert profiles.default_directory(environ).is_relative_to(home)
 
 
 def test_no_home_at_all_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user id without an entry in the user database, as containers have it."""
-
-    def no_home() -> Path:
-        raise RuntimeError
-
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
 
     with pytest.raises(ConfigurationError, match="set LOCKKIT_STATE_DIR"):
         profiles.default_directory({})

@@ -132,12 +132,17 @@ async def examine(examination: Examination) -> None:
     cluster = open_cluster(url, examination.options, examination.host)
     try:
         answers = [(host, await _examine_member(examination, host)) for host in url.hosts]
-        if all(answer == "down" for _, answer in answers):
-            message = f"no member answers at {url.safe_text}: start a majority of them, or check the URL"
+        down = [str(answer) for _, answer in answers if isinstance(answer, BackendUnavailable)]
+        if len(down) == len(answers):
+            message = f"no member of {url.safe_text} answered: {'; '.join(down)}"
             raise BackendUnavailable(message, backend=url.safe_text)
-        statuses = [answer for _, answer in answers if not isinstance(answer, str)]
+        statuses = [answer for _, answer in answers if isinstance(answer, rpc.StatusResponse)]
         # One that keeps its status to itself has checked a login, which takes a leader.
-        leading = [host for host, answer in answers if answer == "hidden" or (answer != "down" and answer.leader)]
+        leading = [
+            host
+            for host, answer in answers
+            if answer == "hidden" or (isinstance(answer, rpc.StatusResponse) and answer.leader)
+        ]
         if not leading:
             seen = "No member knows a leader."
             fix = "Start members until a majority runs; their logs name the members that they cannot reach"
@@ -154,7 +159,9 @@ async def examine(examination: Examination) -> None:
 # -- single members ----------------------------------------------------------------------------------------------------
 
 
-async def _examine_member(examination: Examination, host: HostPort) -> rpc.StatusResponse | Literal["down", "hidden"]:
+async def _examine_member(
+    examination: Examination, host: HostPort
+) -> rpc.StatusResponse | Literal["hidden"] | BackendUnavailable:
     """Ask a member for its status, which most give also without a leader; some hide it from all but root."""
     label = f"{host.host}:{host.port or DEFAULT_PORT}"
     if examination.url.base != "etcds" and not is_loopback(host.host):
@@ -166,7 +173,7 @@ async def _examine_member(examination: Examination, host: HostPort) -> rpc.Statu
         status = await _status(cluster)
     except BackendUnavailable as error:
         examination.find(MEMBER_DOWN, label, f"The member does not answer: {error}.", "Start it, or read its log.")
-        return "down"
+        return error
     except ConfigurationError as error:
         if not _is_permission(error):
             raise

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shlex
 import stat
 import sys
 from contextlib import suppress
@@ -128,20 +129,21 @@ def find_flaw(path: str, status: os.stat_result, *, group: bool, above: os.stat_
     mode, me = status.st_mode, os.geteuid()
     if not stat.S_ISDIR(mode):
         return Flaw(path, "is a symbolic link or a file, made by another program or user", f"remove {path}")
+    name = shlex.quote(path)
     shared = group and (above is None or not above.st_mode & stat.S_IWOTH)
     owners = {0, me} | ({above.st_uid} if above is not None else set())
     if status.st_uid not in owners and not (shared and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})):
         return Flaw(
             path,
             f"belongs to another user (uid {status.st_uid})",
-            f"chown {me} {path}, or name a directory of your own",
+            f"chown {me} {name}, or name a directory of your own",
         )
     writers = mode & (stat.S_IWGRP | stat.S_IWOTH) & ~(stat.S_IWGRP if group else 0)
     if not writers or mode & stat.S_ISVTX:
         return None
     if writers & stat.S_IWOTH:
-        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {path}")
-    fix = f"chmod g-w {path}, or say ?group=1 to share the locks"
+        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {name}")
+    fix = f"chmod g-w {name}, or say ?group=1 to share the locks"
     return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", fix)
 
 
@@ -185,22 +187,27 @@ class Directory:
             message = f"{flaw.path} {flaw.seen}, so another user could remove locks that are held: {flaw.fix}"
             raise ConfigurationError(message)
 
-    def _make(self, path: str, mode: int) -> None:
+    def _make(self, path: str, mode: int, *, parent_made: bool = False) -> None:
+        parent = os.path.dirname(path)  # noqa: PTH120
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102
-        except FileNotFoundError:
-            if os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120
-                raise  # a file system that takes no new directories, such as /proc
-            # Also the parents 0700, as the XDG specification has it for the state directory.
-            self._make(os.path.dirname(path), 0o700)  # noqa: PTH120
-            self._make(path, mode)
+        except FileNotFoundError as error:
+            if parent_made and os.path.isdir(parent):  # noqa: PTH112
+                if kind_of_file_system(os.stat(parent).st_dev) != "proc":  # noqa: PTH116
+                    raise  # somebody removes it and makes it again, which may end
+                message = f"{path} cannot be made, since {parent} takes no directories: name another directory"
+                raise ConfigurationError(message) from error
+            # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for
+            # the state directory.
+            self._make(parent, 0o700)
+            self._make(path, mode, parent_made=True)
         except FileExistsError:
             if not os.path.isdir(path):  # noqa: PTH112
                 raise
         except PermissionError as error:
             message = (
-                f"{path} cannot be made, since this user may not write to {os.path.dirname(path)}: name another "  # noqa: PTH120
-                "directory, in the URL or with LOCKKIT_STATE_DIR"
+                f"{path} cannot be made, since this user may not write to {parent}: name another directory, in the URL "
+                "or with LOCKKIT_STATE_DIR"
             )
             raise ConfigurationError(message) from error
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from lockkit.backends.file.backend import FileBackend
@@ -19,6 +20,8 @@ __all__ = ["examine"]
 
 _OPTIONS = "backends/file.md#url-and-options"
 _LIMITS = "backends/file.md#what-it-does-not-promise"
+
+_ELSEWHERE = "Name a directory elsewhere, in the URL or with LOCKKIT_STATE_DIR"
 
 MISSING = Check("file-missing", Severity.INFO, "None: the first lock makes the directory.", _OPTIONS)
 UNUSABLE = Check("file-unusable", Severity.ERROR, "No lock can be taken.", _OPTIONS)
@@ -66,20 +69,27 @@ def _examine_missing(examination: Examination, path: Path) -> None:
         examination.find(UNUSABLE, str(path), f"{ancestor} is not a directory.", fix)
     elif not os.access(ancestor, os.W_OK | os.X_OK):
         _find_denied(examination, path, ancestor)
+    elif kind_of_file_system(ancestor.stat().st_dev) == "proc":
+        examination.find(UNUSABLE, str(path), f"{ancestor} takes no directories.", _ELSEWHERE)
     else:
         seen = f"The directory is missing; {ancestor} exists and may be written to."
-        examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {path}")
+        examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
         _examine_file_system(examination, path, ancestor.stat())
 
 
 def _find_denied(examination: Examination, path: Path, where: Path) -> None:
-    # Also of a file system that is mounted read-only: access(2) asks for both.
-    examination.find(
-        UNUSABLE,
-        str(path),
-        f"This user may not write to {where}.",
-        f"chown {os.geteuid()} {where} && chmod u+rwx {where}; or share it with a group: file://{path}?group=1",
-    )
+    """Report that nothing can be made in `where`, which is the directory or, if that is missing, the nearest above."""
+    name, user = quote(str(path)), os.geteuid()
+    seen = f"This user may not write to {where}."
+    if os.statvfs(where).f_flag & os.ST_RDONLY:
+        seen = f"{where} is on a read-only file system."
+        fix = _ELSEWHERE
+    elif where == path:
+        fix = f"chown {user} {name} && chmod u+rwx {name}; or share it with a group: {path.as_uri()}?group=1"
+    else:
+        # Not the directory above, which may be that of the system.
+        fix = f"As root: install -d -m 700 -o {user} {name}; or name a directory elsewhere"
+    examination.find(UNUSABLE, str(path), seen, fix)
 
 
 def _examine_directory(examination: Examination, path: Path) -> None:

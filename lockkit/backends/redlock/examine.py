@@ -81,10 +81,7 @@ async def examine(examination: Examination) -> None:
     _judge_number(examination, len(targets))
     servers = [RedisServer(examination.runtime, target) for target in targets]
     try:
-        reachable = [server for server in servers if await _reach(examination, server)]
-        if len(reachable) <= len(servers) // 2:
-            message = f"{len(reachable)} of {len(servers)} nodes answered {examination.url.safe_text}: start the others"
-            raise NoQuorum(message, backend=examination.url.safe_text)
+        reachable = await _reach(examination, servers)
         for server in reachable:
             await examine_server(examination, server, votes=True)
             if options["durable"]:
@@ -98,13 +95,30 @@ async def examine(examination: Examination) -> None:
             await server.close()
 
 
-async def _reach(examination: Examination, server: RedisServer) -> bool:
-    try:
-        await server.look()
-    except BackendUnavailable as error:
-        examination.find(NODE_DOWN, server.label, f"The node does not answer: {error}.", "Start it, or check its log.")
-        return False
-    return True
+async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> list[RedisServer]:
+    """
+    Ask all nodes; return those that answer.
+
+    Raises:
+        NoQuorum: Less than a majority does.
+        ConfigurationError: One refuses the login.
+    """
+    reachable: list[RedisServer] = []
+    problems: list[str] = []
+    for server in servers:
+        try:
+            await server.look()
+        except BackendUnavailable as error:
+            problems.append(str(error))
+            seen = f"The node does not answer: {error}."
+            examination.find(NODE_DOWN, server.label, seen, "Start it, or check its log.")
+        else:
+            reachable.append(server)
+    if len(reachable) <= len(servers) // 2:
+        safe_url = examination.url.safe_text
+        answered = f"{len(reachable)} of {len(servers)} nodes of {safe_url} answered, which is no majority"
+        raise NoQuorum(f"{answered}: {'; '.join(problems)}", backend=safe_url)
+    return reachable
 
 
 def _judge_number(examination: Examination, count: int) -> None:

@@ -57,7 +57,7 @@ def _filter_log(record: logging.LogRecord) -> bool:
         # One for each attempt of each client to connect.
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
     # At DEBUG kazoo logs every request, also those that carry a password.
-    return record.levelno >= logging.INFO
+    return record.levelno >= logging.INFO and log.isEnabledFor(record.levelno)
 
 
 log.addFilter(_filter_log)

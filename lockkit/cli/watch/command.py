@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 import lockkit
 from lockkit.cli.output import plain, refuse_private
 from lockkit.cli.status import SIGNALLED, Status
+from lockkit.cli.tables import print_table
 from lockkit.cli.watch.changes import Watched
 from lockkit.cli.watch.lines import JsonEvents, Printer, TextEvents
 from lockkit.cli.watch.looking import Failure, Look, Looker, Poller
@@ -108,7 +107,10 @@ class _Session:
     def print_table(self) -> Status:
         """Print the table once."""
         rows = sorted(self._watched.records, key=lambda row: row.name)
-        Console().print(summary(rows, monotonic()) if rows else plain(f"no such lock is held at {self._url}"))
+        if rows:
+            print_table(summary(rows, monotonic()))
+        else:
+            print(plain(f"no such lock is held at {self._url}"))
         return Status.OK
 
     # -- a line for each event -------------------------------------------------------------------------------------

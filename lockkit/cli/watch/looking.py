@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from lockkit.cli.inspection import has_other_holders
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import monotonic, wall_clock
 
@@ -146,8 +147,7 @@ class Looker:
         Raises:
             LockError: The backend cannot be asked, or does not allow it.
         """
-        now = {holder.owner for holder in self._client.holders(name)}
-        if now and now != set(owners):
+        if has_other_holders(self._client, name, owners):
             return f"{name!r} has another holder by now: not broken"
         return f"broke {name!r}" if self._client.break_lock(name) else f"nobody held {name!r} any more"
 

@@ -193,9 +193,14 @@ def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_answers(server: EtcdServer) -> None:
-    """That is an error, not a finding."""
-    with pytest.raises(lockkit.BackendUnavailable):
-        examine(f"etcd://127.0.0.1:{server.port_for('nobody')}")
+    """That is an error, not a finding; it says of each member what is wrong."""
+    members = [f"{host}:{server.port_for('nobody')}" for host in ("127.0.0.1", "localhost")]
+
+    with pytest.raises(lockkit.BackendUnavailable) as caught:
+        examine(f"etcd://{','.join(members)}")
+
+    for member in members:
+        assert f"etcd at {member} cannot be reached" in str(caught.value)
 
 
 def test_quota_in_the_status_of_etcd_3_6() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lockkit.backends.file import directory
 from lockkit.backends.file.backend import FileBackend
-from lockkit.errors import ConfigurationError, LockError
+from lockkit.errors import ConfigurationError
 from lockkit.runtime import drive
 from lockkit.url import parse
 from tests.backends.file.support import Connect, mode
@@ -180,5 +180,24 @@ def test_file_system_that_refuses_new_directories_is_an_error(host: StubHost) ->
     """The parent exists but nothing can be made in it: an error, not an endless search for a missing parent."""
     backend = FileBackend.open(parse("file:///proc/nope"), {"group": False}, host)
 
-    with pytest.raises(LockError, match="/proc/nope"):
+    with pytest.raises(ConfigurationError, match="/proc/nope cannot be made, since /proc takes no directories"):
         drive(backend.try_acquire(host.request()))
+
+
+def test_parent_that_another_process_makes_at_the_same_time(
+    connect: Connect, host: StubHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs of one crontab, the first on this machine: A finds no parent, B makes it, A goes on."""
+    mkdir = os.mkdir
+
+    def interrupted(path: str, mode: int = 0o777) -> None:
+        try:
+            mkdir(path, mode)
+        except FileNotFoundError:
+            mkdir(os.path.dirname(path), 0o700)  # noqa: PTH120
+            raise
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
+    backend = connect(host, path=tmp_path / "state" / "locks")
+
+    granted(drive(backend.try_acquire(host.request())))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -46,6 +48,19 @@ def test_missing_directory_is_not_made(directory: Path) -> None:
     """The first lock will make it."""
     assert set(found(f"file:{directory}/a/b")) == {"file-missing"}
     assert list(directory.iterdir()) == []
+
+
+def test_fix_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    """The default directory of macOS has a space in its path."""
+    directory = tmp_path / "Application Support" / "locks"
+    url = f"file:{quote(str(directory))}"
+
+    subprocess.run(["sh", "-c", found(url)["file-missing"].fix.partition("; or: ")[2]], check=True)
+    assert found(url) == {}
+    directory.chmod(0o707)
+    subprocess.run(["sh", "-c", found(url)["file-writable-by-others"].fix], check=True)
+
+    assert found(url) == {}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +109,34 @@ def test_something_else_in_the_place_of_the_directory(directory: Path) -> None:
 def test_directory_that_nobody_can_make() -> None:
     """Not even for root: the kernel refuses new directories there."""
     assert "may not write to /proc/self" in found("file:/proc/self/locks")["file-unusable"].seen
+    assert set(found("file:/proc/locks")) == {"file-unusable"}
+
+
+def test_fix_for_a_missing_directory_leaves_the_one_above_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may be /var/lock, or the root directory: to give it to the user would be worse than no lock."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        fix = found(f"file:{tmp_path}/new/locks")["file-unusable"].fix
+    before = tmp_path.stat()
+
+    subprocess.run(["sh", "-c", fix.removeprefix("As root: ").partition("; or")[0]], check=True)
+
+    assert found(f"file:{tmp_path}/new/locks") == {}
+    assert (tmp_path.stat().st_mode, tmp_path.stat().st_uid) == (before.st_mode, before.st_uid)
+
+
+def test_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in many containers: no change of owner or mode would help."""
+    flags = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*flags[:8], os.ST_RDONLY, flags[9])))
+
+    for path in (tmp_path, tmp_path / "new"):
+        finding = found(f"file:{path}")["file-unusable"]
+        assert finding.seen == f"{tmp_path} is on a read-only file system."
+        assert "LOCKKIT_STATE_DIR" in finding.fix
 
 
 def test_network_file_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,10 +200,14 @@ def test_node_that_is_a_replica_or_down(nodes: list[NodeAt]) -> None:
 
 
 def test_majority_down(nodes: list[NodeAt]) -> None:
-    """That is an error as everywhere, and not a finding."""
+    """That is an error as everywhere, and not a finding; it says of each node what is wrong."""
     closed = nodes[0].port_for("nobody")
-    with pytest.raises(lockkit.NoQuorum, match="1 of 3 nodes"):
+    with pytest.raises(lockkit.NoQuorum, match="1 of 3 nodes") as caught:
         examine(f"{redlock(nodes[:1])},127.0.0.5:{closed},127.0.0.6:{closed}")
+
+    assert SECRET not in str(caught.value)
+    for node in (f"127.0.0.5:{closed}", f"127.0.0.6:{closed}"):
+        assert node in str(caught.value).partition("no majority: ")[2]
 
 
 def test_durable_nodes_that_are_not(nodes: list[NodeAt]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sqlite3
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ import lockkit
 from lockkit.backends.sql.examine import postgresql, sqlite
 from lockkit.doctor import Severity, examine, timing
 from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, wait_until
+from lockkit.url import parse
 from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
@@ -140,10 +142,12 @@ def test_postgresql_table_of_another_version(postgres: PostgresServer) -> None:
     """Without a column that lockkit needs."""
     postgres.execute("CREATE TABLE old AS SELECT name, owner, token FROM lockkit_locks")
 
-    finding = found(f"{postgres.url}?table=old")["sql-columns-missing"]
+    url = parse(f"{postgres.url}?table=old&ttl=20").safe_text
+    finding = found(f"{postgres.url}?table=old&ttl=20")["sql-columns-missing"]
 
     assert "expires_at_us" in finding.seen
-    assert "lockkit migrate" in finding.fix
+    assert shlex.split(finding.fix) == ["lockkit", "migrate", url]
+    assert finding.fix != f"lockkit migrate {url}"  # which a shell would run in the background
 
 
 def test_postgresql_without_password() -> None:

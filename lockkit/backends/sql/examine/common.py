@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any, cast
 
 from lockkit.backends.sql.schema import columns_of, quoted
@@ -30,6 +31,7 @@ __all__ = [
     "examine_network",
     "examine_tables",
     "find_rights",
+    "migrate_command",
     "open_server",
 ]
 
@@ -132,6 +134,11 @@ class SqlServer:
         await self.database.close()
 
 
+def migrate_command(examination: Examination) -> str:
+    """Return the command that makes the tables, for a shell. It shows no password."""
+    return f"lockkit migrate {shlex.quote(examination.url.safe_text)}"
+
+
 async def open_server(examination: Examination) -> SqlServer:
     """
     Connect as the backend does.
@@ -164,18 +171,18 @@ async def examine_tables(examination: Examination, server: SqlServer, *, creatab
             auto = bool(examination.options.get("auto_create", True))
             if creatable and auto:
                 seen = f"There is no table {table.fullname}, and this user may make it."
-                examination.find(TABLE_TO_BE_MADE, where, seen, f"Nothing to do; or: lockkit migrate {where}")
+                examination.find(TABLE_TO_BE_MADE, where, seen, f"Nothing to do; or: {migrate_command(examination)}")
             else:
                 why = "auto_create is off" if creatable else "this user may not make it"
                 seen = f"There is no table {table.fullname}, and {why}."
-                fix = f"As a user who may make tables: lockkit migrate {where}"
+                fix = f"As a user who may make tables: {migrate_command(examination)}"
                 examination.find(TABLE_MISSING, where, seen, fix)
             continue
         present.append(table)
         missing = [column.name for column in table.columns if column.name not in columns]
         if missing:
             seen = f"The table {table.fullname} has no {', '.join(missing)}."
-            examination.find(COLUMNS_MISSING, where, seen, f"lockkit migrate {where}")
+            examination.find(COLUMNS_MISSING, where, seen, migrate_command(examination))
     return present
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.sql.examine import common
@@ -61,7 +62,7 @@ def _examine_file(examination: Examination, path: Path) -> bool:
     """Look at the file from outside; tell whether it can be opened."""
     folder, where = path.parent, str(path)
     if not folder.is_dir():
-        examination.find(UNUSABLE, where, f"There is no directory {folder}.", f"mkdir -p -m 700 {folder}")
+        examination.find(UNUSABLE, where, f"There is no directory {folder}.", f"mkdir -p -m 700 {quote(str(folder))}")
         return False
     if path.is_dir():
         examination.find(UNUSABLE, where, f"{path} is a directory.", "Name a file: sqlite:////var/lib/app/locks.db")
@@ -74,13 +75,15 @@ def _examine_file(examination: Examination, path: Path) -> bool:
     # The journal is made beside it.
     denied = next((one for one in (folder, path) if one.exists() and not os.access(one, os.R_OK | os.W_OK)), None)
     if denied is not None:
-        fix = f"chown {os.geteuid()} {denied} && chmod u+rw {denied}"
+        fix = f"chown {os.geteuid()} {quote(str(denied))} && chmod u+rw {quote(str(denied))}"
         examination.find(UNUSABLE, where, f"This user may not write to {denied}.", fix)
         return False
     if not path.exists():
         seen = f"There is no file {path}, and this user may make it."
-        examination.find(MISSING, where, seen, f"Nothing to do; or: lockkit migrate {examination.url.safe_text}")
+        examination.find(MISSING, where, seen, f"Nothing to do; or: {common.migrate_command(examination)}")
         return False
     if path.stat().st_mode & stat.S_IWOTH:
-        examination.find(WRITABLE_BY_OTHERS, where, "The file may be written to by anybody.", f"chmod o-w {path}")
+        examination.find(
+            WRITABLE_BY_OTHERS, where, "The file may be written to by anybody.", f"chmod o-w {quote(where)}"
+        )
     return True

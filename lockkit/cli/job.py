@@ -1,0 +1,127 @@
+"""
+A command under a lease: what ``lockkit run`` and ``lockkit elect`` have in common.
+
+Command and guard are forked first, while this process has one thread and no client: see `lockkit.cli.command`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import lockkit
+from lockkit.cli.command import CannotExecute, Command
+from lockkit.cli.guard import Guard
+from lockkit.cli.output import plain, refuse_private, say
+from lockkit.cli.signals import Signals
+from lockkit.cli.status import SIGNALLED
+from lockkit.cli.supervisor import Outcome, Supervisor, variables
+from lockkit.cli.waiting import Interrupted
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lockkit.cli.options import ElectOptions, RunOptions
+    from lockkit.sync import Client, Lease
+    from lockkit.units import Seconds
+
+__all__ = ["Job", "release"]
+
+T = TypeVar("T")
+
+
+class Job:
+    """
+    The processes of a command that is to run under a lease.
+
+    Attributes:
+        signals: Of this process, for the command.
+    """
+
+    def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
+        """
+        Fork the command and its guard. Call it while this process has one thread.
+
+        Raises:
+            ConfigurationError: The system lets this process start no others.
+        """
+        self._options = options
+        try:
+            self._command = Command(argv)
+            self._guard = Guard(self._command.group)
+        except OSError as error:
+            message = (
+                f"cannot start a process: {error.strerror}. Raise the limits of this user or container (ulimit -n, "
+                "ulimit -u, pids)"
+            )
+            raise ConfigurationError(message) from error
+        self.signals = Signals()
+
+    def serve(self, work: Callable[[Client], T]) -> T | int:
+        """
+        Connect and do the work; nothing of the command is left afterwards.
+
+        Returns:
+            What the work returned; or the exit status, if a signal ended a wait or the command cannot be executed.
+
+        Raises:
+            LockError: The backend is not there, or excludes no other process; or raised by the work.
+        """
+        try:
+            with lockkit.connect(self._options.url, profile=self._options.profile) as client:
+                refuse_private(client)
+                return work(client)
+        except Interrupted as interrupt:
+            return SIGNALLED + interrupt.signum
+        except CannotExecute as error:
+            say(plain(error))
+            return error.status
+        finally:
+            self._clean_up()
+
+    def supervise(self, lease: Lease, grace: Seconds, more: dict[str, str] | None = None) -> Outcome:
+        """
+        Run the command until it ends or the lease does. Nothing of it outlives the lease, whatever goes wrong here.
+
+        Args:
+            lease: What it runs under.
+            grace: Seconds between SIGTERM and SIGKILL when the lease is about to end.
+            more: Environment variables besides those of the lease.
+
+        Raises:
+            CannotExecute: The command does not exist, or is not a program. The lock is released.
+        """
+        self.signals.watch_command()
+        try:
+            supervisor = Supervisor(
+                self._command, lease, self.signals, self._guard, grace=grace, kill_after=self._options.kill_after
+            )
+            self._command.start(variables(lease) | (more or {}))
+            return supervisor.run()
+        except CannotExecute:
+            release(lease)
+            raise
+        finally:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Leave no process behind. May be called twice."""
+        self._command.discard()
+        self._guard.dismiss()
+
+
+def release(lease: Lease) -> bool:
+    """
+    Give the lock back after the command has ended.
+
+    Returns:
+        False: it was lost before. The log says when and why.
+    """
+    try:
+        lease.release()
+    except LockLost:
+        return False
+    except BackendUnavailable as error:
+        # The lock protected the command to its end; it expires after its ttl.
+        say(plain(error))
+    return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
+from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
 import lockkit.aio
@@ -23,7 +23,14 @@ from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
 from lockkit.url import parse
 from tests.backends.support import StubHost
-from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
+from tests.backends.zookeeper.support import (
+    PATIENCE,
+    Tree,
+    backend_of,
+    kazoo_client,
+    packets_count,
+    sessions_of,
+)
 from tests.interrupts import CallStrike
 from tests.tries import busy
 
@@ -413,6 +420,17 @@ class TestAccess:
                 with client.lock("x", ttl=LONG):
                     assert operator.get_acls(f"/list{number}/x")[0] == [digest]
 
+    def test_note_that_may_not_be_written(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """The holder gets the error: the engine repeats what is only unavailable for as long as the lease is held."""
+        tree.client.create("/noted+note", acl=[ACL(Permissions.READ, Id("world", "anyone"))])
+        client = connect(f"zookeeper://{server.address}?prefix=noted")
+
+        with (
+            client.lock("x", ttl=LONG) as lease,
+            pytest.raises(lockkit.ConfigurationError, match="denies this user a right"),
+        ):
+            drive(backend_of(client).write_note(lease._record.grant, "text", LONG))
+
     def test_login_by_sasl(self, tmp_path: Path, connect: Connect) -> None:
         """DIGEST-MD5; a wrong password is a ConfigurationError, at once, and without the password."""
         require("zookeeper", local=True)
@@ -456,6 +474,24 @@ class TestAccess:
 
         assert caplog.records
         assert not [record for record in caplog.records if "s3cret" in record.getMessage()]
+
+
+def test_first_note_is_one_request(server: ZooKeeperServer, connect: Connect) -> None:
+    """Most keys of `once` get one note only. The next takes the place of the first, with two requests."""
+    client = connect(f"zookeeper://{server.address}?prefix=notes")
+    backend = backend_of(client)
+    counts = []
+    for number in range(3):  # the first makes the directory, and a heartbeat may fall into one
+        with client.lock(f"x{number}", ttl=LONG) as lease:
+            for text in ("first", "second"):
+                before = packets_count(server)
+                assert drive(backend.write_note(lease._record.grant, text, LONG))
+                counts.append(packets_count(server) - before - 1)  # the question before
+            note = drive(backend.read_note(lease.name))
+            assert note is not None
+            assert note.text == "second"
+
+    assert (min(counts[::2]), min(counts[1::2])) == (1, 2)
 
 
 class TestBadInput:

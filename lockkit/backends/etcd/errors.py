@@ -59,7 +59,8 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("too many operations in txn", ConfigurationError, "its --max-txn-ops is below the default of 128"),
 )
 
-_STALE_TOKEN = ("invalid auth token", "auth store is old")
+# The last: of a user who logged in when the cluster did not require it yet.
+_STALE_TOKEN = ("invalid auth token", "auth store is old", "user name is empty")
 _NEVER_SENT = ("failed to connect to all addresses", "no leader", "DNS resolution failed")
 
 _CODES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
@@ -109,7 +110,7 @@ def is_outcome_unknown(error: Exception) -> bool:
 
 
 def is_stale_token(error: Exception) -> bool:
-    """Tell whether a fresh login would help: the token has expired, or the member was restarted."""
+    """Tell whether a fresh login would help, if there is a user: the token has expired, or the member was restarted."""
     return any(message in details_of(error) for message in _STALE_TOKEN)
 
 

@@ -650,6 +650,18 @@ class TestLogin:
         with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
             pass
 
+    def test_login_that_the_cluster_requires_later(self) -> None:
+        """An operator gives all clients user and password, and then turns logins on: no lease is lost."""
+        with EtcdServer() as member, lockkit.connect(f"etcd://root:secret@{member.address}") as client:
+            lease = client.lock("held", ttl=TTL).acquire(PATIENCE)
+
+            member.enable_auth("secret")
+
+            client.lock("x", ttl=LONG).acquire(PATIENCE).release()
+            until_renewed(lease)
+            assert lease.confirm()
+            lease.release()
+
     def test_tls_with_a_client_certificate(self) -> None:
         """With both APIs; without the certificate nothing works."""
         with EtcdServer(tls=True) as member:

@@ -250,6 +250,7 @@ class Cluster:
                 if not is_member_failure(error):
                     raise translate(error, connection.label) from error
                 self._switch(index, error)
+                await self._close_outdated(connection)
                 attempts_left -= 1
                 is_unknown = sent and is_outcome_unknown(error)
                 if is_unknown:
@@ -304,6 +305,14 @@ class Cluster:
             if self._index == index:
                 self._index = (index + 1) % len(self._labels)
         log.debug("etcd at %s: %s %s", self._labels[index], code_of(error).name, details_of(error))
+
+    async def _close_outdated(self, connection: MemberConnection) -> None:
+        """Close a connection that failed if its certificates have been replaced: the next call makes another one."""
+        if not connection.is_outdated():
+            return
+        with self._mutex:
+            self._connections = {key: one for key, one in self._connections.items() if one is not connection}
+        await connection.close()
 
     def _failure(self, error: Exception, connection: MemberConnection, others_count: int) -> Exception:
         failure = translate(error, connection.label)

@@ -21,7 +21,7 @@ from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockkit.runtime import Runtime
     from lockkit.units import Seconds
@@ -96,6 +96,7 @@ class MemberConnection(ABC):
 
     Attributes:
         label: ``host:port``, for messages.
+        is_outdated: Tells whether a new connection would use other certificates.
     """
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - of one of two classes
@@ -110,6 +111,7 @@ class MemberConnection(ABC):
         self.label = label
         self._channel = channel
         self._owned = owned
+        self.is_outdated: Callable[[], bool] = lambda: False
         self._calls = {method: self._prepare(channel.unary_unary, method) for method in _UNARY}
 
     @staticmethod

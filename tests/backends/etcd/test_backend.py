@@ -23,10 +23,11 @@ import lockkit.aio
 from lockkit.backends.etcd.cluster import Login, SharedAttempts, settle_by
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.servers.tls import make_certificates
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
 from tests.backends.etcd.support import (
@@ -661,6 +662,46 @@ class TestLogin:
             until_renewed(lease)
             assert lease.confirm()
             lease.release()
+
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_certificates_that_are_replaced(self, face: str) -> None:
+        """A client that runs for longer than they are valid uses the new ones when it has to connect again."""
+        with EtcdServer(tls=True) as member:
+
+            async def replace() -> None:
+                member.stop()
+                make_certificates(member.directory)
+                await asyncio.to_thread(member.start)
+
+            if face == "sync":
+                with lockkit.connect(member.url) as client:
+                    client.lock("x", ttl=LONG).acquire(PATIENCE).release()
+                    asyncio.run(replace())
+                    client.lock("x", ttl=LONG).acquire(PATIENCE).release()
+                return
+
+            async def scenario() -> None:
+                async with lockkit.aio.connect(member.url) as client:
+                    await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
+                    await replace()
+                    await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
+
+            asyncio.run(scenario())
+
+    def test_certificates_that_cannot_be_read_just_now(self) -> None:
+        """Between the removal of the old file and the arrival of the new one, the old one counts."""
+        with EtcdServer(tls=True) as member, lockkit.connect(member.url) as client:
+            client.ping()
+            made = member.certificates
+            key = made.client_key.read_bytes()
+            made.client_key.unlink()
+
+            made_anew = client._engine.client.backend._cluster._connect(member.address)
+
+            assert not made_anew.is_outdated()
+            made.client_key.write_bytes(key + b"\n")
+            assert made_anew.is_outdated()
+            drive(made_anew.close())
 
     def test_tls_with_a_client_certificate(self) -> None:
         """With both APIs; without the certificate nothing works."""

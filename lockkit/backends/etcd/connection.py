@@ -30,6 +30,7 @@ __all__ = [
     "WATCH",
     "AsyncioConnection",
     "BlockingConnection",
+    "CallError",
     "ClosedError",
     "MemberConnection",
     "Metadata",

@@ -10,7 +10,8 @@ import threading
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import etcd3gw
 import grpc
@@ -20,7 +21,8 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.etcd.cluster import Login, SharedAttempts, settle_by
+from lockkit.backends.etcd.cluster import Cluster, Login, SharedAttempts, settle_by
+from lockkit.backends.etcd.connection import RANGE
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
@@ -45,7 +47,6 @@ from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any
 
     from lockkit.sync import Client, Lease
     from tests.backends.etcd.support import Connect
@@ -634,6 +635,38 @@ class TestLogin:
                 break
             number += 1
         assert number > 10
+
+    def test_login_of_another_thread_that_hangs(self) -> None:
+        """Whoever waits for it asks the next member, as the one that logs in does."""
+        stop, asked = threading.Event(), threading.Event()
+
+        class Member:
+            """One that hangs during the login, or one that answers anything with a token."""
+
+            def __init__(self, label: str) -> None:
+                self.label = label
+
+            is_outdated = staticmethod(lambda: False)
+
+            async def call(self, *_: object) -> SimpleNamespace:
+                if self.label == "hangs":
+                    asked.set()
+                    stop.wait(PATIENCE)
+                return SimpleNamespace(token="fresh")
+
+        runtime = BlockingRuntime()
+        login = Login(runtime, "root", "secret")
+        cluster = Cluster(runtime, ["hangs", "works"], cast("Any", Member), login)
+        cluster._index = 0
+        first = threading.Thread(target=lambda: drive(cluster.call(RANGE, None, resend=True)))
+        first.start()
+        assert asked.wait(PATIENCE)
+
+        answer = drive(cluster.call(RANGE, None, resend=True, answer_by=runtime.now() + 1))
+
+        assert answer.token == "fresh"
+        stop.set()
+        first.join(PATIENCE)
 
     def test_only_the_token_that_failed_is_forgotten(self) -> None:
         """A late answer to a call with the old token says nothing about the new one."""

@@ -180,7 +180,10 @@ class ForkedConnection(BlockingConnection):
             if not done.done():
                 done.set_result(future)
 
-        future = self._calls[method].future(request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
+        try:
+            future = self._calls[method].future(request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
+        except ValueError as error:
+            raise ClosedError(str(error)) from error
         future.add_done_callback(lambda future: loop.call_soon_threadsafe(settle, future))
         try:
             return (await done).result()

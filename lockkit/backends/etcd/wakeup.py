@@ -28,12 +28,12 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection
+from lockkit.backends.etcd.contender import Watch
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
 
 if TYPE_CHECKING:
@@ -57,24 +57,6 @@ IDLE_MAX = 8
 memory of the member, and a message when its key is deleted."""
 
 
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """
-    One watch.
-
-    Attributes:
-        key: What is watched.
-        contender: Which waits; None if none does.
-        reusable: It reports the deletion of one key, as most do.
-        since: The revision after which it reports everything; 0 before it is confirmed.
-    """
-
-    key: bytes
-    contender: Contender | None
-    reusable: bool
-    since: int = 0
-
-
 class WakeupListener:
     """The watches of one client."""
 
@@ -83,8 +65,8 @@ class WakeupListener:
         self._cluster = cluster
         self._mutex = runtime.mutex()
         self._ids = count(1)
-        self._watches: dict[int, _Watch] = {}
-        self._idle: dict[bytes, int] = {}
+        self._watches: dict[int, Watch] = {}
+        self._idle: dict[bytes, Watch] = {}
         self._stream: _WatchStream | None = None
 
     def watch(self, contender: Contender) -> bool:
@@ -104,7 +86,8 @@ class WakeupListener:
         if stream is not None and stream.connection is not connection:
             self._on_end(stream, None)
             stream.close()
-        if contender.watch_id and contender.watched_key == contender.key_in_front:
+        watch = contender.watch
+        if watch is not None and watch.key == contender.key_in_front:
             return True
         self.unwatch(contender)
         opened: _WatchStream | None = None
@@ -136,53 +119,51 @@ class WakeupListener:
         deletions_only = contender.mode != "shared"
         if deletions_only:
             create.filters.append(rpc.WatchCreateRequest.NOPUT)
-        self._watches[watch_id] = _Watch(key, contender, reusable=deletions_only and not behind)
-        contender.watch_id, contender.watched_key = watch_id, key
+        watch = Watch(watch_id, key, contender, reusable=deletions_only and not behind)
+        self._watches[watch_id] = contender.watch = watch
         stream.send(rpc.WatchRequest(create_request=create))
 
     def _reuse(self, contender: Contender) -> bool:
         """Use a watch that is there already, if it has missed nothing since the contender looked. Under the mutex."""
         if contender.mode == "shared" or contender.behind_front:
             return False
-        watch_id = self._idle.get(contender.key_in_front, 0)
-        if not watch_id or self._watches[watch_id].since > contender.seen_at:
+        watch = self._idle.get(contender.key_in_front)
+        if watch is None or watch.since > contender.seen_at:
             return False
-        del self._idle[contender.key_in_front]
-        self._watches[watch_id].contender = contender
-        contender.watch_id, contender.watched_key = watch_id, contender.key_in_front
+        del self._idle[watch.key]
+        watch.contender, contender.watch = contender, watch
         return True
 
     def unwatch(self, contender: Contender) -> None:
         """Wake a contender no more."""
-        if not contender.watch_id:
+        if contender.watch is None:
             return
         with self._mutex:
-            watch_id, contender.watch_id = contender.watch_id, 0
-            watch = self._watches.get(watch_id)
-            if watch is None:
+            watch, contender.watch = contender.watch, None
+            if watch is None:  # its stream has just ended
                 return
             watch.contender = None
             if not watch.reusable or not watch.since:
-                self._cancel(watch_id)
+                self._cancel(watch)
                 return
-            former = self._idle.pop(watch.key, 0)
-            self._idle[watch.key] = watch_id
-            if not former and len(self._idle) > IDLE_MAX:
+            former = self._idle.pop(watch.key, None)
+            self._idle[watch.key] = watch
+            if former is None and len(self._idle) > IDLE_MAX:
                 former = self._idle.pop(next(iter(self._idle)))
-            if former:
+            if former is not None:
                 self._cancel(former)
 
-    def _cancel(self, watch_id: int) -> None:
+    def _cancel(self, watch: Watch) -> None:
         """End a watch. Under the mutex."""
-        self._forget(watch_id)
+        self._forget(watch)
         if self._stream is not None:
-            cancel = rpc.WatchCancelRequest(watch_id=watch_id)
+            cancel = rpc.WatchCancelRequest(watch_id=watch.id)
             self._stream.send(rpc.WatchRequest(cancel_request=cancel))
 
-    def _forget(self, watch_id: int) -> None:
+    def _forget(self, watch: Watch) -> None:
         """Take no more note of a watch. Under the mutex."""
-        watch = self._watches.pop(watch_id)
-        if self._idle.get(watch.key) == watch_id:
+        del self._watches[watch.id]
+        if self._idle.get(watch.key) is watch:
             del self._idle[watch.key]
 
     def _on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
@@ -199,19 +180,19 @@ class WakeupListener:
             return False
         return True
 
-    def _read_answer(self, watch: _Watch, answer: Any) -> Contender | None:  # noqa: ANN401 - a WatchResponse
+    def _read_answer(self, watch: Watch, answer: Any) -> Contender | None:  # noqa: ANN401 - a WatchResponse
         """Give the contender that has to look again. Under the mutex."""
         contender = watch.contender
         if answer.canceled:
-            self._forget(answer.watch_id)
+            self._forget(watch)
             if contender is not None:
-                contender.watch_id = 0
+                contender.watch = None
         elif answer.created:
             watch.since = answer.header.revision
             if contender is not None and watch.since <= contender.seen_at:
                 return None
         elif contender is None:
-            self._cancel(answer.watch_id)
+            self._cancel(watch)
         return contender
 
     def _on_end(self, stream: _WatchStream, error: Exception | None) -> None:
@@ -224,7 +205,7 @@ class WakeupListener:
             self._watches.clear()
             self._idle.clear()
             for contender in waiting:
-                contender.watch_id = 0
+                contender.watch = None
         if isinstance(error, DRIVER_ERRORS):
             label = stream.connection.label
             log.debug("watching at etcd at %s ended: %s %s", label, code_of(error).name, details_of(error))

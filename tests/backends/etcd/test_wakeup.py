@@ -51,7 +51,8 @@ class Keys:
 
     def until_confirmed(self, contender: Contender) -> None:
         """Wait until the member has confirmed a watch."""
-        watch = self.listener._watches[contender.watch_id]
+        watch = contender.watch
+        assert watch is not None
         wait_until(lambda: None if watch.since else "not confirmed yet", timeout=PATIENCE)
 
     def until_woken(self, contender: Contender) -> None:
@@ -102,12 +103,12 @@ class TestNoDeletionIsMissed:
     def test_of_a_watch_that_stayed(self, keys: Keys) -> None:
         """The next waiter for a key of that name is woken by it, and not by what was before."""
         keys.listener.unwatch(keys.watched(b"stayed"))
-        (watch_id,) = keys.listener._idle.values()
+        (watch,) = keys.listener._idle.values()
         contender = keys.contender(b"stayed", keys.put(b"stayed"))
 
         assert keys.listener.watch(contender)
 
-        assert contender.watch_id == watch_id
+        assert contender.watch is watch
         assert contender.wake is not None
         assert not contender.wake.is_set()
         keys.delete(b"stayed")
@@ -118,12 +119,12 @@ class TestNoDeletionIsMissed:
         seen_at = keys.put(b"late")
         keys.delete(b"late")
         keys.listener.unwatch(keys.watched(b"late"))
-        (watch_id,) = keys.listener._idle.values()
+        (watch,) = keys.listener._idle.values()
         contender = keys.contender(b"late", seen_at)
 
         assert keys.listener.watch(contender)
 
-        assert contender.watch_id != watch_id
+        assert contender.watch is not watch
         keys.until_woken(contender)
 
 

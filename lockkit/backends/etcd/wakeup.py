@@ -17,8 +17,8 @@ same name each time, so the next waiter needs no other watch: this one is older 
 it reports something that nobody waits for.
 
 When the stream ends (the member died, has no leader, rejects the login) all waiters look again, and the next watch
-opens another stream. The client also closes the stream when it switches to another member: a member that hangs doesn't
-end it.
+opens another stream; not at once if the member has reported nothing on the one before, as it may do so again. The
+client also closes the stream when it switches to another member: a member that hangs doesn't end it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
@@ -52,6 +53,10 @@ log = logging.getLogger("lockkit")
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
+REFUSED_SECONDS = 1.0
+"""Pause after a stream that failed before the member reported anything. Longer lets waiters poll for longer after an
+outage; shorter asks more often where something between client and member refuses watches."""
+
 IDLE_MAX = 8
 """Watches of one client that stay without a waiter. More help a client that waits for many locks in turn; each takes
 memory of the member, and a message when its key is deleted."""
@@ -62,12 +67,14 @@ class WakeupListener:
 
     def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
         """Watch nothing yet."""
+        self._runtime = runtime
         self._cluster = cluster
         self._mutex = runtime.mutex()
         self._ids = count(1)
         self._watches: dict[int, Watch] = {}
         self._idle: dict[bytes, Watch] = {}
         self._stream: _WatchStream | None = None
+        self._refused_until = -inf
 
     def watch(self, contender: Contender) -> bool:
         """
@@ -86,6 +93,8 @@ class WakeupListener:
         if stream is not None and stream.connection is not connection:
             self._on_end(stream, None)
             stream.close()
+        if self._stream is None and self._runtime.now() < self._refused_until:
+            return False
         watch = contender.watch
         if watch is not None and watch.key == contender.key_in_front:
             return True
@@ -168,6 +177,7 @@ class WakeupListener:
 
     def _on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
         """Wake the contender whose watch was confirmed too late, fired or cancelled. False: the stream is of no use."""
+        stream.has_reported = True
         with self._mutex:
             watch = self._watches.get(answer.watch_id)
             contender = self._read_answer(watch, answer) if watch is not None and stream is self._stream else None
@@ -201,6 +211,8 @@ class WakeupListener:
             if self._stream is not stream:
                 return
             self._stream = None
+            if error is not None and not stream.has_reported:
+                self._refused_until = self._runtime.now() + REFUSED_SECONDS
             waiting = [watch.contender for watch in self._watches.values() if watch.contender is not None]
             self._watches.clear()
             self._idle.clear()
@@ -232,6 +244,11 @@ class _WatchStream(ABC):
     One watch stream: any thread or task sends requests, one in the background reads the answers.
 
     `on_end` is called however the reading ends, so that no stream without a reader stays in use.
+
+    Attributes:
+        connection: To the member.
+        login: Metadata of the call.
+        has_reported: The member has answered anything.
     """
 
     def __init__(
@@ -243,6 +260,7 @@ class _WatchStream(ABC):
     ) -> None:
         self.connection = connection
         self.login = login
+        self.has_reported = False
         self._on_answer = on_answer
         self._on_end = on_end
         self._call: Any = None

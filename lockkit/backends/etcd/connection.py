@@ -19,6 +19,7 @@ import grpc.aio
 
 from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,6 +214,12 @@ class AsyncioConnection(MemberConnection):
             if task is None or task.cancelling():
                 raise
             raise ClosedError("the channel was closed") from error
+        except RuntimeError as error:  # asyncio's
+            message = (
+                f"the channel to etcd at {self.label} belongs to another event loop, or one that has ended: make it in "
+                "the loop in which the client is used"
+            )
+            raise ConfigurationError(message) from error
 
     async def close(self) -> None:
         """See `MemberConnection.close`."""

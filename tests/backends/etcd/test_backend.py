@@ -463,6 +463,25 @@ class TestForeignClients:
 
         asyncio.run(scenario())
 
+    # What grpc.aio begins in the other loop.
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_channel_of_another_event_loop_is_refused(self, server: EtcdServer) -> None:
+        """The message says so: a module may make it before the program's loop begins."""
+
+        async def make() -> grpc.aio.Channel:
+            return grpc.aio.insecure_channel(server.address)
+
+        async def use(channel: grpc.aio.Channel) -> None:
+            async with lockkit.aio.from_client(channel) as client:
+                with pytest.raises(lockkit.ConfigurationError, match="another event loop"):
+                    await client.lock("x", ttl=LONG).acquire(PATIENCE)
+
+        other = asyncio.new_event_loop()
+        channel = other.run_until_complete(make())
+        asyncio.run(use(channel))
+        other.run_until_complete(channel.close())
+        other.close()
+
     def test_channel_that_the_application_closes_is_an_outage(self, server: EtcdServer) -> None:
         """With both APIs. grpc.aio cancels the calls, which must not look like a cancelled task."""
         with lockkit.from_client(channel := grpc.insecure_channel(server.address)) as client:
@@ -542,7 +561,7 @@ class TestWatch:
 
     @pytest.mark.parametrize("face", ["sync", "async"])
     def test_member_that_refuses_watches(self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str) -> None:
-        """As a proxy may, or an operator who allows some calls only: a waiter looks twice a second; without a pause, thousands of times."""
+        """As a proxy may: a waiter looks twice a second, where without a pause it would look hundreds of times."""
         monkeypatch.setattr(WATCH, "path", "/etcdserverpb.Watch/Refused")
 
         async def scenario() -> None:

@@ -733,6 +733,35 @@ class TestLogin:
         with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
             pass
 
+    def test_rights_of_a_user(self) -> None:
+        """Those that the page of the backend names suffice: for locks, records of once, semaphores and their caps."""
+        with EtcdServer() as member:
+            member.enable_auth("secret")
+            as_root = "--user=root:secret"
+            member.etcdctl(as_root, "role", "add", "app")
+            member.etcdctl(as_root, "user", "add", "app:secret")
+            member.etcdctl(as_root, "user", "grant-role", "app", "app")
+            for right, prefix in (
+                ("readwrite", "lockkit/"),
+                ("readwrite", "lockkit+once"),
+                ("readwrite", "lockkit+sem/"),
+                ("read", "lockkit+limit"),
+            ):
+                member.etcdctl(as_root, "role", "grant-permission", "app", right, prefix, "--prefix=true")
+            with (
+                lockkit.connect(f"etcd://root:secret@{member.address}") as operator,
+                lockkit.connect(f"etcd://app:secret@{member.address}") as client,
+            ):
+                operator.semaphore("capped", limit=2).set_cap(0)
+                with client.rwlock("x", ttl=LONG).write() as lease:
+                    lease.update("more")
+                    lease.downgrade()
+                with client.once("k", keep=LONG) as attempt:
+                    attempt.done({})
+                client.semaphore("free", limit=2).acquire(PATIENCE).release()
+                with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
+                    client.semaphore("capped", limit=2).acquire(0)
+
     def test_login_that_the_cluster_requires_later(self) -> None:
         """An operator gives all clients user and password, and then turns logins on: no lease is lost."""
         with EtcdServer() as member, lockkit.connect(f"etcd://root:secret@{member.address}") as client:

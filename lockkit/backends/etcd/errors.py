@@ -56,6 +56,7 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("request timed out", BackendUnavailable, "the cluster does not agree in time: a majority of its members must run"),
     ("too many requests", BackendUnavailable, "it is overloaded: try again later"),
     ("CORRUPT", BackendUnavailable, "its data are corrupt (alarm CORRUPT): see its log"),
+    ("context canceled", BackendUnavailable, "it cancelled the call. Is it `etcd grpc-proxy`? Connect to the members"),
     ("too many operations in txn", ConfigurationError, "its --max-txn-ops is below the default of 128"),
 )
 

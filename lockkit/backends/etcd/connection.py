@@ -198,7 +198,7 @@ class AsyncioConnection(MemberConnection):
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - see MemberConnection
         super().__init__(label, channel, owned=owned)
-        quirks.keep_aio_channel(channel)
+        quirks.keep_in_children(channel)
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
@@ -223,7 +223,6 @@ class AsyncioConnection(MemberConnection):
 
     async def close(self) -> None:
         """See `MemberConnection.close`."""
-        quirks.release_aio_channel(self._channel)
         if self._owned:
             await self._channel.close()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.cluster import Cluster, Login, SharedAttempts, settle_by
 from lockkit.backends.etcd.connection import RANGE, WATCH
 from lockkit.backends.etcd.session import Sessions
@@ -936,6 +939,33 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert lease.confirm()
 lease.release()
 """
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_client_that_is_dropped_leaves_no_connection(server: EtcdServer, face: str) -> None:
+    """A program that makes one for each task, and never closes any, does not run out of file descriptors."""
+
+    def channel_of(client: Client | lockkit.aio.Client) -> weakref.ref[Any]:
+        backend = client._engine.client.backend
+        assert isinstance(backend, EtcdBackend)
+        return weakref.ref(backend.cluster.connection()[0]._channel)
+
+    async def scenario() -> weakref.ref[Any]:
+        client = lockkit.aio.connect(server.url)
+        await client.ping()
+        return channel_of(client)
+
+    if face == "async":
+        channel = asyncio.run(scenario())
+    else:
+        client = lockkit.connect(server.url)
+        client.ping()
+        channel = channel_of(client)
+        del client
+    gc.collect()
+
+    assert channel() is None
 
 
 class TestFork:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.url import Url
 
-__all__ = ["OPTIONS", "adopt_cluster", "open_cluster"]
+__all__ = ["OPTIONS", "adopt_cluster", "check_adopted_options", "open_cluster"]
 
 DEFAULT_PORT = 2379
 
@@ -135,6 +135,19 @@ def _certificates(url: Url, options: Mapping[str, Any]) -> _Certificates | None:
 
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
+
+
+def check_adopted_options(options: Mapping[str, Any]) -> None:
+    """
+    Check the options that come with a client of the application.
+
+    Raises:
+        ConfigurationError: One of them would have no effect.
+    """
+    given = next((name for name in _FILES if options[name] is not None), None)
+    if given is not None:
+        message = f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
+        raise ConfigurationError(message)
 
 
 def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_PORT",
     "OPTIONS",
+    "check_adopted_options",
     "client_arguments",
     "client_label",
     "driver_options",
@@ -178,6 +179,21 @@ def refusal_explained(url: Url) -> Iterator[None]:
 
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
+
+
+def check_adopted_options(options: Mapping[str, Any]) -> None:
+    """
+    Check the options that come with an application's client.
+
+    Raises:
+        ConfigurationError: One of them would have no effect.
+    """
+    if options["acl"] is not None:
+        message = "the option acl is for URLs: give the KazooClient default_acl=, which lockkit uses, too"
+        raise ConfigurationError(message)
+    if options["auth"] != OPTIONS["auth"].default:
+        message = "the option auth is for URLs: give the KazooClient sasl_options= or auth_data="
+        raise ConfigurationError(message)
 
 
 def client_label(client: KazooClient) -> str:

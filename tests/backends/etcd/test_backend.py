@@ -466,6 +466,14 @@ class TestForeignClients:
 
         asyncio.run(scenario())
 
+    def test_certificates_for_a_channel_are_refused(self) -> None:
+        """It has its own."""
+        with (
+            grpc.insecure_channel("127.0.0.1:1") as channel,
+            pytest.raises(lockkit.ConfigurationError, match="ca is for"),
+        ):
+            lockkit.from_client(channel, ca="/some/file")
+
     # What grpc.aio begins in the other loop.
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
     def test_channel_of_another_event_loop_is_refused(self, server: EtcdServer) -> None:

@@ -373,6 +373,24 @@ class TestAdopted:
         with pytest.raises(lockkit.ConfigurationError, match="gevent"):
             lockkit.from_client(theirs)
 
+    @pytest.mark.parametrize("option", [{"acl": "creator"}, {"auth": "sasl"}, {"use_ssl": True}], ids=str)
+    def test_options_without_effect_are_refused(self, option: dict[str, Any]) -> None:
+        """A client with other rights than those that the caller asked for would be worse."""
+        with pytest.raises(lockkit.ConfigurationError, match=f"the option '?{next(iter(option))}"):
+            lockkit.from_client(KazooClient(), **option)
+
+    def test_rights_are_those_of_the_client(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """For nodes, and for directories that are made for them."""
+        rights = [make_digest_acl("ada", "s3cret", all=True)]
+        with (
+            kazoo_client(server.address, auth_data=[("digest", "ada:s3cret")], default_acl=rights) as theirs,
+            lockkit.from_client(theirs, prefix="adopted") as client,
+            client.lock("x", ttl=5),
+        ):
+            (node,) = theirs.get_children("/adopted/x")
+            assert {theirs.get_acls(path)[0] == rights for path in ("/adopted/x", f"/adopted/x/{node}")} == {True}
+            assert tree.client.exists(f"/adopted/x/{node}")
+
     def test_forked_child_is_told_to_make_its_own(self, server: ZooKeeperServer) -> None:
         """Kazoo's threads stay in the parent."""
         with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:

@@ -218,6 +218,11 @@ class EtcdBackend(LockBackend):
             self._sessions.end(session)
             request.state = None
             return None
+        except ConfigurationError:
+            # Refused, so there is nothing to delete. That may be refused, too, and then no heartbeat would be sent.
+            if not contender.create_revision:
+                self._forget(request, contender)
+            raise
         finally:
             contender.created.set()
         if answer.succeeded:

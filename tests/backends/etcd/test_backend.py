@@ -50,8 +50,9 @@ from tests.interrupts import CallStrike
 from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from lockkit.backends.etcd.contender import Contender
     from lockkit.sync import Client, Lease
     from tests.backends.etcd.support import Connect
 
@@ -772,6 +773,33 @@ class TestLogin:
                 client.semaphore("free", limit=2).acquire(PATIENCE).release()
                 with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
                     client.semaphore("capped", limit=2).acquire(0)
+
+    def test_refused_request_costs_no_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Locks and semaphores share a session, which must live. Later versions of etcd refuse the undoing as well."""
+        delete = Sessions.delete_keys
+
+        async def refuse(sessions: Sessions, contenders: Sequence[Contender], answer_by: float) -> None:
+            if any(b"+sem/" in one.key for one in contenders):
+                message = "it denies this user a right"
+                raise lockkit.ConfigurationError(message)
+            await delete(sessions, contenders, answer_by)
+
+        monkeypatch.setattr(Sessions, "delete_keys", refuse)
+        with EtcdServer() as member:
+            member.enable_auth("secret")
+            as_root = "--user=root:secret"
+            member.etcdctl(as_root, "role", "add", "app")
+            member.etcdctl(as_root, "user", "add", "app:secret")
+            member.etcdctl(as_root, "user", "grant-role", "app", "app")
+            member.etcdctl(as_root, "role", "grant-permission", "app", "readwrite", "lockkit/", "--prefix=true")
+            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=TTL) as client:
+                lease = client.lock("x").acquire(PATIENCE)
+                with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
+                    client.semaphore("x", limit=2).acquire(PATIENCE)
+
+                until_renewed(lease)
+                until_renewed(lease)
+                lease.release()
 
     def test_login_that_the_cluster_requires_later(self) -> None:
         """An operator gives all clients user and password, and then turns logins on: no lease is lost."""

@@ -59,6 +59,8 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),
+    # The holders of a lock with many readers, or of a semaphore, with long metadata: gRPC's limit is 4 MiB.
+    ("grpc.max_receive_message_length", -1),
 )
 
 

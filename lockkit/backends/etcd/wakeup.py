@@ -28,9 +28,11 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
+from weakref import finalize, ref
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection
@@ -38,7 +40,7 @@ from lockkit.backends.etcd.contender import Watch
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Iterator
 
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.backends.etcd.connection import Metadata
@@ -74,6 +76,7 @@ class WakeupListener:
         self._watches: dict[int, Watch] = {}
         self._idle: dict[bytes, Watch] = {}
         self._stream: _WatchStream | None = None
+        self._if_dropped: finalize[Any, WakeupListener] | None = None
         self._refused_until = -inf
 
     def watch(self, contender: Contender) -> bool:
@@ -91,7 +94,7 @@ class WakeupListener:
         connection, _ = self._cluster.connection()
         stream = self._stream
         if stream is not None and stream.connection is not connection:
-            self._on_end(stream, None)
+            self.on_end(stream, None)
             stream.close()
         if self._stream is None and self._runtime.now() < self._refused_until:
             return False
@@ -105,15 +108,17 @@ class WakeupListener:
                 stream = self._stream
                 if stream is None:
                     kind = _TaskStream if isinstance(connection, AsyncioConnection) else _ThreadStream
-                    stream = opened = kind(connection, self._cluster.login.metadata, self._on_answer, self._on_end)
+                    stream = opened = kind(connection, self._cluster.login.metadata, self)
                     self._stream = opened
+                    self._if_dropped = finalize(self, opened.drop)
+                    self._if_dropped.atexit = False
                 if not self._reuse(contender):
                     self._create(stream, contender)
             if opened is not None:
                 opened.open()
         except BaseException as error:
             if opened is not None:
-                self._on_end(opened, None)
+                self.on_end(opened, None)
             if not isinstance(error, RuntimeError):
                 raise
             log.warning("watching at etcd at %s: %s", connection.label, error)  # no more threads
@@ -175,9 +180,8 @@ class WakeupListener:
         if self._idle.get(watch.key) is watch:
             del self._idle[watch.key]
 
-    def _on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
+    def on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
         """Wake the contender whose watch was confirmed too late, fired or cancelled. False: the stream is of no use."""
-        stream.has_reported = True
         with self._mutex:
             watch = self._watches.get(answer.watch_id)
             contender = self._read_answer(watch, answer) if watch is not None and stream is self._stream else None
@@ -205,12 +209,14 @@ class WakeupListener:
             self._cancel(watch)
         return contender
 
-    def _on_end(self, stream: _WatchStream, error: Exception | None) -> None:
+    def on_end(self, stream: _WatchStream, error: Exception | None) -> None:
         """Wake all waiters: a key may have been deleted unnoticed."""
         with self._mutex:
             if self._stream is not stream:
                 return
             self._stream = None
+            if self._if_dropped is not None:
+                self._if_dropped.detach()
             if error is not None and not stream.has_reported:
                 self._refused_until = self._runtime.now() + REFUSED_SECONDS
             waiting = [watch.contender for watch in self._watches.values() if watch.contender is not None]
@@ -235,7 +241,7 @@ class WakeupListener:
         """End the stream. Waiters look again."""
         stream = self._stream
         if stream is not None:
-            self._on_end(stream, None)
+            self.on_end(stream, None)
             stream.close()
 
 
@@ -243,7 +249,8 @@ class _WatchStream(ABC):
     """
     One watch stream: any thread or task sends requests, one in the background reads the answers.
 
-    `on_end` is called however the reading ends, so that no stream without a reader stays in use.
+    However the reading ends, it tells the listener, so that no stream without a reader stays in use. It has only a weak
+    reference to that: a client that was dropped without ``close()`` must not live as long as its stream.
 
     Attributes:
         connection: To the member.
@@ -251,19 +258,25 @@ class _WatchStream(ABC):
         has_reported: The member has answered anything.
     """
 
-    def __init__(
-        self,
-        connection: MemberConnection,
-        login: Metadata,
-        on_answer: Callable[[_WatchStream, Any], bool],
-        on_end: Callable[[_WatchStream, Exception | None], None],
-    ) -> None:
+    def __init__(self, connection: MemberConnection, login: Metadata, listener: WakeupListener) -> None:
         self.connection = connection
         self.login = login
         self.has_reported = False
-        self._on_answer = on_answer
-        self._on_end = on_end
+        self._listener = ref(listener)
         self._call: Any = None
+
+    def _report(self, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
+        """Hand on an answer. False: the stream is of no use."""
+        self.has_reported = True
+        listener = self._listener()
+        return listener is not None and listener.on_answer(self, answer)
+
+    def _end(self, error: Exception | None) -> None:
+        """Hand on the end, and close the stream."""
+        listener = self._listener()
+        if listener is not None:
+            listener.on_end(self, error)
+        self.close()
 
     @property
     def metadata(self) -> Metadata:
@@ -287,6 +300,10 @@ class _WatchStream(ABC):
     def close(self) -> None:
         """End it. May be called twice."""
 
+    @abstractmethod
+    def drop(self) -> None:
+        """Have it end soon: the listener is gone. From any thread, also while that is in the middle of something."""
+
 
 class _ThreadStream(_WatchStream):
     """
@@ -309,23 +326,32 @@ class _ThreadStream(_WatchStream):
     def _read(self) -> None:
         error: Exception | None = None
         try:
-            self._call = self.connection.open_stream(iter(self._requests.get, None), self.metadata)
+            self._call = self.connection.open_stream(self._take(), self.metadata)
             if self._closed:
                 self._call.cancel()
             for answer in self._call:
-                if not self._on_answer(self, answer):
+                if not self._report(answer):
                     break
         except Exception as failure:  # noqa: BLE001 - after any error the waiters must look again
             error = failure
         finally:
-            self._on_end(self, error)
-            self.close()
+            self._end(error)
 
-    def close(self) -> None:
-        self._closed = True
-        self._requests.put(None)
+    def _take(self) -> Iterator[Any]:
+        """Take requests out of the queue, up to None; in grpc's thread."""
+        while (request := self._requests.get()) is not None:
+            yield request
         if self._call is not None:
             self._call.cancel()
+
+    def close(self) -> None:
+        self.drop()
+        if self._call is not None:
+            self._call.cancel()
+
+    def drop(self) -> None:
+        self._closed = True
+        self._requests.put(None)
 
 
 class _TaskStream(_WatchStream):
@@ -334,10 +360,11 @@ class _TaskStream(_WatchStream):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._read(), name="lockkit-etcd-watch")
+        self._task = self._loop.create_task(self._read(), name="lockkit-etcd-watch")
         # Not in the task: a task that is cancelled before its first step runs nothing.
         self._task.add_done_callback(self._done)
 
@@ -347,13 +374,12 @@ class _TaskStream(_WatchStream):
     async def _read(self) -> None:
         self._call = self.connection.open_stream(_take_from(self._requests), self.metadata)
         async for answer in self._call:
-            if not self._on_answer(self, answer):
+            if not self._report(answer):
                 break
 
     def _done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        self._on_end(self, error if isinstance(error, Exception) else None)
-        self.close()
+        self._end(error if isinstance(error, Exception) else None)
 
     def close(self) -> None:
         self._requests.put_nowait(None)
@@ -361,6 +387,10 @@ class _TaskStream(_WatchStream):
             self._call.cancel()
         elif self._task is not None:
             self._task.cancel()
+
+    def drop(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the stream with it
+            self._loop.call_soon_threadsafe(self.close)
 
 
 async def _take_from(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:

@@ -141,7 +141,8 @@ def keep_in_children(channel: Any) -> None:  # noqa: ANN401 - a grpc.aio.Channel
     """Have a forked child never collect a channel of grpc.aio."""
     global _aio_used  # noqa: PLW0603 - of the process, as the poller thread is
     _aio_used = True
-    _aio_channels.append(ref(channel, _aio_channels.remove))
+    if not any(one() is channel for one in tuple(_aio_channels)):
+        _aio_channels.append(ref(channel, _aio_channels.remove))
 
 
 def aio_is_unusable() -> bool:

@@ -76,7 +76,6 @@ class WakeupListener:
         self._watches: dict[int, Watch] = {}
         self._idle: dict[bytes, Watch] = {}
         self._stream: _WatchStream | None = None
-        self._if_dropped: finalize[Any, WakeupListener] | None = None
         self._refused_until = -inf
 
     def watch(self, contender: Contender) -> bool:
@@ -110,8 +109,6 @@ class WakeupListener:
                     kind = _TaskStream if isinstance(connection, AsyncioConnection) else _ThreadStream
                     stream = opened = kind(connection, self._cluster.login.metadata, self)
                     self._stream = opened
-                    self._if_dropped = finalize(self, opened.drop)
-                    self._if_dropped.atexit = False
                 if not self._reuse(contender):
                     self._create(stream, contender)
             if opened is not None:
@@ -119,6 +116,7 @@ class WakeupListener:
         except BaseException as error:
             if opened is not None:
                 self.on_end(opened, None)
+                opened.close()
             if not isinstance(error, RuntimeError):
                 raise
             log.warning("watching at etcd at %s: %s", connection.label, error)  # no more threads
@@ -215,8 +213,6 @@ class WakeupListener:
             if self._stream is not stream:
                 return
             self._stream = None
-            if self._if_dropped is not None:
-                self._if_dropped.detach()
             if error is not None and not stream.has_reported:
                 self._refused_until = self._runtime.now() + REFUSED_SECONDS
             waiting = [watch.contender for watch in self._watches.values() if watch.contender is not None]
@@ -263,6 +259,8 @@ class _WatchStream(ABC):
         self.login = login
         self.has_reported = False
         self._listener = ref(listener)
+        self._if_dropped = finalize(listener, self.drop)
+        self._if_dropped.atexit = False
         self._call: Any = None
 
     def _report(self, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
@@ -296,9 +294,11 @@ class _WatchStream(ABC):
     def send(self, request: Any) -> None:  # noqa: ANN401 - a WatchRequest
         """Send a request, without waiting; also before `open`."""
 
-    @abstractmethod
     def close(self) -> None:
         """End it. May be called twice."""
+        self._if_dropped.detach()
+        if self._call is not None:
+            self._call.cancel()
 
     @abstractmethod
     def drop(self) -> None:
@@ -346,8 +346,7 @@ class _ThreadStream(_WatchStream):
 
     def close(self) -> None:
         self.drop()
-        if self._call is not None:
-            self._call.cancel()
+        super().close()
 
     def drop(self) -> None:
         self._closed = True
@@ -383,9 +382,8 @@ class _TaskStream(_WatchStream):
 
     def close(self) -> None:
         self._requests.put_nowait(None)
-        if self._call is not None:
-            self._call.cancel()
-        elif self._task is not None:
+        super().close()
+        if self._call is None and self._task is not None:
             self._task.cancel()
 
     def drop(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,8 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
         arguments["sasl_options"] = _sasl_options(url, arguments.get("sasl_options"))
     elif url.username is not None:
         arguments["auth_data"] = [*arguments.get("auth_data", ()), ("digest", f"{url.username}:{url.password}")]
+    if "sasl_options" in arguments and find_spec("puresasl") is None:
+        raise _wrong(url, "a login by SASL needs the package pure-sasl: python -m pip install pure-sasl")
     return arguments
 
 

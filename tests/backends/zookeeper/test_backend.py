@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -538,6 +539,18 @@ class TestBadInput:
         """Nothing is sent."""
         with pytest.raises(lockkit.ConfigurationError, match=problem):
             lockkit.connect(url)
+
+    @pytest.mark.parametrize(
+        ("login", "options"), [("ada:pw@", {"auth": "sasl"}), ("", {"sasl_options": {"mechanism": "GSSAPI"}})]
+    )
+    def test_sasl_without_its_package(
+        self, monkeypatch: pytest.MonkeyPatch, login: str, options: dict[str, Any]
+    ) -> None:
+        """Kazoo does not require it. Its thread would end, again and again, as if the server were down."""
+        monkeypatch.setitem(sys.modules, "puresasl", None)
+
+        with pytest.raises(lockkit.ConfigurationError, match="pure-sasl"):
+            lockkit.connect(f"zookeeper://{login}h", **options)
 
     def test_wrong_type_of_rights(self) -> None:
         """Neither a string nor a list."""

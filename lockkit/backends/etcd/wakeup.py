@@ -148,11 +148,12 @@ class WakeupListener:
 
     def unwatch(self, contender: Contender) -> None:
         """Wake a contender no more."""
-        if contender.watch is None:
+        watch = contender.watch
+        if watch is None:
             return
         with self._mutex:
-            watch, contender.watch = contender.watch, None
-            if watch is None:  # its stream has just ended
+            contender.watch = None
+            if watch.id not in self._watches:  # its stream has just ended
                 return
             watch.contender = None
             if not watch.reusable or not watch.since:

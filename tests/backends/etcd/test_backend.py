@@ -846,7 +846,9 @@ class TestLogin:
             key = made.client_key.read_bytes()
             made.client_key.unlink()
 
-            made_anew = client._engine.client.backend._cluster._connect(member.address)
+            backend = client._engine.client.backend
+            assert isinstance(backend, EtcdBackend)
+            made_anew = backend.cluster._connect(member.address)
 
             assert not made_anew.is_outdated()
             made.client_key.write_bytes(key + b"\n")

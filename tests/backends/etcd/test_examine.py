@@ -198,7 +198,7 @@ def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_proxy(server: EtcdServer) -> None:
     """Behind etcd's proxy for gRPC a lock is granted, and its lease ends at its deadline."""
     port = server.port_for("proxy")
-    command = [find_program("etcd"), "grpc-proxy", "start"]
+    command = [str(find_program("etcd")), "grpc-proxy", "start"]
     with subprocess.Popen(
         [*command, f"--endpoints={server.address}", f"--listen-addr=127.0.0.1:{port}"],
         cwd=server.directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

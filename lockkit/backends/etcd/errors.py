@@ -38,6 +38,7 @@ _NO_SPACE = (
     "defragment it, then run `etcdctl alarm disarm`, or raise --quota-backend-bytes"
 )
 _LOGIN_REFUSED = "refuses the login"
+_LOGIN_ENDED = "it rejects the token of the login. If that is an application's client's, the client must log in again"
 _NO_RIGHTS = "denies this user a right: grant read and write on the keys below the prefix"
 
 # etcd's messages (api/v3rpc/rpctypes/error.go), the same since 3.3; the class of the error, and what to say.
@@ -49,7 +50,7 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("invalid user ID or password", ConfigurationError, f"it {_LOGIN_REFUSED}: user name or password is wrong"),
     ("user name is empty", ConfigurationError, f"it {_LOGIN_REFUSED}: it requires a user name and a password"),
     ("user name not found", ConfigurationError, f"it {_LOGIN_REFUSED}: it does not know this user"),
-    ("invalid auth token", BackendUnavailable, "it rejects the token of the login, even a fresh one"),
+    ("invalid auth token", BackendUnavailable, _LOGIN_ENDED),
     ("auth store is old", BackendUnavailable, "its users have just changed: try again"),
     ("no leader", BackendUnavailable, "the cluster has no leader: a majority of its members must run"),
     ("leader changed", BackendUnavailable, "the cluster is electing a leader: try again"),

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -23,9 +23,10 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import Cluster, Login, SharedAttempts, settle_by
-from lockkit.backends.etcd.connection import RANGE, WATCH
+from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, SharedAttempts, settle_by
+from lockkit.backends.etcd.connection import AUTHENTICATE, RANGE, WATCH, BlockingConnection, open_connection
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
@@ -631,6 +632,31 @@ class TestLogin:
         thread.join(PATIENCE)
         assert got[0].held
         got[0].release()
+
+    def test_token_of_an_application_s_client_that_ran_out(self, guarded: EtcdServer) -> None:
+        """Lockkit has no password to log in with, so the error says who must."""
+        theirs = SimpleNamespace(channel=grpc.insecure_channel(guarded.address), metadata=None)
+        own = open_connection(BlockingRuntime(), guarded.address, None)
+        request = rpc.AuthenticateRequest(name="root", password="se cret")  # noqa: S106 - of the test's server
+        theirs.metadata = (("token", drive(own.call(AUTHENTICATE, request, PATIENCE, None)).token),)
+        drive(own.close())
+        login = BorrowedLogin(BlockingRuntime(), theirs)
+        connection = BlockingConnection(guarded.address, theirs.channel, owned=True)
+        cluster = Cluster(BlockingRuntime(), [guarded.address], lambda _: connection, login)
+        ask = rpc.RangeRequest(key=b"x")
+        drive(cluster.call(RANGE, ask, resend=True))
+
+        def refused() -> str | None:
+            time.sleep(3)  # each call extends the token's life of two seconds
+            with suppress(lockkit.BackendUnavailable):
+                drive(cluster.call(RANGE, ask, resend=True))
+                return "the token counts"
+            return None
+
+        wait_until(refused)
+        with pytest.raises(lockkit.BackendUnavailable, match="the client must log in again"):
+            drive(cluster.call(RANGE, ask, resend=True))
+        drive(cluster.close())
 
     def test_wrong_login_is_an_error_of_configuration(self, guarded: EtcdServer, connect: Connect) -> None:
         """It is raised at once, and shows no password."""

@@ -140,6 +140,7 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
         raise _wrong(url, f"write {url.scheme}://host1:{DEFAULT_PORT},host2/chroot")
     arguments = {name: value for name, value in options.items() if name not in OPTIONS}
     _check_tls(url, arguments)
+    _check_logins(url, arguments)
     arguments["hosts"] = ",".join(str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts)
     arguments["default_acl"] = options["acl"]
     url.require_one_login()
@@ -165,6 +166,20 @@ def _check_tls(url: Url, arguments: Mapping[str, Any]) -> None:
         except OSError as error:
             # Without the error's text, which has the path: messages must not name the key file.
             raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
+
+
+def _check_logins(url: Url, arguments: Mapping[str, Any]) -> None:
+    """Check what only `connect` can give, without showing it."""
+    pairs = arguments.get("auth_data", [])
+    if not (isinstance(pairs, (list, tuple)) and all(map(_is_pair, pairs))):
+        raise _wrong(url, "auth_data= of connect() is a list of pairs: scheme and credential")
+    sasl = arguments.get("sasl_options", {"mechanism": "none"})
+    if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
+        raise _wrong(url, "sasl_options= of connect() is a mapping with a mechanism, as kazoo's client takes it")
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == len(("scheme", "credential"))
 
 
 def _sasl_options(url: Url, given: Any) -> dict[str, Any]:  # noqa: ANN401 - the application's

@@ -533,6 +533,8 @@ class TestBadInput:
             ("zookeeper://h?timeout=soon", "timeout"),
             ("zookeeper://h?randomize_hosts=perhaps", "true"),
             ("zookeeper://h?verify_certs=0&check_hostname=maybe", "true"),
+            ("zookeeper://h?auth_data=digest:a:b", "auth_data= of connect.. is a list of pairs"),
+            ("zookeeper://h?auth=sasl&sasl_options=GSSAPI", "sasl_options= of connect.. is a mapping"),
             ("zookeeper://h?ca=/some/file", "ca is for TLS: add use_ssl=1"),
             ("zookeeper://h?check_hostname=1", "check_hostname is for TLS"),
             ("zookeeper://h?use_ssl=1&keyfile=/does/not/exist", "option keyfile cannot be read"),

@@ -55,7 +55,7 @@ def from_client(client: object, **options: Any) -> Client:
 
     Args:
         client: For example a ``redis.asyncio.Redis``; the message of the error lists what is accepted.
-        **options: As for `connect`.
+        **options: As for `connect`, but none of the driver, which has made the object.
 
     Raises:
         ConfigurationError: No backend knows this kind of object, or an option is wrong.

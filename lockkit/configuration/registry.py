@@ -265,6 +265,7 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
             continue
         backend = backend_class.adopt(client, options, host)
         if backend is not None:
+            _refuse_driver_options(options, backend_class, client)
             return backend, engine_options
     if wrong_option is not None:
         raise wrong_option
@@ -275,6 +276,13 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
         + _INSTEAD.get(type(client).__module__.partition(".")[0], "Give one of those, or pass a URL to lockkit.connect")
     )
     raise ConfigurationError(message)
+
+
+def _refuse_driver_options(options: Mapping[str, Any], backend_class: type[LockBackend], client: object) -> None:
+    for name in options.keys() - backend_class.options.keys():
+        kind = type(client).__name__
+        message = f"the option {name!r} is for the driver, which made the {kind} already: give it to the {kind}"
+        raise ConfigurationError(message)
 
 
 def split_options(

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.backend import apart, split_space
-from lockkit.errors import LockError, LockTimeout, Unsupported
+from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +66,7 @@ class SemaphoreCaps:
         self._notes = notes
         self._caps: Mapping[str, int] = {}
         self._known_at = -inf
+        self._refused_level = logging.WARNING  # once
         self._looking: Event | None = None
         self._compared: set[str] = set()
         self._compared_at = -inf
@@ -154,9 +155,13 @@ class SemaphoreCaps:
 
     async def _look(self, done: Event) -> None:
         assert not done.is_set(), "each question has an event of its own"
+        asked_at = self._client.runtime.now()
         try:
-            asked_at = self._client.runtime.now()
             self._learn(await self.read(), asked_at)
+        except ConfigurationError as error:  # most likely no right to read them: asked again as seldom as others are
+            self._known_at = max(self._known_at, asked_at)
+            level, self._refused_level = self._refused_level, logging.DEBUG
+            log.log(level, "caps of semaphores (lockkit limit) do not apply to this client: %s", error)
         except (LockError, ValueError) as error:
             log.debug("asking for the caps of semaphores: %s", error)
         finally:

@@ -385,6 +385,13 @@ def test_adopt_goes_on_to_the_backend_that_has_the_option() -> None:
 
 
 @pytest.mark.usefixtures("_adopters")
+def test_adopt_refuses_options_of_the_driver() -> None:
+    """The application has made the connection without them, so they would have no effect."""
+    with pytest.raises(ConfigurationError, match="'socket_timeout' is for the driver"):
+        registry.adopt(Connection(), {"socket_timeout": 5}, HOST)
+
+
+@pytest.mark.usefixtures("_adopters")
 def test_adopt_reports_the_option_that_nobody_has() -> None:
     """And not that no backend accepts the object."""
     with pytest.raises(ConfigurationError, match="unknown option 'prefx' for Fake"):

@@ -73,6 +73,32 @@ def test_another_limit_elsewhere_is_one_warning(caplog: pytest.LogCaptureFixture
     assert "uses 5" in warning
 
 
+def test_caps_that_may_not_be_read_are_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator's cap does not apply then, which somebody should know; and not each acquisition asks for it."""
+    asked: list[None] = []
+
+    async def refuse() -> dict[str, int]:
+        asked.append(None)
+        message = "it denies this user a right"
+        raise lockkit.ConfigurationError(message)
+
+    with lockkit.connect("memory://refused-caps") as client:
+        monkeypatch.setattr(client._engine.caps, "read", refuse)
+        for _ in range(3):
+            client.semaphore("x", limit=2).acquire(PATIENCE).release()
+        assert len(asked) == 1
+
+        monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 0.0)
+        client.semaphore("x", limit=2).acquire(PATIENCE).release()
+        assert len(asked) == 2
+
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "lockkit limit" in warning.getMessage()
+    assert "denies this user a right" in warning.getMessage()
+
+
 def test_caps_that_cannot_be_read_do_not_delay_a_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that hangs is waited for as long as the caller waits; what was known last counts."""
     with lockkit.connect(URL) as client:

@@ -68,7 +68,7 @@ from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.inspection import Inspection
 from lockkit.backends.etcd.notes import LockNotes
-from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, open_cluster
+from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, check_adopted_options, open_cluster
 from lockkit.backends.etcd.permits import PermitQueue, create_permit
 from lockkit.backends.etcd.session import Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
@@ -156,7 +156,10 @@ class EtcdBackend(LockBackend):
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> EtcdBackend | None:
         """See `LockBackend.adopt`: takes a gRPC channel, or a client that has one, for the same API (sync or async)."""
         found = adopt_cluster(client, host)
-        return None if found is None else cls(found[0], found[1], options, host)
+        if found is None:
+            return None
+        check_adopted_options(options)
+        return cls(found[0], found[1], options, host)
 
     @property
     def url(self) -> str:
@@ -215,6 +218,11 @@ class EtcdBackend(LockBackend):
             self._sessions.end(session)
             request.state = None
             return None
+        except ConfigurationError:
+            # Refused, so there is nothing to delete. That may be refused, too, and then no heartbeat would be sent.
+            if not contender.create_revision:
+                self._forget(request, contender)
+            raise
         finally:
             contender.created.set()
         if answer.succeeded:

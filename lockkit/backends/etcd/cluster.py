@@ -15,8 +15,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import grpc
+
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import AUTHENTICATE, AsyncioConnection, MemberConnection, Metadata, Method
+from lockkit.backends.etcd.connection import (
+    AUTHENTICATE,
+    AsyncioConnection,
+    CallError,
+    MemberConnection,
+    Metadata,
+    Method,
+)
 from lockkit.backends.etcd.errors import (
     DRIVER_ERRORS,
     NO_ANSWER,
@@ -130,12 +139,11 @@ class Login:
         One caller logs in while the others wait: a login costs the member a tenth of a second of CPU time.
 
         Raises:
-            BackendUnavailable: Another caller's login took too long.
-            Exception: One of `DRIVER_ERRORS`.
+            Exception: One of `DRIVER_ERRORS`, also if another caller's login took too long.
         """
         while (metadata := self.metadata) is None and self.has_user:
             if not await self._attempts.make(0, lambda: self._log_in(connection, until), until):
-                raise BackendUnavailable(f"etcd at {connection.label} did not answer a login in time")
+                raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "another caller's login took too long")
         return metadata
 
     async def _log_in(self, connection: MemberConnection, until: float) -> None:
@@ -250,6 +258,7 @@ class Cluster:
                 if not is_member_failure(error):
                     raise translate(error, connection.label) from error
                 self._switch(index, error)
+                await self._close_outdated(connection)
                 attempts_left -= 1
                 is_unknown = sent and is_outcome_unknown(error)
                 if is_unknown:
@@ -304,6 +313,14 @@ class Cluster:
             if self._index == index:
                 self._index = (index + 1) % len(self._labels)
         log.debug("etcd at %s: %s %s", self._labels[index], code_of(error).name, details_of(error))
+
+    async def _close_outdated(self, connection: MemberConnection) -> None:
+        """Close a connection that failed if its certificates have been replaced: the next call makes another one."""
+        if not connection.is_outdated():
+            return
+        with self._mutex:
+            self._connections = {key: one for key, one in self._connections.items() if one is not connection}
+        await connection.close()
 
     def _failure(self, error: Exception, connection: MemberConnection, others_count: int) -> Exception:
         failure = translate(error, connection.label)

@@ -19,9 +19,10 @@ import grpc.aio
 
 from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lockkit.runtime import Runtime
     from lockkit.units import Seconds
@@ -30,6 +31,7 @@ __all__ = [
     "WATCH",
     "AsyncioConnection",
     "BlockingConnection",
+    "CallError",
     "ClosedError",
     "MemberConnection",
     "Metadata",
@@ -57,6 +59,8 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),
+    # The holders of a lock with many readers, or of a semaphore, with long metadata: gRPC's limit is 4 MiB.
+    ("grpc.max_receive_message_length", -1),
 )
 
 
@@ -96,6 +100,7 @@ class MemberConnection(ABC):
 
     Attributes:
         label: ``host:port``, for messages.
+        is_outdated: Tells whether a new connection would use other certificates.
     """
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - of one of two classes
@@ -110,6 +115,7 @@ class MemberConnection(ABC):
         self.label = label
         self._channel = channel
         self._owned = owned
+        self.is_outdated: Callable[[], bool] = lambda: False
         self._calls = {method: self._prepare(channel.unary_unary, method) for method in _UNARY}
 
     @staticmethod
@@ -177,7 +183,10 @@ class ForkedConnection(BlockingConnection):
             if not done.done():
                 done.set_result(future)
 
-        future = self._calls[method].future(request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
+        try:
+            future = self._calls[method].future(request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
+        except ValueError as error:
+            raise ClosedError(str(error)) from error
         future.add_done_callback(lambda future: loop.call_soon_threadsafe(settle, future))
         try:
             return (await done).result()
@@ -191,7 +200,7 @@ class AsyncioConnection(MemberConnection):
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - see MemberConnection
         super().__init__(label, channel, owned=owned)
-        quirks.keep_aio_channel(channel)
+        quirks.keep_in_children(channel)
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
@@ -207,10 +216,15 @@ class AsyncioConnection(MemberConnection):
             if task is None or task.cancelling():
                 raise
             raise ClosedError("the channel was closed") from error
+        except RuntimeError as error:  # asyncio's
+            message = (
+                f"the channel to etcd at {self.label} belongs to another event loop, or one that has ended: make it in "
+                "the loop in which the client is used"
+            )
+            raise ConfigurationError(message) from error
 
     async def close(self) -> None:
         """See `MemberConnection.close`."""
-        quirks.release_aio_channel(self._channel)
         if self._owned:
             await self._channel.close()
 

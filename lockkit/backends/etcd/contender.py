@@ -1,4 +1,8 @@
-"""What a client remembers of its sessions and of its keys: see `lockkit.backends.etcd.session`."""
+"""
+What a client remembers of its sessions, keys and watches.
+
+See `lockkit.backends.etcd.session` and `lockkit.backends.etcd.wakeup`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event
     from lockkit.units import Instant
 
-__all__ = ["Contender", "Session"]
+__all__ = ["Contender", "Session", "Watch"]
 
 STALE_SHARE = 0.1
 """Share of a session's ttl since its last heartbeat from which on it gets another one before it grants a lock. A new
@@ -93,6 +97,26 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
+class Watch:
+    """
+    One watch.
+
+    Attributes:
+        id: Its number in the stream.
+        key: What is watched.
+        contender: Which waits; None if none does.
+        reusable: It reports the deletion of one key, as most do.
+        since: The revision after which it reports everything; 0 before it is confirmed.
+    """
+
+    id: int
+    key: bytes
+    contender: Contender | None
+    reusable: bool
+    since: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Contender:
     """
     One key of this client: a place in the queue of a lock, or the lock itself.
@@ -121,8 +145,7 @@ class Contender:
         key_in_front: The one that it waits for; the first of them if there are several.
         behind_front: With several, the first key behind them; else empty.
         seen_at: The revision at which they were there.
-        watch_id: Of the watch on that; 0 if there is none.
-        watched_key: What is watched.
+        watch: That wakes it; None if there is none.
         note_leases: Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one
             uses them again.
     """
@@ -149,8 +172,7 @@ class Contender:
     key_in_front: bytes = b""
     behind_front: bytes = b""
     seen_at: int = 0
-    watch_id: int = 0
-    watched_key: bytes = b""
+    watch: Watch | None = None
     note_leases: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -38,6 +38,7 @@ _NO_SPACE = (
     "defragment it, then run `etcdctl alarm disarm`, or raise --quota-backend-bytes"
 )
 _LOGIN_REFUSED = "refuses the login"
+_LOGIN_ENDED = "it rejects the token of the login. If that is an application's client's, the client must log in again"
 _NO_RIGHTS = "denies this user a right: grant read and write on the keys below the prefix"
 
 # etcd's messages (api/v3rpc/rpctypes/error.go), the same since 3.3; the class of the error, and what to say.
@@ -49,17 +50,19 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("invalid user ID or password", ConfigurationError, f"it {_LOGIN_REFUSED}: user name or password is wrong"),
     ("user name is empty", ConfigurationError, f"it {_LOGIN_REFUSED}: it requires a user name and a password"),
     ("user name not found", ConfigurationError, f"it {_LOGIN_REFUSED}: it does not know this user"),
-    ("invalid auth token", BackendUnavailable, "it rejects the token of the login, even a fresh one"),
+    ("invalid auth token", BackendUnavailable, _LOGIN_ENDED),
     ("auth store is old", BackendUnavailable, "its users have just changed: try again"),
     ("no leader", BackendUnavailable, "the cluster has no leader: a majority of its members must run"),
     ("leader changed", BackendUnavailable, "the cluster is electing a leader: try again"),
     ("request timed out", BackendUnavailable, "the cluster does not agree in time: a majority of its members must run"),
     ("too many requests", BackendUnavailable, "it is overloaded: try again later"),
     ("CORRUPT", BackendUnavailable, "its data are corrupt (alarm CORRUPT): see its log"),
+    ("context canceled", BackendUnavailable, "it cancelled the call. Is it `etcd grpc-proxy`? Connect to the members"),
     ("too many operations in txn", ConfigurationError, "its --max-txn-ops is below the default of 128"),
 )
 
-_STALE_TOKEN = ("invalid auth token", "auth store is old")
+# The last: of a user who logged in when the cluster did not require it yet.
+_STALE_TOKEN = ("invalid auth token", "auth store is old", "user name is empty")
 _NEVER_SENT = ("failed to connect to all addresses", "no leader", "DNS resolution failed")
 
 _CODES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
@@ -109,7 +112,7 @@ def is_outcome_unknown(error: Exception) -> bool:
 
 
 def is_stale_token(error: Exception) -> bool:
-    """Tell whether a fresh login would help: the token has expired, or the member was restarted."""
+    """Tell whether a fresh login would help, if there is a user: the token has expired, or the member was restarted."""
     return any(message in details_of(error) for message in _STALE_TOKEN)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import GRANT, MEMBER_LIST, RANGE, REVOKE, STATUS, TXN
+from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, MEMBER_LIST, RANGE, REVOKE, STATUS, TXN
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, details_of, translate
 from lockkit.backends.etcd.options import DEFAULT_PORT, open_cluster
 from lockkit.doctor.addresses import is_loopback
@@ -101,6 +101,9 @@ HIDDEN = Check(
     _PAGE,
 )
 RIGHTS = Check("etcd-rights", Severity.ERROR, "Locks cannot be acquired, renewed or released.", _PAGE)
+NO_RENEWAL = Check(
+    "etcd-no-renewal", Severity.ERROR, "Leases are lost at the end of their ttl, also while their holders live.", _PAGE
+)
 TTL_RAISED = Check(
     "etcd-ttl-raised",
     Severity.WARNING,
@@ -335,9 +338,14 @@ def _is_permission(error: ConfigurationError) -> bool:
 
 
 async def _examine_lease(examination: Examination, cluster: Cluster) -> None:
-    """Get a lease with the ttl, as a client does, and revoke it: the cluster may grant a longer one."""
+    """Get a lease with the ttl, renew and revoke it, as a client does: the cluster may grant a longer one."""
     requested = math.ceil(examination.ttl)
     answer = await cluster.call(GRANT, rpc.LeaseGrantRequest(TTL=requested), resend=False)
+    try:
+        await cluster.call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=answer.ID), resend=True)
+    except BackendUnavailable as error:
+        seen, fix = f"A lease cannot be renewed: {error}.", "Name the members in the URL, and no etcd grpc-proxy"
+        examination.find(NO_RENEWAL, examination.url.safe_text, seen, fix)
     await cluster.call(REVOKE, rpc.LeaseRevokeRequest(ID=answer.ID), resend=False)
     if requested < answer.TTL:
         seen = f"The ttl is {examination.ttl:g} s, and the cluster grants leases of {answer.TTL} s at least."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.url import Url
 
-__all__ = ["OPTIONS", "adopt_cluster", "open_cluster"]
+__all__ = ["OPTIONS", "adopt_cluster", "check_adopted_options", "open_cluster"]
 
 DEFAULT_PORT = 2379
 
@@ -64,19 +65,49 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     url.require_one_login()
     if url.username is not None and url.password is None:
         raise _wrong(url, "the user has no password: write user:password@, or use a client certificate")
-    credentials = _credentials(url, options)
+    certificates = _certificates(url, options)
     labels = [_label(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
 
-    return _make_cluster(host, labels, credentials, Login(host.runtime, url.username, url.password))
+    return _make_cluster(host, labels, certificates, Login(host.runtime, url.username, url.password))
 
 
-def _make_cluster(
-    host: Host, labels: Sequence[str], credentials: grpc.ChannelCredentials | None, login: Login
-) -> Cluster:
+class _Certificates:
+    """
+    The files for TLS, which may be replaced while the client runs.
+
+    gRPC keeps for each channel what was in them when that was made.
+    """
+
+    def __init__(self, *paths: str | None) -> None:
+        """
+        Read them: of the authorities, the certificate and the key, each or None.
+
+        Raises:
+            OSError: One cannot be read.
+        """
+        self._paths = paths
+        self._files = self._read()
+
+    def _read(self) -> list[bytes | None]:
+        return [None if path is None else Path(path).read_bytes() for path in self._paths]
+
+    def current(self) -> list[bytes | None]:
+        """Read them again; what was read before if that fails, as they may just be being replaced."""
+        with suppress(OSError):
+            self._files = self._read()
+        return self._files
+
+
+def _make_cluster(host: Host, labels: Sequence[str], certificates: _Certificates | None, login: Login) -> Cluster:
     def connect(label: str) -> MemberConnection:
-        return open_connection(host.runtime, label, credentials)
+        if certificates is None:
+            return open_connection(host.runtime, label, None)
+        ca, cert, key = files = certificates.current()
+        connection = open_connection(host.runtime, label, grpc.ssl_channel_credentials(ca, key, cert))
+        connection.is_outdated = lambda: certificates.current() != files
+        return connection
 
     return Cluster(host.runtime, labels, connect, login)
 
@@ -85,7 +116,7 @@ def _label(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _credentials(url: Url, options: Mapping[str, Any]) -> grpc.ChannelCredentials | None:
+def _certificates(url: Url, options: Mapping[str, Any]) -> _Certificates | None:
     given = [name for name in _FILES if options[name] is not None]
     if url.base != "etcds":
         if given:
@@ -93,22 +124,30 @@ def _credentials(url: Url, options: Mapping[str, Any]) -> grpc.ChannelCredential
         return None
     if (options["cert"] is None) != (options["key"] is None):
         raise _wrong(url, "cert and key belong together: give both, or neither")
-    ca, cert, key = (_read(url, name, options[name]) for name in _FILES)
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
-
-
-def _read(url: Url, name: str, path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        # Without the error's text, which has the path: messages must not name the key file.
-        raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
+    for name in given:
+        try:
+            Path(options[name]).read_bytes()
+        except OSError as error:
+            # Without the error's text, which has the path: messages must not name the key file.
+            raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
+    return _Certificates(*(options[name] for name in _FILES))
 
 
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
+
+
+def check_adopted_options(options: Mapping[str, Any]) -> None:
+    """
+    Check the options that come with a client of the application.
+
+    Raises:
+        ConfigurationError: One of them would have no effect.
+    """
+    given = next((name for name in _FILES if options[name] is not None), None)
+    if given is not None:
+        message = f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
+        raise ConfigurationError(message)
 
 
 def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
@@ -148,11 +187,9 @@ def _is_gateway(client: object) -> bool:
 
 def _adopt_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401 - etcd3gw's
     label = _label(client.host, int(client.port))
-    credentials = None
+    certificates = None
     if client.protocol == "https":
-        ca, files = client.session.verify, client.session.cert or (None, None)
-        ca_data = Path(ca).read_bytes() if isinstance(ca, str) else None
-        cert, key = (None if one is None else Path(one).read_bytes() for one in files)
-        credentials = grpc.ssl_channel_credentials(ca_data, key, cert)
-    scheme = "etcd" if credentials is None else "etcds"
-    return f"{scheme}://{label}", _make_cluster(host, [label], credentials, Login(host.runtime, None, None))
+        ca, (cert, key) = client.session.verify, client.session.cert or (None, None)
+        certificates = _Certificates(ca if isinstance(ca, str) else None, cert, key)
+    scheme = "etcd" if certificates is None else "etcds"
+    return f"{scheme}://{label}", _make_cluster(host, [label], certificates, Login(host.runtime, None, None))

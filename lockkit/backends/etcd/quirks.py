@@ -11,13 +11,15 @@ without it; with ``1``, the fork of a program hangs while another of its threads
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
-from lockkit.runtime import in_forked_child, let_go
+from lockkit.runtime import let_go
 
 if TYPE_CHECKING:
     import grpc
@@ -30,8 +32,7 @@ __all__ = [
     "aio_is_unusable",
     "direct_calls",
     "free_locks",
-    "keep_aio_channel",
-    "release_aio_channel",
+    "keep_in_children",
     "target_of",
 ]
 
@@ -130,22 +131,18 @@ def target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
 # there. So a child of a process that used grpc.aio uses the blocking API, and neither uses nor collects the channels
 # that it inherited: closing one waits for the missing thread.
 # Fails without it: TestFork.test_child_of_an_asyncio_program_locks
-_aio_channels: list[Any] = []
+_aio_channels: list[ref[Any]] = []
+_kept_for_children: list[list[Any]] = []
 _aio_used = False
 _aio_unusable = False
 
 
-def keep_aio_channel(channel: Any) -> None:  # noqa: ANN401 - a grpc.aio.Channel
-    """Keep a reference to a channel of grpc.aio, so that a forked child doesn't collect it."""
+def keep_in_children(channel: Any) -> None:  # noqa: ANN401 - a grpc.aio.Channel
+    """Have a forked child never collect a channel of grpc.aio."""
     global _aio_used  # noqa: PLW0603 - of the process, as the poller thread is
     _aio_used = True
-    _aio_channels.append(channel)
-
-
-def release_aio_channel(channel: Any) -> None:  # noqa: ANN401 - a grpc.aio.Channel
-    """Drop the reference: the channel is about to be closed."""
-    if channel in _aio_channels:
-        _aio_channels.remove(channel)
+    if not any(one() is channel for one in tuple(_aio_channels)):
+        _aio_channels.append(ref(channel, _aio_channels.remove))
 
 
 def aio_is_unusable() -> bool:
@@ -153,9 +150,18 @@ def aio_is_unusable() -> bool:
     return _aio_unusable
 
 
+def _before_fork() -> None:
+    # Before, as other functions that run in the child first drop the clients.
+    _kept_for_children.append([channel() for channel in tuple(_aio_channels)])
+
+
+def _after_fork_in_parent() -> None:
+    _kept_for_children.pop()
+
+
 def _after_fork() -> None:
     global _aio_unusable  # noqa: PLW0603 - as above
     _aio_unusable = _aio_used
 
 
-in_forked_child(_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

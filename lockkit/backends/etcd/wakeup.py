@@ -17,8 +17,8 @@ same name each time, so the next waiter needs no other watch: this one is older 
 it reports something that nobody waits for.
 
 When the stream ends (the member died, has no leader, rejects the login) all waiters look again, and the next watch
-opens another stream. The client also closes the stream when it switches to another member: a member that hangs doesn't
-end it.
+opens another stream; not at once if the member has reported nothing on the one before, as it may do so again. The
+client also closes the stream when it switches to another member: a member that hangs doesn't end it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any
+from weakref import finalize, ref
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection
+from lockkit.backends.etcd.contender import Watch
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Iterator
 
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.backends.etcd.connection import Metadata
@@ -52,27 +55,13 @@ log = logging.getLogger("lockkit")
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
+REFUSED_SECONDS = 1.0
+"""Pause after a stream that failed before the member reported anything. Longer lets waiters poll for longer after an
+outage; shorter asks more often where something between client and member refuses watches."""
+
 IDLE_MAX = 8
 """Watches of one client that stay without a waiter. More help a client that waits for many locks in turn; each takes
 memory of the member, and a message when its key is deleted."""
-
-
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """
-    One watch.
-
-    Attributes:
-        key: What is watched.
-        contender: Which waits; None if none does.
-        reusable: It reports the deletion of one key, as most do.
-        since: The revision after which it reports everything; 0 before it is confirmed.
-    """
-
-    key: bytes
-    contender: Contender | None
-    reusable: bool
-    since: int = 0
 
 
 class WakeupListener:
@@ -80,12 +69,14 @@ class WakeupListener:
 
     def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
         """Watch nothing yet."""
+        self._runtime = runtime
         self._cluster = cluster
         self._mutex = runtime.mutex()
         self._ids = count(1)
-        self._watches: dict[int, _Watch] = {}
-        self._idle: dict[bytes, int] = {}
+        self._watches: dict[int, Watch] = {}
+        self._idle: dict[bytes, Watch] = {}
         self._stream: _WatchStream | None = None
+        self._refused_until = -inf
 
     def watch(self, contender: Contender) -> bool:
         """
@@ -102,9 +93,12 @@ class WakeupListener:
         connection, _ = self._cluster.connection()
         stream = self._stream
         if stream is not None and stream.connection is not connection:
-            self._on_end(stream, None)
+            self.on_end(stream, None)
             stream.close()
-        if contender.watch_id and contender.watched_key == contender.key_in_front:
+        if self._stream is None and self._runtime.now() < self._refused_until:
+            return False
+        watch = contender.watch
+        if watch is not None and watch.key == contender.key_in_front:
             return True
         self.unwatch(contender)
         opened: _WatchStream | None = None
@@ -113,7 +107,7 @@ class WakeupListener:
                 stream = self._stream
                 if stream is None:
                     kind = _TaskStream if isinstance(connection, AsyncioConnection) else _ThreadStream
-                    stream = opened = kind(connection, self._cluster.login.metadata, self._on_answer, self._on_end)
+                    stream = opened = kind(connection, self._cluster.login.metadata, self)
                     self._stream = opened
                 if not self._reuse(contender):
                     self._create(stream, contender)
@@ -121,7 +115,8 @@ class WakeupListener:
                 opened.open()
         except BaseException as error:
             if opened is not None:
-                self._on_end(opened, None)
+                self.on_end(opened, None)
+                opened.close()
             if not isinstance(error, RuntimeError):
                 raise
             log.warning("watching at etcd at %s: %s", connection.label, error)  # no more threads
@@ -136,56 +131,55 @@ class WakeupListener:
         deletions_only = contender.mode != "shared"
         if deletions_only:
             create.filters.append(rpc.WatchCreateRequest.NOPUT)
-        self._watches[watch_id] = _Watch(key, contender, reusable=deletions_only and not behind)
-        contender.watch_id, contender.watched_key = watch_id, key
+        watch = Watch(watch_id, key, contender, reusable=deletions_only and not behind)
+        self._watches[watch_id] = contender.watch = watch
         stream.send(rpc.WatchRequest(create_request=create))
 
     def _reuse(self, contender: Contender) -> bool:
         """Use a watch that is there already, if it has missed nothing since the contender looked. Under the mutex."""
         if contender.mode == "shared" or contender.behind_front:
             return False
-        watch_id = self._idle.get(contender.key_in_front, 0)
-        if not watch_id or self._watches[watch_id].since > contender.seen_at:
+        watch = self._idle.get(contender.key_in_front)
+        if watch is None or watch.since > contender.seen_at:
             return False
-        del self._idle[contender.key_in_front]
-        self._watches[watch_id].contender = contender
-        contender.watch_id, contender.watched_key = watch_id, contender.key_in_front
+        del self._idle[watch.key]
+        watch.contender, contender.watch = contender, watch
         return True
 
     def unwatch(self, contender: Contender) -> None:
         """Wake a contender no more."""
-        if not contender.watch_id:
+        watch = contender.watch
+        if watch is None:
             return
         with self._mutex:
-            watch_id, contender.watch_id = contender.watch_id, 0
-            watch = self._watches.get(watch_id)
-            if watch is None:
+            contender.watch = None
+            if watch.id not in self._watches:  # its stream has just ended
                 return
             watch.contender = None
             if not watch.reusable or not watch.since:
-                self._cancel(watch_id)
+                self._cancel(watch)
                 return
-            former = self._idle.pop(watch.key, 0)
-            self._idle[watch.key] = watch_id
-            if not former and len(self._idle) > IDLE_MAX:
+            former = self._idle.pop(watch.key, None)
+            self._idle[watch.key] = watch
+            if former is None and len(self._idle) > IDLE_MAX:
                 former = self._idle.pop(next(iter(self._idle)))
-            if former:
+            if former is not None:
                 self._cancel(former)
 
-    def _cancel(self, watch_id: int) -> None:
+    def _cancel(self, watch: Watch) -> None:
         """End a watch. Under the mutex."""
-        self._forget(watch_id)
+        self._forget(watch)
         if self._stream is not None:
-            cancel = rpc.WatchCancelRequest(watch_id=watch_id)
+            cancel = rpc.WatchCancelRequest(watch_id=watch.id)
             self._stream.send(rpc.WatchRequest(cancel_request=cancel))
 
-    def _forget(self, watch_id: int) -> None:
+    def _forget(self, watch: Watch) -> None:
         """Take no more note of a watch. Under the mutex."""
-        watch = self._watches.pop(watch_id)
-        if self._idle.get(watch.key) == watch_id:
+        del self._watches[watch.id]
+        if self._idle.get(watch.key) is watch:
             del self._idle[watch.key]
 
-    def _on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
+    def on_answer(self, stream: _WatchStream, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
         """Wake the contender whose watch was confirmed too late, fired or cancelled. False: the stream is of no use."""
         with self._mutex:
             watch = self._watches.get(answer.watch_id)
@@ -199,32 +193,34 @@ class WakeupListener:
             return False
         return True
 
-    def _read_answer(self, watch: _Watch, answer: Any) -> Contender | None:  # noqa: ANN401 - a WatchResponse
+    def _read_answer(self, watch: Watch, answer: Any) -> Contender | None:  # noqa: ANN401 - a WatchResponse
         """Give the contender that has to look again. Under the mutex."""
         contender = watch.contender
         if answer.canceled:
-            self._forget(answer.watch_id)
+            self._forget(watch)
             if contender is not None:
-                contender.watch_id = 0
+                contender.watch = None
         elif answer.created:
             watch.since = answer.header.revision
             if contender is not None and watch.since <= contender.seen_at:
                 return None
         elif contender is None:
-            self._cancel(answer.watch_id)
+            self._cancel(watch)
         return contender
 
-    def _on_end(self, stream: _WatchStream, error: Exception | None) -> None:
+    def on_end(self, stream: _WatchStream, error: Exception | None) -> None:
         """Wake all waiters: a key may have been deleted unnoticed."""
         with self._mutex:
             if self._stream is not stream:
                 return
             self._stream = None
+            if error is not None and not stream.has_reported:
+                self._refused_until = self._runtime.now() + REFUSED_SECONDS
             waiting = [watch.contender for watch in self._watches.values() if watch.contender is not None]
             self._watches.clear()
             self._idle.clear()
             for contender in waiting:
-                contender.watch_id = 0
+                contender.watch = None
         if isinstance(error, DRIVER_ERRORS):
             label = stream.connection.label
             log.debug("watching at etcd at %s ended: %s %s", label, code_of(error).name, details_of(error))
@@ -242,7 +238,7 @@ class WakeupListener:
         """End the stream. Waiters look again."""
         stream = self._stream
         if stream is not None:
-            self._on_end(stream, None)
+            self.on_end(stream, None)
             stream.close()
 
 
@@ -250,21 +246,36 @@ class _WatchStream(ABC):
     """
     One watch stream: any thread or task sends requests, one in the background reads the answers.
 
-    `on_end` is called however the reading ends, so that no stream without a reader stays in use.
+    However the reading ends, it tells the listener, so that no stream without a reader stays in use. It has only a weak
+    reference to that: a client that was dropped without ``close()`` must not live as long as its stream.
+
+    Attributes:
+        connection: To the member.
+        login: Metadata of the call.
+        has_reported: The member has answered anything.
     """
 
-    def __init__(
-        self,
-        connection: MemberConnection,
-        login: Metadata,
-        on_answer: Callable[[_WatchStream, Any], bool],
-        on_end: Callable[[_WatchStream, Exception | None], None],
-    ) -> None:
+    def __init__(self, connection: MemberConnection, login: Metadata, listener: WakeupListener) -> None:
         self.connection = connection
         self.login = login
-        self._on_answer = on_answer
-        self._on_end = on_end
+        self.has_reported = False
+        self._listener = ref(listener)
+        self._if_dropped = finalize(listener, self.drop)
+        self._if_dropped.atexit = False
         self._call: Any = None
+
+    def _report(self, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
+        """Hand on an answer. False: the stream is of no use."""
+        self.has_reported = True
+        listener = self._listener()
+        return listener is not None and listener.on_answer(self, answer)
+
+    def _end(self, error: Exception | None) -> None:
+        """Hand on the end, and close the stream."""
+        listener = self._listener()
+        if listener is not None:
+            listener.on_end(self, error)
+        self.close()
 
     @property
     def metadata(self) -> Metadata:
@@ -284,9 +295,15 @@ class _WatchStream(ABC):
     def send(self, request: Any) -> None:  # noqa: ANN401 - a WatchRequest
         """Send a request, without waiting; also before `open`."""
 
-    @abstractmethod
     def close(self) -> None:
         """End it. May be called twice."""
+        self._if_dropped.detach()
+        if self._call is not None:
+            self._call.cancel()
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Have it end soon: the listener is gone. From any thread, also while that is in the middle of something."""
 
 
 class _ThreadStream(_WatchStream):
@@ -310,23 +327,31 @@ class _ThreadStream(_WatchStream):
     def _read(self) -> None:
         error: Exception | None = None
         try:
-            self._call = self.connection.open_stream(iter(self._requests.get, None), self.metadata)
+            self._call = self.connection.open_stream(self._take(), self.metadata)
             if self._closed:
                 self._call.cancel()
             for answer in self._call:
-                if not self._on_answer(self, answer):
+                if not self._report(answer):
                     break
         except Exception as failure:  # noqa: BLE001 - after any error the waiters must look again
             error = failure
         finally:
-            self._on_end(self, error)
-            self.close()
+            self._end(error)
 
-    def close(self) -> None:
-        self._closed = True
-        self._requests.put(None)
+    def _take(self) -> Iterator[Any]:
+        """Take requests out of the queue, up to None; in grpc's thread."""
+        while (request := self._requests.get()) is not None:
+            yield request
         if self._call is not None:
             self._call.cancel()
+
+    def close(self) -> None:
+        self.drop()
+        super().close()
+
+    def drop(self) -> None:
+        self._closed = True
+        self._requests.put(None)
 
 
 class _TaskStream(_WatchStream):
@@ -335,10 +360,11 @@ class _TaskStream(_WatchStream):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._read(), name="lockkit-etcd-watch")
+        self._task = self._loop.create_task(self._read(), name="lockkit-etcd-watch")
         # Not in the task: a task that is cancelled before its first step runs nothing.
         self._task.add_done_callback(self._done)
 
@@ -348,20 +374,22 @@ class _TaskStream(_WatchStream):
     async def _read(self) -> None:
         self._call = self.connection.open_stream(_take_from(self._requests), self.metadata)
         async for answer in self._call:
-            if not self._on_answer(self, answer):
+            if not self._report(answer):
                 break
 
     def _done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        self._on_end(self, error if isinstance(error, Exception) else None)
-        self.close()
+        self._end(error if isinstance(error, Exception) else None)
 
     def close(self) -> None:
         self._requests.put_nowait(None)
-        if self._call is not None:
-            self._call.cancel()
-        elif self._task is not None:
+        super().close()
+        if self._call is None and self._task is not None:
             self._task.cancel()
+
+    def drop(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the stream with it
+            self._loop.call_soon_threadsafe(self.close)
 
 
 async def _take_from(requests: asyncio.Queue[Any]) -> AsyncIterator[Any]:

@@ -76,6 +76,7 @@ from lockkit.backends.zookeeper.marks import mark, replace_data
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
     OPTIONS,
+    check_adopted_options,
     client_arguments,
     client_label,
     driver_options,
@@ -190,6 +191,7 @@ class ZooKeeperBackend(LockBackend):
         if not isinstance(client, KazooClient):
             return None
         _check_adoptable(client)
+        check_adopted_options(options)
         label = client_label(client)
         directories = LockDirectories(host.runtime, f"/{options['prefix']}", cleanup=options["cleanup"])
         backend = cls(f"zookeeper://{label}{client.chroot}", label, directories, host)

@@ -133,6 +133,7 @@ class Connection(OneThreadHandler):
         answer_seconds: Longest wait for each answer during the login.
         ended: To be called in kazoo's connection thread when that ends.
         last_error: Why the last attempt to connect failed; None after one that succeeded.
+        refusal: With what a member closed the last connection, if it did not begin a session.
         session_seconds: Session timeout that the server granted; 0 before the first connection.
     """
 
@@ -165,6 +166,7 @@ class Connection(OneThreadHandler):
         self._socket: socket.socket | None = None
         self._connect_again: Callable[[], socket.socket] | None = None
         self.last_error: BaseException | None = None
+        self.refusal: BaseException | None = None
         self.session_seconds = 0.0
         retry = {"delay": 0.05, "backoff": 2, "max_delay": RECONNECT_PAUSE_SECONDS_MAX, "sleep_func": self.sleep_func}
         self.client: Any = InterruptibleClient(

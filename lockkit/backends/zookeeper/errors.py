@@ -82,7 +82,11 @@ def connection_failed(error: BaseException | None, label: str) -> BackendUnavail
         return BackendUnavailable(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
     advice = "is it running, and reachable from here?"
-    if "CERTIFICATE_VERIFY_FAILED" in text:
+    if isinstance(error, kazoo.ConnectionDropped):
+        advice = (
+            "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
+        )
+    elif "CERTIFICATE_VERIFY_FAILED" in text:
         advice = "its certificate is not trusted, see the options ca and verify_certs"
     failed = BackendUnavailable(f"no connection to {label}: {advice} ({text})")
     failed.__cause__ = error

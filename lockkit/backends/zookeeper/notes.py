@@ -21,7 +21,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import Note
 from lockkit.errors import BackendUnavailable
@@ -87,7 +87,7 @@ class LockNotes:
         """See `LockBackend.write_note`."""
         session, path = node.session, self._directories.note_path(name)
         data = f"{math.ceil(keep * 1000)} {text}".encode()
-        create = False
+        create = True  # most keys get one note
         for _ in range(ATTEMPTS_MAX):
             transaction = session.client.transaction()
             transaction.check(node.path, -1)
@@ -95,19 +95,13 @@ class LockNotes:
                 transaction.create(path, data)
             else:
                 transaction.set_data(path, data)
-            held, written = await session.answer(transaction.commit_async(), until)
-            if isinstance(held, NoNodeError):
-                return False
-            if not isinstance(written, Exception):
+            failed = await session.committed(transaction.commit_async(), until)
+            if failed is None:
                 return session.id == node.session_id
-            if isinstance(written, NoNodeError):
-                if create:
-                    await self._directories.make(session, path.rpartition("/")[0], until)
-                create = True
-            elif isinstance(written, NodeExistsError):
-                create = False
-            else:
-                message = f"the ensemble refused the note at {path}: {written!r}"
-                raise BackendUnavailable(message) from written
+            if failed == 0:
+                return False
+            if not create:  # neither a note nor, it seems, a directory for it
+                await self._directories.make(session, path.rpartition("/")[0], until)
+            create = not create
         message = f"others create and delete {path} as often as lockkit writes it"
         raise BackendUnavailable(message)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_PORT",
     "OPTIONS",
+    "check_adopted_options",
     "client_arguments",
     "client_label",
     "driver_options",
@@ -111,8 +114,11 @@ def _as_given(value: object) -> object:
     return value
 
 
+_TLS_FILES = ("ca", "certfile", "keyfile")
+_TLS = (*_TLS_FILES, "keyfile_password", "verify_certs", "check_hostname")
+
 _DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("ca", "certfile", "keyfile", "keyfile_password"), validation.parse_text),
+    **dict.fromkeys((*_TLS_FILES, "keyfile_password"), validation.parse_text),
     **dict.fromkeys(("use_ssl", "verify_certs", "check_hostname", "randomize_hosts"), validation.parse_bool),
     **dict.fromkeys(("auth_data", "sasl_options"), _as_given),
 }
@@ -133,6 +139,8 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     if not url.hosts:
         raise _wrong(url, f"write {url.scheme}://host1:{DEFAULT_PORT},host2/chroot")
     arguments = {name: value for name, value in options.items() if name not in OPTIONS}
+    _check_tls(url, arguments)
+    _check_logins(url, arguments)
     arguments["hosts"] = ",".join(str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts)
     arguments["default_acl"] = options["acl"]
     url.require_one_login()
@@ -142,7 +150,36 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
         arguments["sasl_options"] = _sasl_options(url, arguments.get("sasl_options"))
     elif url.username is not None:
         arguments["auth_data"] = [*arguments.get("auth_data", ()), ("digest", f"{url.username}:{url.password}")]
+    if "sasl_options" in arguments and find_spec("puresasl") is None:
+        raise _wrong(url, "a login by SASL needs the package pure-sasl: python -m pip install pure-sasl")
     return arguments
+
+
+def _check_tls(url: Url, arguments: Mapping[str, Any]) -> None:
+    given = next((name for name in _TLS if name in arguments), None)
+    if given is not None and "use_ssl" not in arguments:
+        raise _wrong(url, f"the option {given} is for TLS: add use_ssl=1")
+    for name in _TLS_FILES:
+        try:
+            if name in arguments:
+                Path(arguments[name]).read_bytes()
+        except OSError as error:
+            # Without the error's text, which has the path: messages must not name the key file.
+            raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
+
+
+def _check_logins(url: Url, arguments: Mapping[str, Any]) -> None:
+    """Check what only `connect` can give, without showing it."""
+    pairs = arguments.get("auth_data", [])
+    if not (isinstance(pairs, (list, tuple)) and all(map(_is_pair, pairs))):
+        raise _wrong(url, "auth_data= of connect() is a list of pairs: scheme and credential")
+    sasl = arguments.get("sasl_options", {"mechanism": "none"})
+    if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
+        raise _wrong(url, "sasl_options= of connect() is a mapping with a mechanism, as kazoo's client takes it")
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == len(("scheme", "credential"))
 
 
 def _sasl_options(url: Url, given: Any) -> dict[str, Any]:  # noqa: ANN401 - the application's
@@ -180,6 +217,21 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
 
 
+def check_adopted_options(options: Mapping[str, Any]) -> None:
+    """
+    Check the options that come with an application's client.
+
+    Raises:
+        ConfigurationError: One of them would have no effect.
+    """
+    if options["acl"] is not None:
+        message = "the option acl is for URLs: give the KazooClient default_acl=, which lockkit uses, too"
+        raise ConfigurationError(message)
+    if options["auth"] != OPTIONS["auth"].default:
+        message = "the option auth is for URLs: give the KazooClient sasl_options= or auth_data="
+        raise ConfigurationError(message)
+
+
 def client_label(client: KazooClient) -> str:
     """Give the servers of an application's client, for messages."""
     return ",".join(str(HostPort(host, port)) for host, port in client.hosts)
@@ -187,5 +239,4 @@ def client_label(client: KazooClient) -> str:
 
 def probe_arguments(client: KazooClient) -> dict[str, Any]:
     """Give what is needed to connect to the servers of an application's client."""
-    names = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-    return {"hosts": client_label(client), **{name: getattr(client, name) for name in names}}
+    return {"hosts": client_label(client), **{name: getattr(client, name) for name in ("use_ssl", *_TLS)}}

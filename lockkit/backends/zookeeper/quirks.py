@@ -528,8 +528,10 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         """Send one of the requests with which a connection begins, and read its answer."""
         try:
             answer = super()._invoke(min(timeout, self.handler.answer_seconds), request, xid)
-        except ConnectionDropped:
+        except ConnectionDropped as error:
             self._refused = isinstance(request, Connect)
+            if self._refused:
+                self.handler.refusal = error
             raise
         if isinstance(request, Connect):
             self.handler.session_seconds = max(0, answer[0].time_out) / 1000
@@ -548,6 +550,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         if self.client._stopped.is_set():  # noqa: SLF001 - kazoo looks at it between connections only
             message = "stopped while connecting"
             raise ConnectionDropped(message)
+        self.handler.refusal = None
         self._let_others_send()
         return timeouts
 

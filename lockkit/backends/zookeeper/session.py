@@ -236,7 +236,10 @@ class Session:
             raise BackendUnavailable(message)
 
     def _not_connected(self) -> BackendUnavailable:
-        return connection_failed(None if self._connection is None else self._connection.last_error, self._label)
+        connection = self._connection
+        return connection_failed(
+            None if connection is None else connection.last_error or connection.refusal, self._label
+        )
 
     def _start(self) -> None:
         if self._connection is None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+import weakref
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import etcd3gw
 import grpc
@@ -20,16 +23,21 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.etcd.cluster import Login, SharedAttempts, settle_by
+from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd.backend import EtcdBackend
+from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, SharedAttempts, settle_by
+from lockkit.backends.etcd.connection import AUTHENTICATE, RANGE, WATCH, BlockingConnection, open_connection
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.servers.tls import make_certificates
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
 from tests.backends.etcd.support import (
+    Waiting,
     calls_of,
     etcdctl_lock,
     leases_of,
@@ -43,9 +51,9 @@ from tests.interrupts import CallStrike
 from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Iterator, Sequence
 
+    from lockkit.backends.etcd.contender import Contender
     from lockkit.sync import Client, Lease
     from tests.backends.etcd.support import Connect
 
@@ -460,6 +468,33 @@ class TestForeignClients:
 
         asyncio.run(scenario())
 
+    def test_certificates_for_a_channel_are_refused(self) -> None:
+        """It has its own."""
+        with (
+            grpc.insecure_channel("127.0.0.1:1") as channel,
+            pytest.raises(lockkit.ConfigurationError, match="ca is for"),
+        ):
+            lockkit.from_client(channel, ca="/some/file")
+
+    # What grpc.aio begins in the other loop.
+    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+    def test_channel_of_another_event_loop_is_refused(self, server: EtcdServer) -> None:
+        """The message says so: a module may make it before the program's loop begins."""
+
+        async def make() -> grpc.aio.Channel:
+            return grpc.aio.insecure_channel(server.address)
+
+        async def use(channel: grpc.aio.Channel) -> None:
+            async with lockkit.aio.from_client(channel) as client:
+                with pytest.raises(lockkit.ConfigurationError, match="another event loop"):
+                    await client.lock("x", ttl=LONG).acquire(PATIENCE)
+
+        other = asyncio.new_event_loop()
+        channel = other.run_until_complete(make())
+        asyncio.run(use(channel))
+        other.run_until_complete(channel.close())
+        other.close()
+
     def test_channel_that_the_application_closes_is_an_outage(self, server: EtcdServer) -> None:
         """With both APIs. grpc.aio cancels the calls, which must not look like a cancelled task."""
         with lockkit.from_client(channel := grpc.insecure_channel(server.address)) as client:
@@ -537,6 +572,35 @@ class TestWatch:
         got[0].release()
         assert any("can't start new thread" in record.getMessage() for record in caplog.records)
 
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_member_that_refuses_watches(self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str) -> None:
+        """As a proxy may: a waiter looks twice a second, where without a pause it would look hundreds of times."""
+        monkeypatch.setattr(WATCH, "path", "/etcdserverpb.Watch/Refused")
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
+                lease = await holder.lock("refused", ttl=LONG).acquire()
+                waiting = asyncio.create_task(client.lock("refused", ttl=LONG).acquire(PATIENCE))
+                await asyncio.sleep(0.5)
+                before = calls_of(server)
+                await asyncio.sleep(3)
+                assert calls_of(server) - before <= 100
+                await lease.release()
+                await (await waiting).release()
+
+        if face == "async":
+            asyncio.run(scenario())
+            return
+        with lockkit.connect(server.url) as holder, lockkit.connect(server.url) as client:
+            lease = holder.lock("refused", ttl=LONG).acquire()
+            waiting = Waiting(client.lock("refused", ttl=LONG))
+            until_waiting(holder, "refused")
+            before = calls_of(server)
+            time.sleep(3)
+            assert calls_of(server) - before <= 100
+            lease.release()
+            waiting.lease().release()
+
     def test_work_that_does_not_end_in_time_is_an_outage(self) -> None:
         """It does not raise an exception of asyncio."""
 
@@ -568,6 +632,31 @@ class TestLogin:
         thread.join(PATIENCE)
         assert got[0].held
         got[0].release()
+
+    def test_token_of_an_application_s_client_that_ran_out(self, guarded: EtcdServer) -> None:
+        """Lockkit has no password to log in with, so the error says who must."""
+        theirs = SimpleNamespace(channel=grpc.insecure_channel(guarded.address), metadata=None)
+        own = open_connection(BlockingRuntime(), guarded.address, None)
+        request = rpc.AuthenticateRequest(name="root", password="se cret")  # noqa: S106 - of the test's server
+        theirs.metadata = (("token", drive(own.call(AUTHENTICATE, request, PATIENCE, None)).token),)
+        drive(own.close())
+        login = BorrowedLogin(BlockingRuntime(), theirs)
+        connection = BlockingConnection(guarded.address, theirs.channel, owned=True)
+        cluster = Cluster(BlockingRuntime(), [guarded.address], lambda _: connection, login)
+        ask = rpc.RangeRequest(key=b"x")
+        drive(cluster.call(RANGE, ask, resend=True))
+
+        def refused() -> str | None:
+            time.sleep(3)  # each call extends the token's life of two seconds
+            with suppress(lockkit.BackendUnavailable):
+                drive(cluster.call(RANGE, ask, resend=True))
+                return "the token counts"
+            return None
+
+        wait_until(refused)
+        with pytest.raises(lockkit.BackendUnavailable, match="the client must log in again"):
+            drive(cluster.call(RANGE, ask, resend=True))
+        drive(cluster.close())
 
     def test_wrong_login_is_an_error_of_configuration(self, guarded: EtcdServer, connect: Connect) -> None:
         """It is raised at once, and shows no password."""
@@ -634,6 +723,38 @@ class TestLogin:
             number += 1
         assert number > 10
 
+    def test_login_of_another_thread_that_hangs(self) -> None:
+        """Whoever waits for it asks the next member, as the one that logs in does."""
+        stop, asked = threading.Event(), threading.Event()
+
+        class Member:
+            """One that hangs during the login, or one that answers anything with a token."""
+
+            def __init__(self, label: str) -> None:
+                self.label = label
+
+            is_outdated = staticmethod(lambda: False)
+
+            async def call(self, *_: object) -> SimpleNamespace:
+                if self.label == "hangs":
+                    asked.set()
+                    stop.wait(PATIENCE)
+                return SimpleNamespace(token=self.label)
+
+        runtime = BlockingRuntime()
+        login = Login(runtime, "root", "secret")
+        cluster = Cluster(runtime, ["hangs", "works"], cast("Any", Member), login)
+        cluster._index = 0
+        first = threading.Thread(target=lambda: drive(cluster.call(RANGE, None, resend=True)))
+        first.start()
+        assert asked.wait(PATIENCE)
+
+        answer = drive(cluster.call(RANGE, None, resend=True, answer_by=runtime.now() + 1))
+
+        assert answer.token == "works"  # noqa: S105 - the member's name
+        stop.set()
+        first.join(PATIENCE)
+
     def test_only_the_token_that_failed_is_forgotten(self) -> None:
         """A late answer to a call with the old token says nothing about the new one."""
         login = Login(BlockingRuntime(), "root", "secret")
@@ -649,6 +770,116 @@ class TestLogin:
         """It is no error."""
         with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
             pass
+
+    def test_rights_of_a_user(self) -> None:
+        """Those that the page of the backend names suffice: for locks, records of once, semaphores and their caps."""
+        with EtcdServer() as member:
+            member.enable_auth("secret")
+            as_root = "--user=root:secret"
+            member.etcdctl(as_root, "role", "add", "app")
+            member.etcdctl(as_root, "user", "add", "app:secret")
+            member.etcdctl(as_root, "user", "grant-role", "app", "app")
+            for right, prefix in (
+                ("readwrite", "lockkit/"),
+                ("readwrite", "lockkit+once"),
+                ("readwrite", "lockkit+sem/"),
+                ("read", "lockkit+limit"),
+            ):
+                member.etcdctl(as_root, "role", "grant-permission", "app", right, prefix, "--prefix=true")
+            with (
+                lockkit.connect(f"etcd://root:secret@{member.address}") as operator,
+                lockkit.connect(f"etcd://app:secret@{member.address}") as client,
+            ):
+                operator.semaphore("capped", limit=2).set_cap(0)
+                with client.rwlock("x", ttl=LONG).write() as lease:
+                    lease.update("more")
+                    lease.downgrade()
+                with client.once("k", keep=LONG) as attempt:
+                    attempt.done({})
+                client.semaphore("free", limit=2).acquire(PATIENCE).release()
+                with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
+                    client.semaphore("capped", limit=2).acquire(0)
+
+    def test_refused_request_costs_no_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Locks and semaphores share a session, which must live. Later versions of etcd refuse the undoing as well."""
+        delete = Sessions.delete_keys
+
+        async def refuse(sessions: Sessions, contenders: Sequence[Contender], answer_by: float) -> None:
+            if any(b"+sem/" in one.key for one in contenders):
+                message = "it denies this user a right"
+                raise lockkit.ConfigurationError(message)
+            await delete(sessions, contenders, answer_by)
+
+        monkeypatch.setattr(Sessions, "delete_keys", refuse)
+        with EtcdServer() as member:
+            member.enable_auth("secret")
+            as_root = "--user=root:secret"
+            member.etcdctl(as_root, "role", "add", "app")
+            member.etcdctl(as_root, "user", "add", "app:secret")
+            member.etcdctl(as_root, "user", "grant-role", "app", "app")
+            member.etcdctl(as_root, "role", "grant-permission", "app", "readwrite", "lockkit/", "--prefix=true")
+            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=TTL) as client:
+                lease = client.lock("x").acquire(PATIENCE)
+                with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
+                    client.semaphore("x", limit=2).acquire(PATIENCE)
+
+                until_renewed(lease)
+                until_renewed(lease)
+                lease.release()
+
+    def test_login_that_the_cluster_requires_later(self) -> None:
+        """An operator gives all clients user and password, and then turns logins on: no lease is lost."""
+        with EtcdServer() as member, lockkit.connect(f"etcd://root:secret@{member.address}") as client:
+            lease = client.lock("held", ttl=TTL).acquire(PATIENCE)
+
+            member.enable_auth("secret")
+
+            client.lock("x", ttl=LONG).acquire(PATIENCE).release()
+            until_renewed(lease)
+            assert lease.confirm()
+            lease.release()
+
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_certificates_that_are_replaced(self, face: str) -> None:
+        """A client that runs for longer than they are valid uses the new ones when it has to connect again."""
+        with EtcdServer(tls=True) as member:
+
+            async def replace() -> None:
+                member.stop()
+                make_certificates(member.directory)
+                await asyncio.to_thread(member.start)
+
+            if face == "sync":
+                with lockkit.connect(member.url) as client:
+                    client.lock("x", ttl=LONG).acquire(PATIENCE).release()
+                    asyncio.run(replace())
+                    client.lock("x", ttl=LONG).acquire(PATIENCE).release()
+                return
+
+            async def scenario() -> None:
+                async with lockkit.aio.connect(member.url) as client:
+                    await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
+                    await replace()
+                    await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
+
+            asyncio.run(scenario())
+
+    def test_certificates_that_cannot_be_read_just_now(self) -> None:
+        """Between the removal of the old file and the arrival of the new one, the old one counts."""
+        with EtcdServer(tls=True) as member, lockkit.connect(member.url) as client:
+            client.ping()
+            made = member.certificates
+            key = made.client_key.read_bytes()
+            made.client_key.unlink()
+
+            backend = client._engine.client.backend
+            assert isinstance(backend, EtcdBackend)
+            made_anew = backend.cluster._connect(member.address)
+
+            assert not made_anew.is_outdated()
+            made.client_key.write_bytes(key + b"\n")
+            assert made_anew.is_outdated()
+            drive(made_anew.close())
 
     def test_tls_with_a_client_certificate(self) -> None:
         """With both APIs; without the certificate nothing works."""
@@ -772,6 +1003,33 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert lease.confirm()
 lease.release()
 """
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_client_that_is_dropped_leaves_no_connection(server: EtcdServer, face: str) -> None:
+    """A program that makes one for each task, and never closes any, does not run out of file descriptors."""
+
+    def channel_of(client: Client | lockkit.aio.Client) -> weakref.ref[Any]:
+        backend = client._engine.client.backend
+        assert isinstance(backend, EtcdBackend)
+        return weakref.ref(backend.cluster.connection()[0]._channel)
+
+    async def scenario() -> weakref.ref[Any]:
+        client = lockkit.aio.connect(server.url)
+        await client.ping()
+        return channel_of(client)
+
+    if face == "async":
+        channel = asyncio.run(scenario())
+    else:
+        client = lockkit.connect(server.url)
+        client.ping()
+        channel = channel_of(client)
+        del client
+    gc.collect()
+
+    assert channel() is None
 
 
 class TestFork:

@@ -21,6 +21,7 @@ from lockkit.backends.etcd.connection import (
     REVOKE,
     AsyncioConnection,
     DirectConnection,
+    ForkedConnection,
     open_connection,
 )
 from lockkit.backends.etcd.errors import code_of, details_of
@@ -119,6 +120,20 @@ def test_closing_ends_the_calls_under_way(silent: str) -> None:
             with pytest.raises(grpc.RpcError) as failed:
                 await connection.call(RANGE, ASK, PATIENCE, None)
             assert code_of(failed.value) is grpc.StatusCode.CANCELLED
+
+    asyncio.run(scenario())
+
+
+def test_closed_connection_of_a_forked_child(server: EtcdServer) -> None:
+    """It refuses a call with an error of grpc, as the others do."""
+
+    async def scenario() -> None:
+        connection = ForkedConnection(server.address, grpc.insecure_channel(server.address), owned=True)
+        assert (await connection.call(RANGE, ASK, PATIENCE, None)).header.revision > 0
+        await connection.close()
+        with pytest.raises(grpc.RpcError) as failed:
+            await connection.call(RANGE, ASK, PATIENCE, None)
+        assert code_of(failed.value) is grpc.StatusCode.CANCELLED
 
     asyncio.run(scenario())
 

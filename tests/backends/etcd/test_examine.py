@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,8 @@ from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import STATUS
 from lockkit.doctor import examine
 from lockkit.testing.servers import EtcdCluster, EtcdServer, wait_until
+from lockkit.testing.servers.binaries import find_program
+from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
@@ -190,6 +193,24 @@ def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(server.url)["etcd-no-tls"].where == (server.address,)
     with EtcdServer(tls=True) as safe:
         assert set(found(safe.url)) == {"etcd-alone"}
+
+
+def test_proxy(server: EtcdServer) -> None:
+    """Behind etcd's proxy for gRPC a lock is granted, and its lease ends at its deadline."""
+    port = server.port_for("proxy")
+    command = [str(find_program("etcd")), "grpc-proxy", "start"]
+    with subprocess.Popen(
+        [*command, f"--endpoints={server.address}", f"--listen-addr=127.0.0.1:{port}"],
+        cwd=server.directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as proxy:  # fmt: skip
+        try:
+            with lockkit.connect(f"etcd://127.0.0.1:{port}") as client:
+                lease = client.lock("x", ttl=3).acquire(PATIENCE)
+                finding = found(client.url)["etcd-no-renewal"]
+                assert "grpc-proxy" in finding.seen
+                assert lease.wait_lost(PATIENCE)
+        finally:
+            proxy.terminate()
 
 
 def test_nobody_answers(server: EtcdServer) -> None:

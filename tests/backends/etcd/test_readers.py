@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import lockkit
+import lockkit.aio
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions
 from lockkit.backends.etcd.connection import TXN
@@ -168,6 +170,25 @@ class TestRequests:
         assert len(client.holders("hundred")) == 100
         for lease in leases:
             lease.release()
+
+    def test_readers_whose_metadata_are_long(self, server: EtcdServer, connect: Connect) -> None:
+        """Their list is longer than gRPC takes by default, 4 MiB."""
+        client, count = connect(ttl=LONG), 1100
+        client.ping()
+        backend = cast("EtcdBackend", client._engine.client.backend)
+        for number in range(count):
+            put = rpc.PutRequest(
+                key=b"lockkit/long/r%x-%032x" % (number, number), value=b"%032x " % number + b"x" * 4000
+            )
+            request = rpc.TxnRequest(success=[rpc.RequestOp(request_put=put)])
+            drive(backend.cluster.call(TXN, request, resend=True))
+
+        async def ask() -> int:
+            async with lockkit.aio.connect(server.url) as other:
+                return len(await other.holders("long"))
+
+        assert (len(client.holders("long")), asyncio.run(ask())) == (count, count)
+        client.break_lock("long")
 
     def test_release_of_a_writer_wakes_its_readers_only(self, connect: Connect) -> None:
         """Not the writer behind them, nor the readers behind that."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,14 +15,20 @@ from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.wakeup import IDLE_MAX
-from lockkit.runtime import drive
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit.url import parse
+from tests.backends.support import StubHost
 
 if TYPE_CHECKING:
     from lockkit.backends.etcd.wakeup import WakeupListener
     from lockkit.testing.servers import EtcdServer
     from tests.backends.etcd.support import Connect
+
+
+NAME = "lockkit-etcd-watch"
 
 
 class Keys:
@@ -51,7 +60,8 @@ class Keys:
 
     def until_confirmed(self, contender: Contender) -> None:
         """Wait until the member has confirmed a watch."""
-        watch = self.listener._watches[contender.watch_id]
+        watch = contender.watch
+        assert watch is not None
         wait_until(lambda: None if watch.since else "not confirmed yet", timeout=PATIENCE)
 
     def until_woken(self, contender: Contender) -> None:
@@ -102,12 +112,12 @@ class TestNoDeletionIsMissed:
     def test_of_a_watch_that_stayed(self, keys: Keys) -> None:
         """The next waiter for a key of that name is woken by it, and not by what was before."""
         keys.listener.unwatch(keys.watched(b"stayed"))
-        (watch_id,) = keys.listener._idle.values()
+        (watch,) = keys.listener._idle.values()
         contender = keys.contender(b"stayed", keys.put(b"stayed"))
 
         assert keys.listener.watch(contender)
 
-        assert contender.watch_id == watch_id
+        assert contender.watch is watch
         assert contender.wake is not None
         assert not contender.wake.is_set()
         keys.delete(b"stayed")
@@ -118,12 +128,12 @@ class TestNoDeletionIsMissed:
         seen_at = keys.put(b"late")
         keys.delete(b"late")
         keys.listener.unwatch(keys.watched(b"late"))
-        (watch_id,) = keys.listener._idle.values()
+        (watch,) = keys.listener._idle.values()
         contender = keys.contender(b"late", seen_at)
 
         assert keys.listener.watch(contender)
 
-        assert contender.watch_id != watch_id
+        assert contender.watch is not watch
         keys.until_woken(contender)
 
 
@@ -145,6 +155,43 @@ class TestWatchesThatStay:
 
         assert [*keys.listener._idle] == [b"few-%d" % number for number in range(2, IDLE_MAX + 2)]
         assert len(keys.listener._watches) == IDLE_MAX
+
+
+@pytest.mark.parametrize("runtime", [BlockingRuntime, AsyncioRuntime])
+def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[BlockingRuntime | AsyncioRuntime]) -> None:
+    """A client that was dropped without `close()` leaves neither thread nor task, nor the connection."""
+
+    async def begin() -> weakref.ref[WakeupListener]:
+        host, url = StubHost(runtime()), parse(server.url)
+        backend = EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
+        contender = Contender("x", "owner", b"x/", b"value", host.runtime.event())
+        contender.waits_for(1, b"dropped")
+        assert backend._listener.watch(contender)
+        watch = contender.watch
+        assert watch is not None
+        for _ in range(int(PATIENCE / 0.01)):
+            if watch.since:
+                break
+            await host.runtime.sleep(0.01)
+        assert watch.since
+        return weakref.ref(backend._listener)
+
+    async def scenario() -> None:
+        before = len(streams())
+        listener = await begin()
+        gc.collect()
+        assert listener() is None
+        for _ in range(int(PATIENCE / 0.01)):
+            if len(streams()) <= before:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("the stream goes on")
+
+    def streams() -> list[threading.Thread | asyncio.Task[Any]]:
+        running = asyncio.all_tasks() if runtime is AsyncioRuntime else threading.enumerate()
+        return [one for one in running if (one.get_name() if isinstance(one, asyncio.Task) else one.name) == NAME]
+
+    asyncio.run(scenario())
 
 
 def messages(server: EtcdServer) -> tuple[int, int]:

@@ -6,12 +6,13 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
+from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
 import lockkit.aio
@@ -23,7 +24,14 @@ from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
 from lockkit.url import parse
 from tests.backends.support import StubHost
-from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, kazoo_client, sessions_of
+from tests.backends.zookeeper.support import (
+    PATIENCE,
+    Tree,
+    backend_of,
+    kazoo_client,
+    packets_count,
+    sessions_of,
+)
 from tests.interrupts import CallStrike
 from tests.tries import busy
 
@@ -366,6 +374,24 @@ class TestAdopted:
         with pytest.raises(lockkit.ConfigurationError, match="gevent"):
             lockkit.from_client(theirs)
 
+    @pytest.mark.parametrize("option", [{"acl": "creator"}, {"auth": "sasl"}, {"use_ssl": True}], ids=str)
+    def test_options_without_effect_are_refused(self, option: dict[str, Any]) -> None:
+        """A client with other rights than those that the caller asked for would be worse."""
+        with pytest.raises(lockkit.ConfigurationError, match=f"the option '?{next(iter(option))}"):
+            lockkit.from_client(KazooClient(), **option)
+
+    def test_rights_are_those_of_the_client(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """For nodes, and for directories that are made for them."""
+        rights = [make_digest_acl("ada", "s3cret", all=True)]
+        with (
+            kazoo_client(server.address, auth_data=[("digest", "ada:s3cret")], default_acl=rights) as theirs,
+            lockkit.from_client(theirs, prefix="adopted") as client,
+            client.lock("x", ttl=5),
+        ):
+            (node,) = theirs.get_children("/adopted/x")
+            assert {theirs.get_acls(path)[0] == rights for path in ("/adopted/x", f"/adopted/x/{node}")} == {True}
+            assert tree.client.exists(f"/adopted/x/{node}")
+
     def test_forked_child_is_told_to_make_its_own(self, server: ZooKeeperServer) -> None:
         """Kazoo's threads stay in the parent."""
         with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
@@ -413,6 +439,17 @@ class TestAccess:
                 with client.lock("x", ttl=LONG):
                     assert operator.get_acls(f"/list{number}/x")[0] == [digest]
 
+    def test_note_that_may_not_be_written(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """The holder gets the error: the engine repeats what is only unavailable for as long as the lease is held."""
+        tree.client.create("/noted+note", acl=[ACL(Permissions.READ, Id("world", "anyone"))])
+        client = connect(f"zookeeper://{server.address}?prefix=noted")
+
+        with (
+            client.lock("x", ttl=LONG) as lease,
+            pytest.raises(lockkit.ConfigurationError, match="denies this user a right"),
+        ):
+            drive(backend_of(client).write_note(lease._record.grant, "text", LONG))
+
     def test_login_by_sasl(self, tmp_path: Path, connect: Connect) -> None:
         """DIGEST-MD5; a wrong password is a ConfigurationError, at once, and without the password."""
         require("zookeeper", local=True)
@@ -458,6 +495,24 @@ class TestAccess:
         assert not [record for record in caplog.records if "s3cret" in record.getMessage()]
 
 
+def test_first_note_is_one_request(server: ZooKeeperServer, connect: Connect) -> None:
+    """Most keys of `once` get one note only. The next takes the place of the first, with two requests."""
+    client = connect(f"zookeeper://{server.address}?prefix=notes")
+    backend = backend_of(client)
+    counts = []
+    for number in range(3):  # the first makes the directory, and a heartbeat may fall into one
+        with client.lock(f"x{number}", ttl=LONG) as lease:
+            for text in ("first", "second"):
+                before = packets_count(server)
+                assert drive(backend.write_note(lease._record.grant, text, LONG))
+                counts.append(packets_count(server) - before - 1)  # the question before
+            note = drive(backend.read_note(lease.name))
+            assert note is not None
+            assert note.text == "second"
+
+    assert (min(counts[::2]), min(counts[1::2])) == (1, 2)
+
+
 class TestBadInput:
     """What is wrong is reported at once."""
 
@@ -478,12 +533,29 @@ class TestBadInput:
             ("zookeeper://h?timeout=soon", "timeout"),
             ("zookeeper://h?randomize_hosts=perhaps", "true"),
             ("zookeeper://h?verify_certs=0&check_hostname=maybe", "true"),
+            ("zookeeper://h?auth_data=digest:a:b", "auth_data= of connect.. is a list of pairs"),
+            ("zookeeper://h?auth=sasl&sasl_options=GSSAPI", "sasl_options= of connect.. is a mapping"),
+            ("zookeeper://h?ca=/some/file", "ca is for TLS: add use_ssl=1"),
+            ("zookeeper://h?check_hostname=1", "check_hostname is for TLS"),
+            ("zookeeper://h?use_ssl=1&keyfile=/does/not/exist", "option keyfile cannot be read"),
         ],
     )
     def test_refused_url(self, url: str, problem: str) -> None:
         """Nothing is sent."""
         with pytest.raises(lockkit.ConfigurationError, match=problem):
             lockkit.connect(url)
+
+    @pytest.mark.parametrize(
+        ("login", "options"), [("ada:pw@", {"auth": "sasl"}), ("", {"sasl_options": {"mechanism": "GSSAPI"}})]
+    )
+    def test_sasl_without_its_package(
+        self, monkeypatch: pytest.MonkeyPatch, login: str, options: dict[str, Any]
+    ) -> None:
+        """Kazoo does not require it. Its thread would end, again and again, as if the server were down."""
+        monkeypatch.setitem(sys.modules, "puresasl", None)
+
+        with pytest.raises(lockkit.ConfigurationError, match="pure-sasl"):
+            lockkit.connect(f"zookeeper://{login}h", **options)
 
     def test_wrong_type_of_rights(self) -> None:
         """Neither a string nor a list."""
@@ -502,6 +574,16 @@ class TestBadInput:
         with pytest.raises(lockkit.BackendUnavailable, match="refused") as raised:
             connect(url).lock("x").acquire(timeout=0)
         assert raised.value.backend == url
+
+    def test_too_many_connections(self, connect: Connect) -> None:
+        """The error names the server's limit: a host with many processes reaches it."""
+        with ZooKeeperServer(settings={"maxClientCnxns": "1"}) as alone:
+            url = f"zookeeper://{alone.address}"
+            first = connect(url)
+            first.ping()
+            with pytest.raises(lockkit.BackendUnavailable, match="maxClientCnxns"):
+                connect(url).lock("x", ttl=LONG).acquire(1)
+            first.ping()
 
     def test_directory_that_is_an_ephemeral_node(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """Another client's node is where the lock's directory should be."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
+import grpc.aio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 import lockkit
 import lockkit.aio
 from lockkit import fencing, optimistic
+from lockkit.backends.etcd import quirks
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require
 from tests.tries import tried
 
@@ -418,3 +422,20 @@ class TestUpdate:
                 assert await optimistic.update_key_async(client, "aio", count_up) == "9"
 
         asyncio.run(scenario())
+
+    def test_updates_on_a_channel_leave_nothing(self, server: EtcdServer) -> None:
+        """Each call uses the application's channel, which may go when the application drops it."""
+
+        async def scenario() -> tuple[int, weakref.ref[grpc.aio.Channel]]:
+            before = len(quirks._aio_channels)
+            channel = grpc.aio.insecure_channel(server.address)
+            for _ in range(20):
+                await optimistic.update_key_async(channel, "left", lambda _: "x")
+            await channel.close()
+            return len(quirks._aio_channels) - before, weakref.ref(channel)
+
+        left, channel = asyncio.run(scenario())
+        gc.collect()
+
+        assert left <= 1
+        assert channel() is None

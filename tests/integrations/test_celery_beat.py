@@ -414,6 +414,30 @@ def test_due_times_of_a_crontab_are_local(beats: Beats, *, enable_utc: bool) -> 
     assert len(a.sent) == len(set(a.sent))
 
 
+@pytest.mark.parametrize(
+    ("noon", "before"), [(datetime(2026, 3, 28, 12, tzinfo=UTC), 2), (datetime(2026, 10, 24, 12, tzinfo=UTC), 1)]
+)
+def test_change_of_the_clocks_makes_no_tick_another_one(beats: Beats, noon: datetime, before: int) -> None:
+    """Each beat finds the same due times, whatever its last run was, and so each tick is sent once."""
+    beats.app.conf.timezone = "Europe/Berlin"
+    beats.now = noon
+    beats.schedule(
+        before=schedules.crontab(hour="1", minute="45"),
+        within=schedules.crontab(hour="2", minute="30"),
+        poll=schedules.schedule(timedelta(minutes=10)),
+    )
+    leader, standby = beats.led(), beats.led()
+
+    for _ in range(6 * 36):
+        beats.run(leader, standby)
+        resign(leader)
+        leader, standby = standby, leader
+        beats.advance(minutes=10)
+
+    sent = Counter(tick.split()[0] for tick in leader.sent + standby.sent)
+    assert sent == {"before": before, "within": 1, "poll": 6 * 36 - 1}
+
+
 def test_lock_server_without_notes_is_refused(beats: Beats) -> None:
     """Its leader could not mark what it has sent."""
     beats.app.conf.lockkit_url = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"

@@ -149,7 +149,7 @@ class LeaderOnly:
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, Seconds]:
         """Tell whether an entry is due, and in how many seconds to check it again."""
-        now = self.app.now()
+        now = self.app.now().astimezone(UTC)
         grid = _grid(entry, now)
         if grid is not None:
             last, pause = grid
@@ -215,9 +215,12 @@ def _short(name: str) -> str:
     return name if len(raw) <= ENTRY_BYTES_MAX else hashlib.sha256(raw).hexdigest()
 
 
+# Times are compared and subtracted in UTC: between two times of one zone, Python ignores that its clocks were changed.
+
+
 def _last_run(entry: ScheduleEntry) -> datetime:
     last_run: datetime = entry.schedule.maybe_make_aware(entry.last_run_at)
-    return last_run
+    return last_run.astimezone(UTC)
 
 
 def _grid(entry: ScheduleEntry, now: datetime) -> tuple[datetime, Seconds] | None:
@@ -229,7 +232,7 @@ def _grid(entry: ScheduleEntry, now: datetime) -> tuple[datetime, Seconds] | Non
     if every <= 0:
         return None
     count, since = divmod(now.timestamp(), every)
-    return datetime.fromtimestamp(count * every, now.tzinfo), every - since
+    return datetime.fromtimestamp(count * every, UTC), every - since
 
 
 def _last_due(entry: ScheduleEntry, now: datetime, app: Celery) -> datetime:
@@ -238,7 +241,7 @@ def _last_due(entry: ScheduleEntry, now: datetime, app: Celery) -> datetime:
     schedule.nowfun, schedule.app = lambda: now, app
 
     def following(time: datetime) -> datetime:
-        left: timedelta = schedule.remaining_estimate(time)
+        left: timedelta = schedule.remaining_estimate(time.astimezone(schedule.tz))
         return now + left
 
     last_run = _last_run(entry)

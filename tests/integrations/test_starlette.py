@@ -375,6 +375,28 @@ def test_error_of_the_endpoint_goes_on_unchanged() -> None:
                 client.post("/")
 
 
+@pytest.mark.parametrize("kind", ["async def", "def"])
+def test_endpoint_that_yields_is_refused(kind: str) -> None:
+    """FastAPI runs it when the dependencies have ended, and so without the lock."""
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+    ran: list[int] = []
+
+    async def seats() -> AsyncIterator[int]:
+        ran.append(1)
+        yield 1
+
+    def seats_in_thread() -> Iterator[int]:
+        ran.append(1)
+        yield 1
+
+    endpoint = seats if kind == "async def" else seats_in_thread
+    app.get("/", dependencies=[locked_dependency("seats")])(endpoint)
+
+    with TestClient(app) as browser, pytest.raises(lockkit.ConfigurationError, match="yields its response"):
+        browser.get("/")
+    assert ran == []
+
+
 @pytest.mark.parametrize("name", ["seat:{seat}", lambda: "seat:1"])
 def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -> None:
     """A lock of the dependency would answer with a status, which a WebSocket does not have."""

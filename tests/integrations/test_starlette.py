@@ -33,6 +33,8 @@ from tests.conventions.sources import ROOT
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 
+    from lockkit.testing.kit.clients import AioKitClient
+
 
 @locked("seat:{hall}:{seat}", ttl=10)
 async def book(request: Request) -> JSONResponse:
@@ -621,6 +623,25 @@ async def test_leader_s_work_that_fails_is_logged_and_begins_again(
         assert terms[1] > terms[0]
         assert await client.election("a").leader() is None
     assert caplog.text.count("the leader's work failed") == 1  # and not when the application ends
+
+
+@pytest.mark.asyncio
+async def test_campaign_that_fails_is_not_taken_for_the_leader_s_work(
+    caplog: pytest.LogCaptureFixture, lockkit_aio_client: AioKitClient
+) -> None:
+    """Wrong credentials are no fault of the work, which has not begun, and its traceback helps nobody."""
+    lockkit_aio_client.fail(lockkit.ConfigurationError("wrong password"), times=1)
+    began = asyncio.Event()
+
+    async def work(_term: lockkit.aio.Term) -> None:
+        began.set()
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        async with lead(lockkit_aio_client.election("a"), work, pause=0), asyncio.timeout(PATIENCE):
+            await began.wait()
+    assert caplog.text.count("election 'a': this process does not lead: wrong password") == 1
+    assert "Traceback" not in caplog.text
+    assert "work failed" not in caplog.text
 
 
 @pytest.mark.asyncio

@@ -195,7 +195,9 @@ class JobLock:
         if self._lock is None:
             return work(None)
         name = self._lock.name(arguments, keywords)
-        lock = client.lock(name, ttl=self._ttl, timeout=self._timeout, label=self._lock_label)
+        # Reentrant: a job that calls another one directly, as all are called in Celery's eager mode, must not find the
+        # lock busy that it holds itself.
+        lock = client.lock(name, ttl=self._ttl, timeout=self._timeout, reentrant=True, label=self._lock_label)
         with ExitStack() as stack:
             lease = _entered(stack, lock)
             before = _lease.set(lease)

@@ -248,6 +248,24 @@ def test_task_that_calls_itself_keeps_its_own_token() -> None:
         pay.apply((1, 2), throw=True)
 
 
+def test_task_shares_its_lock_with_those_that_it_calls() -> None:
+    """Directly or eagerly they run within it, and would wait for it, be skipped or fail."""
+    app = local_app(task_always_eager=True, task_eager_propagates=True)
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}", on_busy="skip")
+    def notify(self: LockedTask, n: int) -> int:  # noqa: ARG001
+        token: int = self.request.lockkit_token
+        return token
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}")
+    def pay(self: LockedTask, n: int) -> list[int]:
+        return [notify(n), notify.delay(n).result, self.request.lockkit_token]
+
+    for returned in (pay(1), pay.delay(1).result):
+        assert len(set(returned)) == 1
+        assert returned[0] > 0
+
+
 def test_task_that_calls_its_own_run_keeps_its_own_token() -> None:
     """Celery makes no request for that call: the token of the inner lock must not stay."""
     app = local_app()

@@ -42,7 +42,23 @@ def test_lock_and_key_are_asked_for_as_the_job_says(on_busy: Any, timeout: float
         assert job.run(noting, lambda _: 5, (1,), {}) == job.run(noting, lambda _: 6, (1,), {}) == 5
 
     once = ("pay:1", {"keep": 60.0, "ttl": 7.0, "timeout": timeout, "label": "pay:{n}"})
-    assert asked == [once, ("acct:1", {"ttl": 7.0, "timeout": timeout, "label": "acct:{n}"}), once]
+    lock = ("acct:1", {"ttl": 7.0, "timeout": timeout, "reentrant": True, "label": "acct:{n}"})
+    assert asked == [once, lock, once]
+
+
+@pytest.mark.parametrize("on_busy", ["retry", "skip", "wait"])
+def test_job_that_calls_another_one_of_its_lock_does_not_wait_for_itself(on_busy: Any) -> None:  # noqa: ANN401 - a literal
+    """The inner call has the same lease. It was told to pass reentrant=True, skipped, or waited for ever."""
+    job = JobLock(pay, "acct:{n}", on_busy=on_busy)
+    with lockkit.connect("memory://jobs-inner") as client:
+
+        def outer(lease: lockkit.Lease | None) -> object:
+            assert job.run(client, lambda inner: inner is lease and 2, (1,), {}) == 2
+            assert lease is not None
+            return lease.held and 1
+
+        assert job.run(client, outer, (1,), {}) == 1
+        assert not client.lock("acct:1").locked()
 
 
 @pytest.mark.parametrize("decorator", [locked_actor, locked_job])

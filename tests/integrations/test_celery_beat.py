@@ -243,6 +243,31 @@ def test_schedule_of_another_package_tells_itself_what_is_due(beats: Beats) -> N
     assert a.sent == []
 
 
+def test_interval_of_another_package_is_sent_once_in_each_of_its_spans(beats: Beats) -> None:
+    """It counts from the last run of each beat, and the new leader's is older than what the old one has sent."""
+
+    class Row(ScheduleEntry):  # type: ignore[misc] # celery has no types
+        def is_due(self) -> schedules.schedstate:
+            return super().is_due()
+
+    class Database(Led):
+        Entry = Row
+
+    beats.schedule(poll=schedules.schedule(timedelta(minutes=10)))
+    leader, standby = (Database(beats.app) for _ in range(2))
+    beats.made += leader, standby
+
+    for _ in range(9):
+        beats.run(leader, standby)
+        resign(leader)
+        leader, standby = standby, leader
+        beats.advance(minutes=7)
+
+    assert sorted(leader.sent + standby.sent) == [
+        f"poll 2026-03-01T{due}:00+00:00" for due in ("09:10", "09:20", "09:30", "09:40", "09:50")
+    ]
+
+
 def test_mark_outlives_the_next_due_time(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat that was away for a month must find what the others have sent of a monthly schedule."""
     asked: list[dict[str, Any]] = []

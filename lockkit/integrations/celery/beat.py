@@ -142,7 +142,7 @@ class LeaderOnly:
         self._heap = sorted(self._on_grid(event) for event in self._heap or [])
 
     def _on_grid(self, event: event_t) -> event_t:
-        if _grid(event.entry, self.app.now()) is None:
+        if _grid(event.entry, self.app.now()) is None or not _asks_schedule(event.entry):
             return event
         due, pause = self.is_due(event.entry)
         return event._replace(time=self._when(event.entry, 0 if due else pause) or 0)  # type: ignore[attr-defined]
@@ -151,12 +151,14 @@ class LeaderOnly:
         """Tell whether an entry is due, and in how many seconds to check it again."""
         now = self.app.now().astimezone(UTC)
         grid = _grid(entry, now)
-        if grid is not None:
+        if grid is not None and _asks_schedule(entry):
             last, pause = grid
             is_due = last > _last_run(entry)
         else:
             is_due, pause = super().is_due(entry)  # type: ignore[misc] # of the scheduler
-            last = _last_due(entry, now, self.app) if is_due else now
+            last = now
+            if is_due:  # an interval then counts from the last run, which is another one in each beat
+                last = _last_due(entry, now, self.app) if grid is None else grid[0]
         if is_due:
             self._due[entry.name] = last, pause
         return is_due, pause
@@ -223,10 +225,15 @@ def _last_run(entry: ScheduleEntry) -> datetime:
     return last_run.astimezone(UTC)
 
 
+def _asks_schedule(entry: ScheduleEntry) -> bool:
+    """Tell whether its schedule alone says when it is due: entries of other packages may be switched off."""
+    return type(entry).is_due is ScheduleEntry.is_due
+
+
 def _grid(entry: ScheduleEntry, now: datetime) -> tuple[datetime, Seconds] | None:
     """Last due time of an interval and the seconds to the next, counted from the epoch; None for other schedules."""
     schedule: Any = entry.schedule
-    if type(schedule) is not schedules.schedule or type(entry).is_due is not ScheduleEntry.is_due:
+    if type(schedule) is not schedules.schedule:
         return None
     every: Seconds = schedule.run_every.total_seconds()
     if every <= 0:

@@ -130,6 +130,17 @@ class TestWorker:
         with pytest.raises(LockLost, match="lost:5"):
             shop.lose.delay(5).get(timeout=PATIENCE)
 
+    @pytest.mark.parametrize("how", ["terminate", "soft time limit"])
+    def test_task_that_is_ended_frees_its_lock(self, shop: ModuleType, connection: redis.Redis, how: str) -> None:
+        """By an exception that Celery raises in it, long before the ttl of an hour."""
+        sent = shop.sleep.apply_async((9,), soft_time_limit=1 if how == "soft time limit" else None)
+        until(lambda: shop.events(connection))
+        if how == "terminate":
+            shop.app.control.revoke(sent.id, terminate=True)
+
+        with lockkit.connect(shop.URL) as client, client.lock("acct:9", timeout=PATIENCE):
+            assert [event["what"] for event in shop.events(connection)] == ["begin"]
+
     def test_repeat_gets_the_stored_result(self, shop: ModuleType, connection: redis.Redis) -> None:
         """A task with a key runs once."""
         results = [shop.charge.delay(6) for _ in range(3)]
@@ -484,3 +495,13 @@ def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str,
 
     with pytest.raises(ConfigurationError, match=message):
         app.finalize()
+
+
+def test_celery_prints_the_password_of_the_lock_server() -> None:
+    """It hides those of settings that it knows; so the page tells to use the environment."""
+    app = local_app(broker_url="redis://:hidden@127.0.0.1/0")
+    app.conf.lockkit_url = "redis://:shown@127.0.0.1/0"
+
+    printed = app.conf.table(censored=True)
+    assert "hidden" not in str(printed)
+    assert "shown" in str(printed)

@@ -167,8 +167,8 @@ def parse(text: object) -> Url:
         end = min(index for index in (rest.find("/", 2), rest.find("?", 2), len(rest)) if index >= 0)
         authority, rest = rest[2:end], rest[end:]
     elif rest and rest[0] not in "/?":
-        if "@" in rest:
-            raise _no_scheme()  # user:password@host
+        if "@" in rest or rest[0].isdigit():
+            raise _no_scheme()  # user:password@host, host:port
         raise _error(scheme, f"has no // after its scheme: write {scheme}://…")
     raw_path, question, raw_query = rest.partition("?")
     # A raw "/" or "?" in a password ends the host part early, so the "@" comes after it. Without this check a message

@@ -111,7 +111,7 @@ def test_parts_of_a_url(text: str, scheme: str, hosts: str, path: str, query: di
         ("1redis://h", "does not start with a scheme"),
         ("re dis://h", "does not start with a scheme"),
         ("rédis://h", "does not start with a scheme"),
-        ("localhost:6379/0", "no // after its scheme"),
+        ("localhost:6379/0", "does not start with a scheme"),
         ("file:relative", "no // after its scheme"),
         ("redis://h ", "space"),
         (" redis://h", "does not start with a scheme"),

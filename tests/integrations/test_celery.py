@@ -18,6 +18,7 @@ from celery import Celery, current_task
 from celery.exceptions import Reject, Retry
 from celery.signals import task_retry
 from celery_once import AlreadyQueued, QueueOnce
+from pydantic import BaseModel
 
 import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
@@ -442,6 +443,20 @@ def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:
 
     with pytest.raises(LockTimeout, match="inner"):
         pay()
+
+
+def test_name_is_made_of_what_was_sent() -> None:
+    """Before pydantic makes models of it (from Celery 5.5 on)."""
+    app = local_app()
+
+    class Order(BaseModel):
+        id: int
+
+    @app.task(shared=False, base=LockedTask, bind=True, pydantic=True, lock="order:{order[id]}")
+    def pay(self: LockedTask, order: Order) -> str:  # noqa: ARG001
+        return str(self.request.lockkit_lease.name)
+
+    assert pay.apply(({"id": 17},)).get() == "order:17"
 
 
 def test_lock_server_may_be_named_in_the_settings_of_django() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import lockkit
 from lockkit.errors import ConfigurationError
+from lockkit.integrations import jobs
 from lockkit.integrations.dramatiq import locked_actor
 from lockkit.integrations.jobs import JobLock
 from lockkit.integrations.rq import locked_job
@@ -59,6 +60,26 @@ def test_job_that_calls_another_one_of_its_lock_does_not_wait_for_itself(on_busy
 
         assert job.run(client, outer, (1,), {}) == 1
         assert not client.lock("acct:1").locked()
+
+
+@pytest.mark.parametrize(
+    ("configured", "whom"),
+    [("memory://jobs-narrow", "threads of this process"), ("file:", "processes of this machine")],
+)
+def test_locks_that_other_machines_do_not_see_are_warned_of_once(
+    configured: str, whom: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the application gives their URL itself: then it knows."""
+    monkeypatch.setenv("LOCKKIT_URL", configured)
+    monkeypatch.setattr(jobs, "_clients", {})
+
+    for url in (None, None, configured):
+        jobs.client_of_process(url)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"locks out {whom} only: if workers run elsewhere" in caplog.text
+    for client in jobs._clients.values():
+        client.close()
 
 
 @pytest.mark.parametrize("decorator", [locked_actor, locked_job])

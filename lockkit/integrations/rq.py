@@ -61,7 +61,7 @@ def locked_job(
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
         on_busy: What happens to a job whose lock is busy: ``"retry"`` schedules it again, which needs a worker with
             ``--with-scheduler`` and does not count for the job's own retries; ``"skip"`` ends it with None, ``"wait"``
-            waits in the worker. If you call the function outside a job, or from another job's function, it raises
+            waits in the worker. If you call the function outside a job, or from a job's function, it raises
             `lockkit.LockTimeout` instead.
         busy_countdown: After how many seconds a ``"retry"`` is to run; RQ counts whole seconds.
         ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.

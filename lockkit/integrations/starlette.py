@@ -133,6 +133,8 @@ async def _work(election: aio.Election, work: Work, term: aio.Term, task: asynci
         # If this task is not cancelled, something that the work awaited was: an error as any other.
         if isinstance(error, asyncio.CancelledError) and task.cancelling():
             raise
+        if isinstance(error, LockLost) and term.lost:  # by term.check(): that is how work ends
+            raise
         log.exception("election %r: the leader's work failed", election.name)
         return
     if not task.cancelling():  # otherwise the work has swallowed the cancellation

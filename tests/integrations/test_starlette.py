@@ -7,6 +7,7 @@ import importlib
 import logging
 import re
 import secrets
+from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -642,6 +643,31 @@ async def test_campaign_that_fails_is_not_taken_for_the_leader_s_work(
     assert caplog.text.count("election 'a': this process does not lead: wrong password") == 1
     assert "Traceback" not in caplog.text
     assert "work failed" not in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_work_that_checks_its_term_has_not_failed_when_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """It raises what `check` raises, and the loss is one line."""
+    again = asyncio.Event()
+    terms: list[int] = []
+
+    async def work(term: lockkit.aio.Term) -> None:
+        terms.append(term.token)
+        if len(terms) > 1:
+            again.set()
+            return
+        await client.break_lock("a")
+        while not term.lost:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        term.check()
+
+    async with lockkit.aio.connect("memory://lead-checks") as client, asyncio.timeout(PATIENCE):
+        with caplog.at_level(logging.WARNING, "lockkit"):
+            async with lead(client.election("a", ttl=0.6), work, pause=0):
+                await again.wait()
+    assert caplog.text.count("election 'a': this process does not lead: lost lock 'a'") == 1
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.asyncio

@@ -18,7 +18,7 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from lockkit.backend import CALL_SECONDS, Grant, Request
+from lockkit.backend import CALL_SECONDS, Grant, Request, split_space
 from lockkit.engine import lock_order, observation
 from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.local_queue import LocalQueues, Ticket
@@ -469,6 +469,8 @@ class Acquisition(Generic[L]):
         """Say how to avoid waiting for a holder that cannot go on."""
         assert record.grant.name == self._settings.name, "the holder of this lock"
         if self._is_own(record):
+            if split_space(record.grant.name)[0] == "once":
+                return "A run asks for its own key, which is free when it has ended: give the inner work another key"
             return "Pass reentrant=True to lock(), here and there, to get the same lease again"
         return "It cannot release while this call blocks their event loop: use lockkit.aio, which does not block"
 

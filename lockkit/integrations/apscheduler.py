@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from apscheduler.events import EVENT_SCHEDULER_SHUTDOWN, EVENT_SCHEDULER_STARTED
@@ -150,11 +150,10 @@ class Leadership:
 
     def _forget_overdue(self) -> None:
         """Move jobs that were due while another process led to their next times."""
+        # In UTC: between two times of one zone, Python ignores that its clocks were changed.
+        now = datetime.now(UTC)
         for job in self._scheduler.get_jobs():
-            if job.next_run_time is None:  # paused
-                continue
-            now = datetime.now(job.next_run_time.tzinfo)
-            if job.next_run_time > now:
+            if job.next_run_time is None or job.next_run_time > now:  # None: paused
                 continue
             following = job.trigger.get_next_fire_time(None, now)
             if following is not None and following <= now:  # a single date, which may be one of several triggers

@@ -71,7 +71,8 @@ def locked(
         backend is unavailable, and 500 if the lease was lost before the endpoint returned.
 
     Raises:
-        ConfigurationError: The name is no template and no dependency, or an option is wrong.
+        ConfigurationError: The name is no template and no dependency, or an option is wrong. At a request: the endpoint
+            is that of a WebSocket, or a generator function, whose body FastAPI runs after the release.
         TypeError: There is no such option.
     """
     check_options(timeout, retry_after, {**options, "cancel_on_lost": cancel_on_lost})
@@ -82,7 +83,14 @@ def locked(
         if not isinstance(request, Request):
             message = f"locked() cannot lock a WebSocket, which has no response: use client.lock({named!r}) in it"
             raise ConfigurationError(message, name=named)
-        can_cancel = cancel_on_lost and inspect.iscoroutinefunction(inspect.unwrap(request.scope["endpoint"]))
+        endpoint = inspect.unwrap(request.scope["endpoint"])
+        if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+            message = (
+                f"locked() cannot lock {endpoint.__qualname__}(), which yields its response: the lock would be "
+                f"released before its body runs. Use `async with client.lock({named!r})` in an `async def` endpoint"
+            )
+            raise ConfigurationError(message, name=named)
+        can_cancel = cancel_on_lost and inspect.iscoroutinefunction(endpoint)
         settings = {"label": template, **options, "cancel_on_lost": can_cancel}
         async with hold(request, named, timeout=timeout, retry_after=retry_after, **settings) as lease:
             yield lease

@@ -8,6 +8,7 @@ outlast the queue, and would belong to a process that does not do the work.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
@@ -50,6 +51,11 @@ costs messages."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_WITHIN = {"process": "threads of this process only", "machine": "processes of this machine only"}
+"""Whom the locks of each scope lock out, if not everybody."""
+
+log = logging.getLogger("lockkit")
+
 _clients: dict[tuple[int, str | None], Client] = {}
 _lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
 
@@ -59,7 +65,7 @@ def client_of_process(url: str | None = None) -> Client:
     Return the client of this process, created at its first use, so that a forked worker never uses its parent's.
 
     Args:
-        url: As for `lockkit.connect`.
+        url: As for `lockkit.connect`. Without one, lockkit warns if workers on other machines would not be locked out.
 
     Raises:
         ConfigurationError: The URL or the profile is wrong.
@@ -67,8 +73,15 @@ def client_of_process(url: str | None = None) -> Client:
     key = (os.getpid(), url)
     client = _clients.get(key)
     if client is None:
+        made = connect(url)
         # Two threads may create one each. The second then uses the first's; neither has connected yet.
-        client = _clients.setdefault(key, connect(url))
+        client = _clients.setdefault(key, made)
+        whom = _WITHIN.get(client.capabilities.scope)
+        if client is made and url is None and whom is not None:
+            log.warning(
+                "jobs are locked at %s, which locks out %s: if workers run elsewhere too, set the URL of a lock server",
+                client.url, whom,
+            )  # fmt: skip
     return client
 
 
@@ -195,7 +208,9 @@ class JobLock:
         if self._lock is None:
             return work(None)
         name = self._lock.name(arguments, keywords)
-        lock = client.lock(name, ttl=self._ttl, timeout=self._timeout, label=self._lock_label)
+        # Reentrant: a job that calls another one directly, as all are called in Celery's eager mode, must not find the
+        # lock busy that it holds itself.
+        lock = client.lock(name, ttl=self._ttl, timeout=self._timeout, reentrant=True, label=self._lock_label)
         with ExitStack() as stack:
             lease = _entered(stack, lock)
             before = _lease.set(lease)

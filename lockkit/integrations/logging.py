@@ -94,4 +94,6 @@ class LoggingObserver(Observer):
 
     def _log(self, call: Call, event: LockEvent) -> None:
         extra = {f"lock_{name}": getattr(event, name) for name in _FIELDS}
-        self._logger.log(self._levels[call], "lock %s: %s", call, event.name, extra={"lock_event": call, **extra})
+        # A name may come from a user, and could have lines that look like other records.
+        name = event.name if event.name.isprintable() else repr(event.name)
+        self._logger.log(self._levels[call], "lock %s: %s", call, name, extra={"lock_event": call, **extra})

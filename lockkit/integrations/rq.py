@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
+from contextvars import ContextVar
 from math import ceil
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
@@ -34,6 +36,9 @@ log = logging.getLogger("lockkit")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_inside: ContextVar[bool] = ContextVar("lockkit_rq_inside", default=False)
+"""Whether the function of a job runs here, so that a call is not RQ's."""
+
 
 def locked_job(
     lock: str | None = None,
@@ -56,7 +61,7 @@ def locked_job(
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
         on_busy: What happens to a job whose lock is busy: ``"retry"`` schedules it again, which needs a worker with
             ``--with-scheduler`` and does not count for the job's own retries; ``"skip"`` ends it with None, ``"wait"``
-            waits in the worker. If you call the function outside a job, or from another job's function, it raises
+            waits in the worker. If you call the function outside a job, or from a job's function, it raises
             `lockkit.LockTimeout` instead.
         busy_countdown: After how many seconds a ``"retry"`` is to run; RQ counts whole seconds.
         ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
@@ -83,8 +88,16 @@ def locked_job(
             busy_countdown=busy_countdown,
         )
 
+        @functools.wraps(function)
+        def work(*arguments: P.args, **keywords: P.kwargs) -> R:
+            before = _inside.set(True)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                _inside.reset(before)
+
         def busy(error: JobBusy) -> R | None:
-            if on_busy == "wait" or (on_busy == "retry" and not _is_job_of(function)):
+            if on_busy == "wait" or (on_busy == "retry" and not _is_called_by_rq(function)):
                 raise error.timeout from None
             if on_busy == "retry":
                 # RQ takes it for no result, and counts these apart from the retries of failures.
@@ -92,12 +105,12 @@ def locked_job(
             log.info("job of %s skipped: %s", function.__qualname__, error)
             return None
 
-        return locked_function(function, job, url, busy)
+        return locked_function(work, job, url, busy)
 
     return decorate
 
 
-def _is_job_of(function: Callable[..., object]) -> bool:
-    """Tell whether RQ runs a job of this function: for any other caller, a `Retry` would be the function's result."""
-    job = get_current_job()
+def _is_called_by_rq(function: Callable[..., object]) -> bool:
+    """Tell whether RQ calls this function as its job: for another caller, a `Retry` would be the function's result."""
+    job = None if _inside.get() else get_current_job()
     return job is not None and inspect.unwrap(cast("Callable[..., object]", job.func)) is inspect.unwrap(function)

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from lockkit import aio, validation
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -117,23 +117,28 @@ async def _lead(election: aio.Election, work: Work, pause: Seconds) -> None:
     while True:
         try:
             async with election.campaign(cancel_on_stop=True) as term:
-                await work(term)
-                if not task.cancelling():  # otherwise the work has swallowed the cancellation
-                    await _for_ever()
-        except (BackendUnavailable, LockLost) as error:
-            log.warning("%s", error)
-        except (Exception, asyncio.CancelledError) as error:
-            # If this task is not cancelled, something that the work awaited was: an error as any other.
-            if isinstance(error, asyncio.CancelledError) and task.cancelling():
-                raise
-            log.exception("election %r: the leader's work failed", election.name)
+                await _work(election, work, term, task)
+        except Exception as error:  # whatever it was, this process must campaign again
+            known = isinstance(error, LockError)
+            log.warning("election %r: this process does not lead: %s", election.name, error, exc_info=not known)
         if task.cancelling():
             return
         await asyncio.sleep(pause)  # noqa: TID251 - the application's event loop runs in real time
 
 
-async def _for_ever() -> None:
-    await asyncio.get_running_loop().create_future()
+async def _work(election: aio.Election, work: Work, term: aio.Term, task: asyncio.Task[Any]) -> None:
+    try:
+        await work(term)
+    except (Exception, asyncio.CancelledError) as error:
+        # If this task is not cancelled, something that the work awaited was: an error as any other.
+        if isinstance(error, asyncio.CancelledError) and task.cancelling():
+            raise
+        if isinstance(error, LockLost) and term.lost:  # by term.check(): that is how work ends
+            raise
+        log.exception("election %r: the leader's work failed", election.name)
+        return
+    if not task.cancelling():  # otherwise the work has swallowed the cancellation
+        await asyncio.get_running_loop().create_future()  # for ever: no other process is to do the work too
 
 
 def client_of(scope: Scope) -> aio.Client:

@@ -106,6 +106,12 @@ def charge(self: LockedTask, n: int) -> dict[str, int]:  # noqa: ARG001
     return {"token": self.request.lockkit_token}
 
 
+@app.task(base=LockedTask, bind=True, name="shop.sleep", lock="acct:{n}", lock_ttl=3600)
+def sleep(self: LockedTask, n: int) -> None:  # noqa: ARG001
+    """Holds the lock until it is ended."""
+    work(self, 3600)
+
+
 @app.task(base=LockedTask, name="shop.clients", lock="clients:{n}")
 def clients(n: int) -> list[list[int]]:
     """Which process has made the clients that this process uses, and which one this is."""

@@ -18,6 +18,7 @@ from celery import Celery, current_task
 from celery.exceptions import Reject, Retry
 from celery.signals import task_retry
 from celery_once import AlreadyQueued, QueueOnce
+from pydantic import BaseModel
 
 import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
@@ -129,6 +130,17 @@ class TestWorker:
         """Its result is not to be used."""
         with pytest.raises(LockLost, match="lost:5"):
             shop.lose.delay(5).get(timeout=PATIENCE)
+
+    @pytest.mark.parametrize("how", ["terminate", "soft time limit"])
+    def test_task_that_is_ended_frees_its_lock(self, shop: ModuleType, connection: redis.Redis, how: str) -> None:
+        """By an exception that Celery raises in it, long before the ttl of an hour."""
+        sent = shop.sleep.apply_async((9,), soft_time_limit=1 if how == "soft time limit" else None)
+        until(lambda: shop.events(connection))
+        if how == "terminate":
+            shop.app.control.revoke(sent.id, terminate=True)
+
+        with lockkit.connect(shop.URL) as client, client.lock("acct:9", timeout=PATIENCE):
+            assert [event["what"] for event in shop.events(connection)] == ["begin"]
 
     def test_repeat_gets_the_stored_result(self, shop: ModuleType, connection: redis.Redis) -> None:
         """A task with a key runs once."""
@@ -246,6 +258,24 @@ def test_task_that_calls_itself_keeps_its_own_token() -> None:
         assert returned == [True, "acct:1", pay.name]
     with lockkit.connect("memory://celery").lock("acct:2"), pytest.raises(LockTimeout, match="acct:2"):
         pay.apply((1, 2), throw=True)
+
+
+def test_task_shares_its_lock_with_those_that_it_calls() -> None:
+    """Directly or eagerly they run within it, and would wait for it, be skipped or fail."""
+    app = local_app(task_always_eager=True, task_eager_propagates=True)
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}", on_busy="skip")
+    def notify(self: LockedTask, n: int) -> int:  # noqa: ARG001
+        token: int = self.request.lockkit_token
+        return token
+
+    @app.task(shared=False, base=LockedTask, bind=True, lock="acct:{n}")
+    def pay(self: LockedTask, n: int) -> list[int]:
+        return [notify(n), notify.delay(n).result, self.request.lockkit_token]
+
+    for returned in (pay(1), pay.delay(1).result):
+        assert len(set(returned)) == 1
+        assert returned[0] > 0
 
 
 def test_task_that_calls_its_own_run_keeps_its_own_token() -> None:
@@ -415,6 +445,20 @@ def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:
         pay()
 
 
+def test_name_is_made_of_what_was_sent() -> None:
+    """Before pydantic makes models of it (from Celery 5.5 on)."""
+    app = local_app()
+
+    class Order(BaseModel):
+        id: int
+
+    @app.task(shared=False, base=LockedTask, bind=True, pydantic=True, lock="order:{order[id]}")
+    def pay(self: LockedTask, order: Order) -> str:  # noqa: ARG001
+        return str(self.request.lockkit_lease.name)
+
+    assert pay.apply(({"id": 17},)).get() == "order:17"
+
+
 def test_lock_server_may_be_named_in_the_settings_of_django() -> None:
     """They begin with a prefix."""
     app = Celery("local", set_as_current=False)
@@ -466,3 +510,13 @@ def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str,
 
     with pytest.raises(ConfigurationError, match=message):
         app.finalize()
+
+
+def test_celery_prints_the_password_of_the_lock_server() -> None:
+    """It hides those of settings that it knows; so the page tells to use the environment."""
+    app = local_app(broker_url="redis://:hidden@127.0.0.1/0")
+    app.conf.lockkit_url = "redis://:shown@127.0.0.1/0"
+
+    printed = app.conf.table(censored=True)
+    assert "hidden" not in str(printed)
+    assert "shown" in str(printed)

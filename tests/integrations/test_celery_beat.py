@@ -243,6 +243,31 @@ def test_schedule_of_another_package_tells_itself_what_is_due(beats: Beats) -> N
     assert a.sent == []
 
 
+def test_interval_of_another_package_is_sent_once_in_each_of_its_spans(beats: Beats) -> None:
+    """It counts from the last run of each beat, and the new leader's is older than what the old one has sent."""
+
+    class Row(ScheduleEntry):  # type: ignore[misc] # celery has no types
+        def is_due(self) -> schedules.schedstate:
+            return super().is_due()
+
+    class Database(Led):
+        Entry = Row
+
+    beats.schedule(poll=schedules.schedule(timedelta(minutes=10)))
+    leader, standby = (Database(beats.app) for _ in range(2))
+    beats.made += leader, standby
+
+    for _ in range(9):
+        beats.run(leader, standby)
+        resign(leader)
+        leader, standby = standby, leader
+        beats.advance(minutes=7)
+
+    assert sorted(leader.sent + standby.sent) == [
+        f"poll 2026-03-01T{due}:00+00:00" for due in ("09:10", "09:20", "09:30", "09:40", "09:50")
+    ]
+
+
 def test_mark_outlives_the_next_due_time(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat that was away for a month must find what the others have sent of a monthly schedule."""
     asked: list[dict[str, Any]] = []
@@ -412,6 +437,30 @@ def test_due_times_of_a_crontab_are_local(beats: Beats, *, enable_utc: bool) -> 
     assert b.sent == []
     assert "half 2026-10-25T00:30:00+00:00" in a.sent
     assert len(a.sent) == len(set(a.sent))
+
+
+@pytest.mark.parametrize(
+    ("noon", "before"), [(datetime(2026, 3, 28, 12, tzinfo=UTC), 2), (datetime(2026, 10, 24, 12, tzinfo=UTC), 1)]
+)
+def test_change_of_the_clocks_makes_no_tick_another_one(beats: Beats, noon: datetime, before: int) -> None:
+    """Each beat finds the same due times, whatever its last run was, and so each tick is sent once."""
+    beats.app.conf.timezone = "Europe/Berlin"
+    beats.now = noon
+    beats.schedule(
+        before=schedules.crontab(hour="1", minute="45"),
+        within=schedules.crontab(hour="2", minute="30"),
+        poll=schedules.schedule(timedelta(minutes=10)),
+    )
+    leader, standby = beats.led(), beats.led()
+
+    for _ in range(6 * 36):
+        beats.run(leader, standby)
+        resign(leader)
+        leader, standby = standby, leader
+        beats.advance(minutes=10)
+
+    sent = Counter(tick.split()[0] for tick in leader.sent + standby.sent)
+    assert sent == {"before": before, "within": 1, "poll": 6 * 36 - 1}
 
 
 def test_lock_server_without_notes_is_refused(beats: Beats) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import lockkit
 from lockkit.errors import ConfigurationError
+from lockkit.integrations import jobs
 from lockkit.integrations.dramatiq import locked_actor
 from lockkit.integrations.jobs import JobLock
 from lockkit.integrations.rq import locked_job
@@ -42,7 +43,43 @@ def test_lock_and_key_are_asked_for_as_the_job_says(on_busy: Any, timeout: float
         assert job.run(noting, lambda _: 5, (1,), {}) == job.run(noting, lambda _: 6, (1,), {}) == 5
 
     once = ("pay:1", {"keep": 60.0, "ttl": 7.0, "timeout": timeout, "label": "pay:{n}"})
-    assert asked == [once, ("acct:1", {"ttl": 7.0, "timeout": timeout, "label": "acct:{n}"}), once]
+    lock = ("acct:1", {"ttl": 7.0, "timeout": timeout, "reentrant": True, "label": "acct:{n}"})
+    assert asked == [once, lock, once]
+
+
+@pytest.mark.parametrize("on_busy", ["retry", "skip", "wait"])
+def test_job_that_calls_another_one_of_its_lock_does_not_wait_for_itself(on_busy: Any) -> None:  # noqa: ANN401 - a literal
+    """The inner call has the same lease. It was told to pass reentrant=True, skipped, or waited for ever."""
+    job = JobLock(pay, "acct:{n}", on_busy=on_busy)
+    with lockkit.connect("memory://jobs-inner") as client:
+
+        def outer(lease: lockkit.Lease | None) -> object:
+            assert job.run(client, lambda inner: inner is lease and 2, (1,), {}) == 2
+            assert lease is not None
+            return lease.held and 1
+
+        assert job.run(client, outer, (1,), {}) == 1
+        assert not client.lock("acct:1").locked()
+
+
+@pytest.mark.parametrize(
+    ("configured", "whom"),
+    [("memory://jobs-narrow", "threads of this process"), ("file:", "processes of this machine")],
+)
+def test_locks_that_other_machines_do_not_see_are_warned_of_once(
+    configured: str, whom: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless the application gives their URL itself: then it knows."""
+    monkeypatch.setenv("LOCKKIT_URL", configured)
+    monkeypatch.setattr(jobs, "_clients", {})
+
+    for url in (None, None, configured):
+        jobs.client_of_process(url)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"locks out {whom} only: if workers run elsewhere" in caplog.text
+    for client in jobs._clients.values():
+        client.close()
 
 
 @pytest.mark.parametrize("decorator", [locked_actor, locked_job])

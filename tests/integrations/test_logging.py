@@ -73,6 +73,19 @@ def test_loss_is_a_warning_and_levels_can_be_chosen(client: lockkit.Client, capl
     assert levels[:2] == [("lock granted: a", "ERROR"), ("lock lost: a", "WARNING")]
 
 
+def test_name_cannot_begin_a_line_of_its_own(client: lockkit.Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Names may be what a user has typed; the field has them unchanged."""
+    name = "seat:1\nINFO lock released: seat:2"
+    observer = LoggingObserver()
+    lockkit.add_observer(observer)
+    with caplog.at_level(logging.INFO, "lockkit.events"), client.lock(name):
+        pass
+    lockkit.remove_observer(observer)
+
+    messages = [(record.getMessage(), record.__dict__["lock_name"]) for record in caplog.records]
+    assert messages == [(f"lock {call}: {name!r}", name) for call in ("granted", "released")]
+
+
 @pytest.mark.parametrize(
     ("levels", "says"),
     [

@@ -166,6 +166,20 @@ def test_outside_of_a_job_busy_is_an_error() -> None:
         pay(1)
 
 
+def test_job_that_calls_itself_busy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what RQ calls may return what RQ takes for a retry."""
+
+    @locked_job("acct:{n}", url="memory://rq")
+    def pay(n: int, inner: int | None = None) -> object:  # noqa: ARG001
+        return None if inner is None else pay(inner)
+
+    monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=pay))
+    with lockkit.connect("memory://rq") as client, client.lock("acct:2"):
+        with pytest.raises(LockTimeout):
+            pay(1, 2)
+        assert isinstance(pay(2), Retry)
+
+
 def test_times_may_be_timedeltas_and_are_checked_at_the_decoration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when the first lock is busy. RQ counts whole seconds."""
 

@@ -7,6 +7,7 @@ import importlib
 import logging
 import re
 import secrets
+from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +33,8 @@ from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+
+    from lockkit.testing.kit.clients import AioKitClient
 
 
 @locked("seat:{hall}:{seat}", ttl=10)
@@ -375,6 +378,28 @@ def test_error_of_the_endpoint_goes_on_unchanged() -> None:
                 client.post("/")
 
 
+@pytest.mark.parametrize("kind", ["async def", "def"])
+def test_endpoint_that_yields_is_refused(kind: str) -> None:
+    """FastAPI runs it when the dependencies have ended, and so without the lock."""
+    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"))
+    ran: list[int] = []
+
+    async def seats() -> AsyncIterator[int]:
+        ran.append(1)
+        yield 1
+
+    def seats_in_thread() -> Iterator[int]:
+        ran.append(1)
+        yield 1
+
+    endpoint = seats if kind == "async def" else seats_in_thread
+    app.get("/", dependencies=[locked_dependency("seats")])(endpoint)
+
+    with TestClient(app) as browser, pytest.raises(lockkit.ConfigurationError, match="yields its response"):
+        browser.get("/")
+    assert ran == []
+
+
 @pytest.mark.parametrize("name", ["seat:{seat}", lambda: "seat:1"])
 def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -> None:
     """A lock of the dependency would answer with a status, which a WebSocket does not have."""
@@ -599,6 +624,50 @@ async def test_leader_s_work_that_fails_is_logged_and_begins_again(
         assert terms[1] > terms[0]
         assert await client.election("a").leader() is None
     assert caplog.text.count("the leader's work failed") == 1  # and not when the application ends
+
+
+@pytest.mark.asyncio
+async def test_campaign_that_fails_is_not_taken_for_the_leader_s_work(
+    caplog: pytest.LogCaptureFixture, lockkit_aio_client: AioKitClient
+) -> None:
+    """Wrong credentials are no fault of the work, which has not begun, and its traceback helps nobody."""
+    lockkit_aio_client.fail(lockkit.ConfigurationError("wrong password"), times=1)
+    began = asyncio.Event()
+
+    async def work(_term: lockkit.aio.Term) -> None:
+        began.set()
+
+    with caplog.at_level(logging.WARNING, "lockkit"):
+        async with lead(lockkit_aio_client.election("a"), work, pause=0), asyncio.timeout(PATIENCE):
+            await began.wait()
+    assert caplog.text.count("election 'a': this process does not lead: wrong password") == 1
+    assert "Traceback" not in caplog.text
+    assert "work failed" not in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_work_that_checks_its_term_has_not_failed_when_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """It raises what `check` raises, and the loss is one line."""
+    again = asyncio.Event()
+    terms: list[int] = []
+
+    async def work(term: lockkit.aio.Term) -> None:
+        terms.append(term.token)
+        if len(terms) > 1:
+            again.set()
+            return
+        await client.break_lock("a")
+        while not term.lost:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        term.check()
+
+    async with lockkit.aio.connect("memory://lead-checks") as client, asyncio.timeout(PATIENCE):
+        with caplog.at_level(logging.WARNING, "lockkit"):
+            async with lead(client.election("a", ttl=0.6), work, pause=0):
+                await again.wait()
+    assert caplog.text.count("election 'a': this process does not lead: lost lock 'a'") == 1
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.asyncio

@@ -49,6 +49,12 @@ def client() -> Iterator[lockkit.Client]:
         yield client
 
 
+def test_run_that_asks_for_its_own_key_is_told_so(client: lockkit.Client) -> None:
+    """It cannot be reentrant, as a lock could."""
+    with client.once("charge:17", keep=KEEP), pytest.raises(lockkit.LockTimeout, match="asks for its own key"):
+        client.once("charge:17", keep=KEEP, timeout=0).__enter__()
+
+
 # -- names -----------------------------------------------------------------------------------------------------------
 
 

@@ -142,21 +142,23 @@ class LeaderOnly:
         self._heap = sorted(self._on_grid(event) for event in self._heap or [])
 
     def _on_grid(self, event: event_t) -> event_t:
-        if _grid(event.entry, self.app.now()) is None:
+        if _grid(event.entry, self.app.now()) is None or not _asks_schedule(event.entry):
             return event
         due, pause = self.is_due(event.entry)
         return event._replace(time=self._when(event.entry, 0 if due else pause) or 0)  # type: ignore[attr-defined]
 
     def is_due(self, entry: ScheduleEntry) -> tuple[bool, Seconds]:
         """Tell whether an entry is due, and in how many seconds to check it again."""
-        now = self.app.now()
+        now = self.app.now().astimezone(UTC)
         grid = _grid(entry, now)
-        if grid is not None:
+        if grid is not None and _asks_schedule(entry):
             last, pause = grid
             is_due = last > _last_run(entry)
         else:
             is_due, pause = super().is_due(entry)  # type: ignore[misc] # of the scheduler
-            last = _last_due(entry, now, self.app) if is_due else now
+            last = now
+            if is_due:  # an interval then counts from the last run, which is another one in each beat
+                last = _last_due(entry, now, self.app) if grid is None else grid[0]
         if is_due:
             self._due[entry.name] = last, pause
         return is_due, pause
@@ -215,21 +217,29 @@ def _short(name: str) -> str:
     return name if len(raw) <= ENTRY_BYTES_MAX else hashlib.sha256(raw).hexdigest()
 
 
+# Times are compared and subtracted in UTC: between two times of one zone, Python ignores that its clocks were changed.
+
+
 def _last_run(entry: ScheduleEntry) -> datetime:
     last_run: datetime = entry.schedule.maybe_make_aware(entry.last_run_at)
-    return last_run
+    return last_run.astimezone(UTC)
+
+
+def _asks_schedule(entry: ScheduleEntry) -> bool:
+    """Tell whether its schedule alone says when it is due: entries of other packages may be switched off."""
+    return type(entry).is_due is ScheduleEntry.is_due
 
 
 def _grid(entry: ScheduleEntry, now: datetime) -> tuple[datetime, Seconds] | None:
     """Last due time of an interval and the seconds to the next, counted from the epoch; None for other schedules."""
     schedule: Any = entry.schedule
-    if type(schedule) is not schedules.schedule or type(entry).is_due is not ScheduleEntry.is_due:
+    if type(schedule) is not schedules.schedule:
         return None
     every: Seconds = schedule.run_every.total_seconds()
     if every <= 0:
         return None
     count, since = divmod(now.timestamp(), every)
-    return datetime.fromtimestamp(count * every, now.tzinfo), every - since
+    return datetime.fromtimestamp(count * every, UTC), every - since
 
 
 def _last_due(entry: ScheduleEntry, now: datetime, app: Celery) -> datetime:
@@ -238,7 +248,7 @@ def _last_due(entry: ScheduleEntry, now: datetime, app: Celery) -> datetime:
     schedule.nowfun, schedule.app = lambda: now, app
 
     def following(time: datetime) -> datetime:
-        left: timedelta = schedule.remaining_estimate(time)
+        left: timedelta = schedule.remaining_estimate(time.astimezone(schedule.tz))
         return now + left
 
     last_run = _last_run(entry)

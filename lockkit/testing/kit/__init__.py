@@ -54,11 +54,13 @@ def lockkit_aio_client(lockkit_time: Clock) -> Iterator[AioKitClient]:
 
 
 @pytest.fixture(scope="session")
-def lockkit_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OncePerRun]:
+def lockkit_once(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[OncePerRun]:
     """``lockkit_once(key, make)``: what the first worker of pytest-xdist makes, and all the others get."""
     from lockkit.testing.kit.workers import OncePerRun  # noqa: PLC0415 - see above
 
-    once = OncePerRun(tmp_path_factory)
+    # Not by the environment: a run of pytest within a test of a worker inherits that of the worker.
+    worker = getattr(pytestconfig, "workerinput", None)
+    once = OncePerRun(tmp_path_factory, None if worker is None else worker["testrunuid"])
     yield once
     once.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, TypeVar
 
 from lockkit.sync import connect
@@ -33,12 +32,22 @@ class OncePerRun:
     Its records are files in the temporary directory of the run, so the workers must be on one machine.
     """
 
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
-        """Find the directory that all workers of this run share."""
+    def __init__(self, factory: pytest.TempPathFactory, run: str | None) -> None:
+        """
+        Find the directory that all workers of this run share.
+
+        Args:
+            factory: Of this process.
+            run: Id of the run if this is one of its workers.
+        """
         folder = factory.getbasetemp()
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            folder = folder.parent  # each worker has one of its own in that of the run
-        self._client = connect((folder / "lockkit-once").as_uri(), ttl=TTL_SECONDS)
+        if run is None:
+            folder /= "lockkit-once"
+        else:
+            # Each worker has a directory of its own in that of the run. But on another machine the one above is that of
+            # all runs: the id keeps this run from finding what an earlier one has made.
+            folder = folder.parent / f"lockkit-once-{run}"
+        self._client = connect(folder.as_uri(), ttl=TTL_SECONDS)
 
     def __call__(self, key: str, make: Callable[[], T]) -> T:
         """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lockkit.testing.kit.workers import OncePerRun
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
@@ -62,7 +64,19 @@ def test_error_is_that_of_the_test_that_made_it(lockkit_once):
 """
 
 
-def run(folder: Path, tests: str, *arguments: str) -> str:
+MAKES = """
+import os
+
+def make():
+    with open(os.environ["MADE"], "a") as file:
+        return file.write("made\\n")
+
+def test_makes(lockkit_once):
+    assert lockkit_once("database", make) == 5
+"""
+
+
+def run(folder: Path, tests: str, *arguments: str, **variables: str) -> str:
     """Run pytest in a project of its own, as its developers do; give what was made."""
     (folder / "test_project.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -71,10 +85,12 @@ def run(folder: Path, tests: str, *arguments: str) -> str:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "PYTHONPATH": str(ROOT),
+        "PYTEST_DEBUG_TEMPROOT": str(folder),
         "MADE": str(folder / "made"),
+        **variables,
     }
     done = subprocess.run(
-        [*command, f"--basetemp={folder / 'tmp'}", *arguments],
+        [*command, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -101,3 +117,20 @@ def test_first_worker_makes_and_the_others_get_it(tmp_path: Path) -> None:
 def test_without_workers_it_makes_once_too(tmp_path: Path) -> None:
     """The same conftest runs in both ways; an error is not remembered."""
     assert run(tmp_path, FAILS_FIRST, "-p", "no:xdist").splitlines() == ["tried"] * 2
+
+
+def test_run_finds_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """Also if it begins in the environment of a worker, as a run within a test of that worker does."""
+    for times in (1, 2):
+        made = run(tmp_path, MAKES, "-p", "no:xdist", PYTEST_XDIST_WORKER="gw0")
+        assert made.splitlines() == ["made"] * times
+
+
+def test_worker_on_another_machine_finds_nothing_of_an_earlier_run(tmp_path: Path) -> None:
+    """There the directory above that of the worker is that of all runs."""
+    factory: Any = SimpleNamespace(getbasetemp=lambda: tmp_path / "pytest-7")
+
+    for made in ("a", "b"):
+        worker = OncePerRun(factory, made)
+        assert worker("database", made.upper) == made.upper()
+        worker.close()

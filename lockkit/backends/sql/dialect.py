@@ -116,8 +116,9 @@ _MYSQL_LOOK = Statement(
 # be locked.
 _MYSQL_MODE = "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 # The others end a session with its first ROLLBACK, cut off rows, or refuse statements, if the server's default says so.
+# And init_connect of the server may end autocommit, which drivers do not notice: it runs after the login was answered.
 _MYSQL_SETTINGS = Statement(
-    f"SET SESSION innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
+    f"SET SESSION autocommit = 1, innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
     f" lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f}, sql_mode = '{_MYSQL_MODE}',"
     " completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
 )

@@ -240,7 +240,7 @@ class MemoryBackend(LockBackend):
         with space.mutex:
             now = self._runtime.now()
             lock = space.locks.get(grant.name)
-            if lock is None or not lock.held(now) or lock.holder is None or lock.holder.owner != grant.owner:
+            if lock is None or lock.confirm(grant.owner, now) is not None:
                 return False
             space.keep_note(grant.name, text, now + keep, now)
         return True

@@ -90,8 +90,25 @@ def test_renewal_reports_a_broken_lease(connect: Connect, frozen: StubHost) -> N
     assert not drive(second.break_lock("x"))
     assert not drive(second.break_lock("never seen"))
 
+    assert drive(first.confirm(grant)) == Gone("broken")
     assert granted(drive(second.try_acquire(frozen.request()))).token > grant.token
     assert drive(first.renew([grant])) == [Gone("broken")]
+    assert drive(first.confirm(grant)) == Gone("broken")
+
+
+def test_confirmation_says_why_a_lease_is_gone(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """Asking changes nothing; a client whose file was removed holds nothing that is certain."""
+    first, second = connect(frozen), connect(frozen)
+    grant = granted(drive(first.try_acquire(frozen.request())))
+    assert drive(first.confirm(grant)) is None
+
+    (directory / "clients" / first._client_file.id).unlink()
+    assert drive(second.confirm(grant)) == Gone("gone")
+    other = granted(drive(second.try_acquire(frozen.request())))
+    assert drive(first.confirm(grant)) == Gone("taken")
+
+    assert drive(second.release(other))
+    assert drive(second.confirm(other)) == Gone("gone")
 
 
 def test_queue_is_first_come_first_served_between_clients(connect: Connect, frozen: StubHost) -> None:

@@ -8,7 +8,7 @@ from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.backends.file import backend as file
 from lockkit.runtime import drive
 from tests.backends.file.support import Connect, tick
-from tests.backends.support import StubHost, granted
+from tests.backends.support import FakeClock, StubHost, granted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +109,17 @@ def test_confirmation_says_why_a_lease_is_gone(connect: Connect, frozen: StubHos
 
     assert drive(second.release(other))
     assert drive(second.confirm(other)) == Gone("gone")
+
+
+def test_expired_leases_are_forgotten(connect: Connect, frozen: StubHost) -> None:
+    """A client that has its leases expire, and never releases one, remembers none of them."""
+    backend = connect(frozen)
+    assert isinstance(frozen.runtime, FakeClock)
+    for number in range(100):
+        granted(drive(backend.try_acquire(frozen.request(f"lock {number % 5}", ttl=1.0))))
+        frozen.runtime.time += 2.0
+
+    assert len(backend._store.held) == 1
 
 
 def test_queue_is_first_come_first_served_between_clients(connect: Connect, frozen: StubHost) -> None:

@@ -201,8 +201,10 @@ class Database:
                 kind = self.kind(error)
                 attempt += 1
                 yielded = kind in CONFLICTS or kind == "locked"
-                repeat = yielded or (kind == "connection" and again and not fresh)
-                again = again and yielded
+                # Nothing was done, perhaps by a demoted primary: a new connection finds the one that took over.
+                refused = kind == "read-only" and not fresh
+                repeat = yielded or refused or (kind == "connection" and again and not fresh)
+                again = again and (yielded or refused)
                 if yielded:
                     longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
                     pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
@@ -225,13 +227,12 @@ class Database:
             if connection.file is not None:
                 connection.file.check()
         except self.driver_errors as error:
-            # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
             kind = self.kind(error)
             if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
                 self._give_back(connection)
                 raise
             self._drop(connection)
-            if kind in {"connection", "timeout"}:
+            if kind in {"connection", "timeout", "read-only"}:
                 self.drop_idle()
             raise
         except BaseException:

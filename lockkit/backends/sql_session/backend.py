@@ -217,8 +217,8 @@ class SessionBackend(HoldingBackend):
             else:
                 kept = session.connection.used > 0
                 self._cleanup.lose(claim)
-                if kind == "connection" and kept:
-                    return None  # the server had ended it since it was used last
+                if kind in {"connection", "read-only"} and kept:
+                    return None  # the server had ended it since it was used last, or was demoted
             raise self.database.translate(error) from error
 
     async def _enqueue(self, request: Request, claim: Claim, session: Session, limit: int) -> None:
@@ -260,13 +260,14 @@ class SessionBackend(HoldingBackend):
         except self.database.driver_errors as error:
             claim.queued = False
             kind = self.database.kind(error)
-            if kind not in _NOT_GRANTED | {"timeout", "no table"} or session.unanswered:
+            if kind not in _NOT_GRANTED | {"timeout", "no table", "read-only"} or session.unanswered:
                 self._cleanup.lose(claim)
                 raise self.database.translate(error) from error
             if kind == "no table":
                 await self._cleanup.give_up(claim, request.answer_by)
                 await self._leases.make_tables(error, request.answer_by)
             # A limit of the server's, or an administrator's cancel: the grant may have raced with that, so begin anew.
+            # Or the server was demoted: a new session finds the one that took over.
         await self._cleanup.give_up(claim, request.answer_by)
         return None
 

@@ -36,6 +36,7 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
+from tests.backends.sql_table.support import demote
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
 from tests.tries import busy, until
@@ -291,6 +292,27 @@ class TestWaiters:
         assert drive(waiter.release(grant))
         lease.release()
         drive(waiter.close())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Connect, mode: str) -> None:
+    """Sessions that may only read any more are replaced: kept ones, and that of a waiter to whom the lock is handed."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        place = ModeServer(server, mode)
+        client, other = connect(place.url), connect(place.url)
+        lease, kept = (client.lock(name, ttl=LONG).acquire(PATIENCE) for name in ("handed", "kept"))
+        kept.release()
+        with running(lambda: other.lock("handed", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "handed")
+            demote(server)
+            lease.release()
+        assert got[0].token > lease.token
+        got[0].release()
+
+        for one in (client, other):
+            with one.lock("kept", ttl=LONG, timeout=PATIENCE) as again:
+                assert again.token > kept.token
 
 
 class TestLimits:

@@ -23,7 +23,7 @@ import lockkit.aio
 from lockkit.backends.sql.database import Database
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.sql_table.support import DRIVERS, Look, counted, waits, with_driver
+from tests.backends.sql_table.support import DRIVERS, Look, counted, demote, waits, with_driver
 from tests.tries import busy, until
 
 if TYPE_CHECKING:
@@ -138,6 +138,21 @@ def test_ended_connections_of_holder_and_waiter(kept: PostgresServer | MariaServ
     thread.join(PATIENCE)
     assert got[0].token > lease.token
     got[0].release()
+
+
+def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Connect) -> None:
+    """Kept connections that may only read any more are replaced; nothing is reported to those who lock."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        client = connect(server.url)
+        lease, released = (client.lock(name, ttl=600).acquire(timeout=PATIENCE) for name in ("x", "y"))
+        demote(server)
+
+        released.release()
+        with client.lock("y", ttl=600, timeout=PATIENCE) as another:
+            assert another.token > released.token
+        lease.extend()
+        lease.release()
 
 
 def test_release_and_renewal_outlive_an_idle_cut(kept: PostgresServer | MariaServer, connect: Connect) -> None:

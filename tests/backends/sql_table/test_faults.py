@@ -433,6 +433,32 @@ class TestRefused:
         message = self.refusal(connect(url, table="closed.locks"))
         assert "no table closed.locks, and it cannot be made" in message or "denies this user a right" in message
 
+    def test_database_that_may_not_be_connected_to(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """It is there, and so is the user."""
+        look = Look(postgresql.url)
+        look.run("CREATE ROLE outsider LOGIN PASSWORD 'right one'")
+        postgresql.execute("CREATE DATABASE closed")
+        look.run("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+        url = f"postgresql://outsider:right%20one@{postgresql.address}/closed"
+
+        assert "refuses the login" in self.refusal(connect(url))
+
+    def test_certificate_that_is_not_there(self, connect: Connect) -> None:
+        """The driver looks for it when the server offers TLS."""
+        require("postgresql", local=True)
+        with PostgresServer(tls=True) as server:
+            url = f"postgresql://postgres@{server.address}/postgres?sslmode=verify-full&sslrootcert=/nowhere/ca.pem"
+
+            assert "settings for TLS" in self.refusal(connect(url))
+
+    @pytest.mark.parametrize("kept", ["mariadb"], indirect=True)
+    def test_account_that_mariadb_refuses(self, kept: MariaServer, connect: Connect) -> None:
+        """With the right password: it is locked, or the password is too old."""
+        for user, state in (("locked", "ACCOUNT LOCK"), ("old", "PASSWORD EXPIRE")):
+            kept.execute(f"CREATE USER {user} IDENTIFIED BY 'right one' {state}")
+            kept.execute(f"GRANT ALL ON lockkit.* TO {user}")
+            assert "refuses the login" in self.refusal(connect(f"mariadb://{user}:right%20one@{kept.address}/lockkit"))
+
     def test_read_only_database(self, postgresql: PostgresServer, connect: Connect) -> None:
         """As on a replica."""
         Look(postgresql.url).run("CREATE ROLE reader LOGIN SUPERUSER PASSWORD 'right one'")

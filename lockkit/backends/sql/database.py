@@ -272,16 +272,17 @@ class Database:
 
     def _kept(self) -> Connection | None:
         """Take a kept connection, if one is still open. There is none while a caller waits for one."""
-        idle = self._idle
-        while idle:
-            try:
-                connection = idle.pop()
-            except IndexError:  # another thread took the last
-                return None
+        while (connection := self._pop_idle()) is not None:
             if self._usable(connection):
                 return connection
             self._drop(connection)
         return None
+
+    def _pop_idle(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # there was none, or another thread took the last
+            return None
 
     def _usable(self, connection: Connection) -> bool:
         if connection.file is not None and connection.file.moved:
@@ -382,11 +383,7 @@ class Database:
         Where one did not answer, each of the others would cost its caller a wait. And when the event loop ends they are
         of no more use: aiomysql complains if they are left to the garbage collector then.
         """
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread took the last
-                return
+        while (connection := self._pop_idle()) is not None:
             self._drop(connection)
 
     def _wake_one(self) -> None:
@@ -610,8 +607,7 @@ class Database:
         self._closed = True
         if self._blocking is not None:
             await self._blocking.close()
-        while self._idle:
-            connection = self._idle.pop()
+        while (connection := self._pop_idle()) is not None:
             self._counted.discard(connection)
             try:
                 await connection.close()

@@ -150,6 +150,7 @@ class SessionBackend(HoldingBackend):
             claim = request.state = Claim()
         limit = self._locking.limit(request.ttl)
         ttl = self._locking.seconds(limit, request.ttl)
+        self._ttl_min = min(self._ttl_min, ttl)
         retry_after: float | None = None
         for _ in range(ATTEMPTS_MAX):
             started = self._runtime.now()

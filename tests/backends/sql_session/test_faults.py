@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone
+from lockkit.backend import Busy, Gone, Renewed, Unknown
 from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.watch import DisconnectWatcher
@@ -39,11 +41,12 @@ from tests.backends.sql_session.support import (
 from tests.backends.sql_table.support import demote
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
-from tests.tries import busy, until
+from tests.tries import busy, until, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from lockkit.backend import Grant, LockBackend
     from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
@@ -315,6 +318,22 @@ def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Co
                 assert again.token > kept.token
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop one process of the server meanwhile, and with it the session that it serves."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def renewal(backend: LockBackend, grant: Grant) -> Renewed | None:
+    """Renew one lease; None if there is no answer."""
+    (outcome,) = drive(backend.renew([grant]))
+    return outcome if isinstance(outcome, Renewed) else None
+
+
 class TestLimits:
     """The server ends what takes long, unless a session asks it not to."""
 
@@ -515,6 +534,37 @@ class TestHungServers:
             assert watch.stop() < 4.5 + SLACK
         finally:
             place.server.resume()
+
+    def test_session_that_hangs_loses_its_own_lease_only(self, on_postgresql: ModeServer, connect: Connect) -> None:
+        """A round of renewals waits for it no longer than the other leases can."""
+        client = connect(on_postgresql.url)
+        hanging, *others = (client.lock(name, ttl=4.4).acquire(PATIENCE) for name in ("hangs", "one", "two"))
+        with stopped(pid_of(hanging)):
+            assert hanging.wait_lost(PATIENCE)
+            until_renewed(*others)
+        for lease in others:
+            lease.release()
+
+    def test_late_answer_to_a_renewal_counts_from_when_it_was_sent(
+        self, on_postgresql: ModeServer, connect: Connect
+    ) -> None:
+        """The next renewal reads it, unless another ttl is asked for."""
+        client = connect(on_postgresql.url)
+        lease = client.lock("late", ttl=6.0, renew=False).acquire(PATIENCE)
+        grant, backend = lease._record.grant, client._engine.client.backend
+        assert backend is not None
+        now = client._engine.runtime.now
+        for ttl in (6.0, LONG):
+            with stopped(pid_of(lease)):
+                before = now()
+                assert isinstance(drive(backend.renew([grant]))[0], Unknown)
+                after = now()
+            renewed = until(partial(renewal, backend, replace(grant, ttl=ttl)))
+            assert renewed.anchor is not None
+            assert renewed.ttl == ttl
+            assert before <= renewed.anchor
+            assert (renewed.anchor <= after) == (ttl == grant.ttl)
+        lease.release()
 
     def test_renewal_that_waits_for_its_turn_leaves_a_released_session_alone(
         self, place: ModeServer, connect: Connect

@@ -50,7 +50,7 @@ from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN
 
@@ -110,7 +110,6 @@ class Database:
         engine: SQLAlchemy's, own or the application's; of an ``AsyncEngine`` its ``sync_engine``.
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
-        advisory: Advisory locks are taken here: servers where they do nothing are refused.
         pooled: A pooler gives each statement another session; known after the first connection.
         driver_errors: What a `Connection` may raise.
     """
@@ -138,7 +137,6 @@ class Database:
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
         self.url = url
         self.label = _label(self.engine.url)
-        self.advisory = False
         self.pooled = False
         self._adopted = adopted
         self._runtime = runtime
@@ -413,8 +411,6 @@ class Database:
             await self.dialect.set_up(
                 connection, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
             )
-            if self.advisory:
-                self._refuse_without_advisory_locks(connection.product)
         except self.driver_errors as error:
             connection.terminate()
             raise self.translate(error) from error
@@ -430,14 +426,6 @@ class Database:
                 connection.transactional = False
         self._connections.add(connection)
         return connection
-
-    def _refuse_without_advisory_locks(self, product: str) -> None:
-        # It speaks PostgreSQL's protocol, and its functions for advisory locks exist "for compatibility" and do nothing
-        # ("Functions and Operators" in its documentation): every client would be granted every lock.
-        if product.startswith("CockroachDB"):
-            version = product.partition("(")[0].strip()
-            message = f"{self.label} is {version}, whose advisory locks exclude nobody: use mode=table"
-            raise ConfigurationError(message, backend=self.url)
 
     async def _open(self, seconds: float) -> Connection:
         """Connect, in a thread or task of its own: drivers do not limit all that connecting may wait for."""

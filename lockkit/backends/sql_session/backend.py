@@ -60,7 +60,7 @@ from lockkit.backend import (
     Request,
     decode_metadata,
 )
-from lockkit.backends.sql.errors import CONFLICTS
+from lockkit.backends.sql.errors import CONFLICTS, Kind
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.claim import Claim, Taken
@@ -215,12 +215,23 @@ class SessionBackend(HoldingBackend):
                 await self._cleanup.give_up(claim, request.answer_by)
                 if kind != "locked":
                     return None
-            else:
-                kept = session.connection.used > 0
-                self._cleanup.lose(claim)
-                if kind in {"connection", "read-only"} and kept:
-                    return None  # the server had ended it since it was used last, or was demoted
+            elif self._close_outdated(claim, session, kind):
+                return None
             raise self.database.translate(error) from error
+
+    def _close_outdated(self, claim: Claim, session: Session, kind: Kind) -> bool:
+        """
+        Close a session after an error.
+
+        Returns:
+            Whether it was a kept one, which the server had ended since it was used last, or which may not write any
+            more because the server was demoted: begin anew.
+        """
+        kept = session.connection.used > 0
+        self._cleanup.lose(claim)
+        if kind == "read-only":
+            self._sessions.drop_idle()
+        return kept and kind in {"connection", "read-only"}
 
     async def _enqueue(self, request: Request, claim: Claim, session: Session, limit: int) -> None:
         """The lock is busy: join the queue, or leave."""

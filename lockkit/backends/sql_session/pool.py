@@ -165,6 +165,11 @@ class Sessions:
         self._forget(session)
         await self._close(session)
 
+    def drop_idle(self) -> None:
+        """Close what is kept for the next locks."""
+        while (session := self._pop_idle()) is not None:
+            self.drop(session)
+
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
         self._watcher.remove(session)

@@ -9,7 +9,8 @@ __all__ = ["NETWORK_FILE_SYSTEMS", "kind_of_file_system"]
 
 NETWORK_FILE_SYSTEMS = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
-    *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
+    *("gfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.juicefs", "fuse.mfs"),
+    *("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"),
 })  # fmt: skip
 
 

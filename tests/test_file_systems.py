@@ -22,6 +22,14 @@ def test_kind_is_found_by_the_device() -> None:
     assert file_systems.kind_in(mounts, os.makedev(0, 99)) == ""
 
 
+def test_file_systems_of_several_machines_are_known_as_the_kernel_names_them() -> None:
+    """The client that runs in the kernel has another name than the one in a process of its own."""
+    mounts = "30 22 0:45 / /mnt rw - fuse.ceph-fuse ceph-fuse rw,user_id=0\n31 22 0:46 / /srv rw - ceph 10.0.0.1:/ rw\n"
+
+    for device in (os.makedev(0, 45), os.makedev(0, 46)):
+        assert file_systems.kind_in(mounts, device) in file_systems.NETWORK_FILE_SYSTEMS
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
 def test_kind_is_that_of_the_kernel(tmp_path: Path) -> None:
     """The type of a directory's file system is known."""

@@ -357,27 +357,37 @@ class LockState(Generic[C]):
 
     def renew(self, owner: str, ttl: Seconds, now: float) -> Renewal:
         """Restart the ttl if `owner` still holds the lock; otherwise say why not."""
-        if self.holder is not None and self.holder.owner == owner and now < self.until:
-            self.until = now + ttl
-            return _RENEWED
+        gone = self.confirm(owner, now)
+        if gone is not None:
+            return gone
         share = self.shares.get(owner)
-        if share is not None and now < share.until:
+        if share is None:
+            self.until = now + ttl
+        else:
             share.until = now + ttl
-            return _RENEWED
-        return self._gone(owner)
+        return _RENEWED
 
     def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:
         """Replace the claim of a holder if `owner` still holds the lock; otherwise say why not."""
+        gone = self.confirm(owner, now)
+        if gone is not None:
+            return gone
         share = self.shares.get(owner)
-        if share is not None and now < share.until:
-            share.claim = change(share.claim)
-            assert share.claim.owner == owner, "the same claim, with other metadata"
-            return None
-        if self.holder is not None and self.holder.owner == owner and now < self.until:
+        if share is None:
+            assert self.holder is not None, "confirmed"
             self.holder = change(self.holder)
-            assert self.holder.owner == owner, "the same claim, with other metadata"
-            return None
-        return self._gone(owner)
+        else:
+            share.claim = change(share.claim)
+        assert self.confirm(owner, now) is None, "the same claim, with other metadata"
+        return None
+
+    def confirm(self, owner: str, now: float, dead: Callable[[C], bool] = _never) -> Gone | None:
+        """Say why `owner` does not hold the lock; None if it does."""
+        share = self.shares.get(owner)
+        claim, until = (self.holder, self.until) if share is None else (share.claim, share.until)
+        if claim is None or claim.owner != owner or now >= until:
+            return self._gone(owner)
+        return Gone("gone") if dead(claim) else None
 
     def _gone(self, owner: str) -> Gone:
         if owner in self.broken:

@@ -297,6 +297,11 @@ class FileBackend(LockBackend):
         dead = self._client_file.dead
         return await self._store.update(name, lambda state, now: state.holders(now, dead))
 
+    async def confirm(self, grant: Grant) -> Gone | None:
+        """See `LockBackend.confirm`."""
+        dead = self._client_file.dead
+        return await self._store.update(grant.name, lambda state, now: state.confirm(grant.owner, now, dead))
+
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
 
@@ -337,7 +342,7 @@ class FileBackend(LockBackend):
         """See `LockBackend.write_note`."""
 
         def write(state: LockState[FileClaim], now: float) -> bool:
-            if state.holder is None or state.holder.owner != grant.owner or now >= state.until:
+            if state.confirm(grant.owner, now) is not None:
                 return False
             state.note = text, wall_clock_us() + math.ceil(keep * 1e6)
             return True

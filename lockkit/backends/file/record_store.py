@@ -73,7 +73,8 @@ class RecordStore:
     The records that one client uses.
 
     Attributes:
-        held: Name and end of every lease of this client, by owner.
+        held: Name and end of every lease of this client, by owner. Of one that expired until the next check of the
+            client file.
     """
 
     def __init__(self, runtime: Runtime, directory: Directory, client_file: ClientFile, url: str) -> None:
@@ -122,6 +123,9 @@ class RecordStore:
     def _check_client_file(self, now: float) -> None:
         self._client_file.check(now)
         self._cleanup.run(now)
+        for owner, (_, until) in tuple(self.held.items()):  # a copy: threads add others meanwhile
+            if until <= now:
+                self.held.pop(owner, None)
 
     async def update(
         self,

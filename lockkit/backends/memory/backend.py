@@ -12,7 +12,8 @@ If a thread dies, nothing notices: its lease ends after its ttl, or when the lea
 
 Tokens: ``max(last of the space + 1, wall clock µs)``, so they also increase from one run of the program to the next as
 long as the clock is not set back by more than the pause between them.
-The state of a lock is removed as soon as it has neither holder nor waiter; the last token is kept per space.
+The state of a lock is removed as soon as it has neither holder nor waiter, and that of a lease that expired without a
+release now and then; the last token is kept per space.
 Notes are kept beside the locks; those whose life is over are removed when the next one is written.
 """
 
@@ -51,6 +52,11 @@ __all__ = ["MemoryBackend"]
 
 PAGE_LOCKS = 1000
 """Locks that one page of `MemoryBackend.names` looks at. More keeps the mutex for longer than half a millisecond."""
+
+
+EXPIRED_MAX = 1000
+"""How many locks there may be before those of leases that expired without a release are removed; then again when there
+are twice as many as were left. More takes memory; fewer looks through all of them more often."""
 
 
 class MemoryBackend(LockBackend):
@@ -116,6 +122,8 @@ class MemoryBackend(LockBackend):
         with space.mutex:
             lock = space.locks.get(request.name)
             if lock is None:
+                if len(space.locks) >= space.locks_max:
+                    space.remove_expired(self._runtime.now())
                 lock = space.locks[request.name] = LockState()
             elif request.queue:
                 # Made before a releasing thread can see the request: the property would make a second event there.
@@ -240,7 +248,7 @@ class MemoryBackend(LockBackend):
         with space.mutex:
             now = self._runtime.now()
             lock = space.locks.get(grant.name)
-            if lock is None or not lock.held(now) or lock.holder is None or lock.holder.owner != grant.owner:
+            if lock is None or lock.confirm(grant.owner, now) is not None:
                 return False
             space.keep_note(grant.name, text, now + keep, now)
         return True
@@ -259,7 +267,7 @@ class MemoryBackend(LockBackend):
 class _Space:
     """The locks of one ``memory://SPACE``."""
 
-    __slots__ = ("_ends", "clients", "locks", "mutex", "notes", "token")
+    __slots__ = ("_ends", "clients", "locks", "locks_max", "mutex", "notes", "token")
 
     def __init__(self) -> None:
         self.reset()
@@ -269,10 +277,16 @@ class _Space:
         # It is held for a few microseconds and never across an await.
         self.mutex = threading.Lock()
         self.locks: dict[str, LockState[Request]] = {}
+        self.locks_max = EXPIRED_MAX
         self.clients: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
         self.token = 0
         self.notes: dict[str, tuple[str, Instant]] = {}  # text, and when its life ends
         self._ends: list[tuple[Instant, str]] = []  # the same ends as a heap, with those of notes that were replaced
+
+    def remove_expired(self, now: Instant) -> None:
+        """Remove the locks that nobody holds or waits for any more. Under the mutex."""
+        self.locks = {name: lock for name, lock in self.locks.items() if lock.in_use(now)}
+        self.locks_max = max(EXPIRED_MAX, 2 * len(self.locks))
 
     def keep_note(self, name: str, text: str, end: Instant, now: Instant) -> None:
         """Keep a note, and remove those whose life is over. Under the mutex."""

@@ -59,7 +59,6 @@ class Connection(ABC):
         used: Client monotonic time of its last use, set by its pool.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
-        product: What the server calls itself, with its version; empty if lockkit did not ask.
         transactional: Each statement is in a transaction that the driver begins, see `DbapiConnection`.
         file: The file of a SQLite database; None for others.
         prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
@@ -67,7 +66,6 @@ class Connection(ABC):
 
     used: float = 0.0
     pooled: bool = False
-    product: str = ""
     transactional: bool = False
     file: SqliteFile | None = None
     prepared: PreparedStatements | None = None

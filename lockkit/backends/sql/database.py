@@ -50,7 +50,7 @@ from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN
 
@@ -110,7 +110,6 @@ class Database:
         engine: SQLAlchemy's, own or the application's; of an ``AsyncEngine`` its ``sync_engine``.
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
-        advisory: Advisory locks are taken here: servers where they do nothing are refused.
         pooled: A pooler gives each statement another session; known after the first connection.
         driver_errors: What a `Connection` may raise.
     """
@@ -138,7 +137,6 @@ class Database:
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
         self.url = url
         self.label = _label(self.engine.url)
-        self.advisory = False
         self.pooled = False
         self._adopted = adopted
         self._runtime = runtime
@@ -201,8 +199,10 @@ class Database:
                 kind = self.kind(error)
                 attempt += 1
                 yielded = kind in CONFLICTS or kind == "locked"
-                repeat = yielded or (kind == "connection" and again and not fresh)
-                again = again and yielded
+                # Nothing was done, perhaps by a demoted primary: a new connection finds the one that took over.
+                refused = kind == "read-only" and not fresh
+                repeat = yielded or refused or (kind == "connection" and again and not fresh)
+                again = again and (yielded or refused)
                 if yielded:
                     longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
                     pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
@@ -225,13 +225,12 @@ class Database:
             if connection.file is not None:
                 connection.file.check()
         except self.driver_errors as error:
-            # Read-only: perhaps a primary that was demoted, and a new connection finds the one that took over.
             kind = self.kind(error)
             if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
                 self._give_back(connection)
                 raise
             self._drop(connection)
-            if kind in {"connection", "timeout"}:
+            if kind in {"connection", "timeout", "read-only"}:
                 self.drop_idle()
             raise
         except BaseException:
@@ -271,16 +270,17 @@ class Database:
 
     def _kept(self) -> Connection | None:
         """Take a kept connection, if one is still open. There is none while a caller waits for one."""
-        idle = self._idle
-        while idle:
-            try:
-                connection = idle.pop()
-            except IndexError:  # another thread took the last
-                return None
+        while (connection := self._pop_idle()) is not None:
             if self._usable(connection):
                 return connection
             self._drop(connection)
         return None
+
+    def _pop_idle(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # there was none, or another thread took the last
+            return None
 
     def _usable(self, connection: Connection) -> bool:
         if connection.file is not None and connection.file.moved:
@@ -381,11 +381,7 @@ class Database:
         Where one did not answer, each of the others would cost its caller a wait. And when the event loop ends they are
         of no more use: aiomysql complains if they are left to the garbage collector then.
         """
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread took the last
-                return
+        while (connection := self._pop_idle()) is not None:
             self._drop(connection)
 
     def _wake_one(self) -> None:
@@ -415,8 +411,6 @@ class Database:
             await self.dialect.set_up(
                 connection, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
             )
-            if self.advisory:
-                self._refuse_without_advisory_locks(connection.product)
         except self.driver_errors as error:
             connection.terminate()
             raise self.translate(error) from error
@@ -432,14 +426,6 @@ class Database:
                 connection.transactional = False
         self._connections.add(connection)
         return connection
-
-    def _refuse_without_advisory_locks(self, product: str) -> None:
-        # It speaks PostgreSQL's protocol, and its functions for advisory locks exist "for compatibility" and do nothing
-        # ("Functions and Operators" in its documentation): every client would be granted every lock.
-        if product.startswith("CockroachDB"):
-            version = product.partition("(")[0].strip()
-            message = f"{self.label} is {version}, whose advisory locks exclude nobody: use mode=table"
-            raise ConfigurationError(message, backend=self.url)
 
     async def _open(self, seconds: float) -> Connection:
         """Connect, in a thread or task of its own: drivers do not limit all that connecting may wait for."""
@@ -609,8 +595,7 @@ class Database:
         self._closed = True
         if self._blocking is not None:
             await self._blocking.close()
-        while self._idle:
-            connection = self._idle.pop()
+        while (connection := self._pop_idle()) is not None:
             self._counted.discard(connection)
             try:
                 await connection.close()

@@ -92,6 +92,15 @@ async def _set_up_postgresql(connection: Connection, label: str, seconds: float)
     limits = [f"{STATEMENT_SECONDS:g}s", f"{LOCK_SECONDS * 1000:.0f}ms"]
     result = await connection.run(_POSTGRESQL_SET_UP, [connection.server_pid, *limits], seconds)
     version, direct, product, encoding = result.rows[0][:4]
+    if product.startswith("CockroachDB"):
+        # It speaks PostgreSQL's protocol, and its functions for advisory locks exist "for compatibility" and do nothing
+        # ("Functions and Operators" in its documentation): every client would be granted every lock. And it refuses the
+        # statement that releases a lock of the table, because it has no pg_notify.
+        message = (
+            f"{label} is {product.partition('(')[0].strip()}, on which lockkit has no locks: it has no pg_notify, and "
+            "its advisory locks exclude nobody. Use PostgreSQL, or another backend"
+        )
+        raise ConfigurationError(message)
     if version < _POSTGRESQL_OLDEST:
         message = f"{label} is PostgreSQL {version // 10_000}: lockkit needs 12 or later"
         raise ConfigurationError(message)
@@ -102,7 +111,6 @@ async def _set_up_postgresql(connection: Connection, label: str, seconds: float)
         )
         raise ConfigurationError(message)
     connection.pooled = not direct
-    connection.product = product
 
 
 # Not UNIX_TIMESTAMP(NOW(6)): it goes through the session's time zone, where an hour of each autumn comes twice.
@@ -116,8 +124,9 @@ _MYSQL_LOOK = Statement(
 # be locked.
 _MYSQL_MODE = "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 # The others end a session with its first ROLLBACK, cut off rows, or refuse statements, if the server's default says so.
+# And init_connect of the server may end autocommit, which drivers do not notice: it runs after the login was answered.
 _MYSQL_SETTINGS = Statement(
-    f"SET SESSION innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
+    f"SET SESSION autocommit = 1, innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
     f" lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f}, sql_mode = '{_MYSQL_MODE}',"
     " completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
 )

@@ -38,6 +38,7 @@ Kind = Literal[
     "unfit",
     "denied",
     "login",
+    "tls",
     "no database",
     "no session",
     "read-only",
@@ -62,6 +63,7 @@ What an error is about.
 - ``locked``: it waited for a lock of the database as long as it may.
 - ``timeout``: the server or lockkit ended it for taking too long; whether it took effect is unknown.
 - ``unfit``: what has the table's name cannot be written as a lock table is: a view, or a table made otherwise.
+- ``tls``: client and server do not agree on encryption, or one does not trust the other's certificate.
 - ``no session``: the session that was to be ended is not there.
 - ``no engine``: tables cannot be made with InnoDB.
 - ``encoding``: the database has no such character in its encoding.
@@ -105,6 +107,10 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
         "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate before",
     ),
     "login": (ConfigurationError, "refuses the login: see user name, password and the server's rules for this host"),
+    "tls": (
+        ConfigurationError,
+        "cannot be connected to with these settings for TLS: check the certificates, and the driver's options for TLS",
+    ),
     "no database": (
         ConfigurationError,
         "cannot be opened: check the name of the database, and that it, or the directory of its file, exists",
@@ -188,10 +194,13 @@ _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("no password supplied", "login"),
     ("pg_hba.conf", "login"),
     ("authentication failed", "login"),
+    ("permission denied", "login"),
     ("role ", "login"),
+    ("certificate", "tls"),
+    ("private key", "tls"),
+    ("does not support SSL", "tls"),
     ("does not exist", "no database"),
-    ("certificate verify failed", "login"),
-    ("does not support SSL", "login"),
+    ("not currently accepting connections", "no database"),
     ("statement pooling mode", "no transaction"),
 )
 
@@ -217,10 +226,18 @@ def postgresql_kind(error: BaseException) -> Kind:
     return next((kind for part, kind in _POSTGRESQL_TEXTS if part in text), "connection")
 
 
-_OPTION_PREVENTS = 1290
-"""The error names the option: one that makes a server read-only, or enforces a storage engine on MariaDB."""
+_CLIENTS_OWN = range(2000, 3000)
 
-# MariaDB: "MariaDB Error Code Reference"; MySQL: "Server Error Message Reference". 2000 and above are the client's.
+_OPTION_PREVENTS = 1290
+"""The error names the option."""
+
+_OPTIONS: tuple[tuple[str, Kind], ...] = (
+    ("read-only", "read-only"),
+    ("read_only", "read-only"),
+    ("NO_ENGINE_SUBSTITUTION", "no engine"),
+)
+
+# MariaDB: "MariaDB Error Code Reference"; MySQL: "Server Error Message Reference". 2000 to 2999 are the client's.
 _ERRNOS: dict[int, Kind] = {
     1213: "deadlock",
     1020: "stale",
@@ -253,10 +270,14 @@ _ERRNOS: dict[int, Kind] = {
     1130: "login",
     1698: "login",
     1251: "login",
+    1820: "login",
+    1862: "login",
     2059: "login",
+    3118: "login",
+    3159: "tls",
+    4151: "login",
     1049: "no database",
     1046: "no database",
-    _OPTION_PREVENTS: "read-only",
     1286: "no engine",
     3161: "no engine",
     1792: "read-only",
@@ -269,6 +290,9 @@ _ERRNOS: dict[int, Kind] = {
     1053: "connection",
     1317: "timeout",
     1927: "connection",
+    3032: "connection",
+    3169: "connection",
+    4031: "connection",
 }
 
 
@@ -290,14 +314,16 @@ def is_mysql_session_end(error: BaseException) -> bool:
 def mysql_kind(error: BaseException) -> Kind:
     """See `Kind`."""
     number = mysql_number(error)
-    if number == _OPTION_PREVENTS and "NO_ENGINE_SUBSTITUTION" in str(error):
-        return "no engine"
+    if number == _OPTION_PREVENTS:
+        return next((kind for option, kind in _OPTIONS if option in str(error)), "other")
     kind = _ERRNOS.get(number)
     if kind is not None:
         return kind
     if isinstance(error, TimeoutError) or "timed out" in str(error):
         return "timeout"
-    return "other" if 1000 <= number < 2000 else "connection"  # noqa: PLR2004 - the server's own numbers
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):  # of Python's ssl; PyMySQL numbers it as a host that is not there
+        return "tls"
+    return "connection" if number == 0 or number in _CLIENTS_OWN else "other"
 
 
 # "Result and Error Codes" of SQLite; extended codes begin with the plain one.

@@ -80,7 +80,6 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
     describe = staticmethod(advisory_tables)
 
     def _make_statements(self, *tables: str) -> None:
-        self.database.advisory = True
         super()._make_statements(*tables)
         (leases,) = tables
         self._make_locking(leases, self.database.dialect.now_us)

@@ -60,7 +60,7 @@ from lockkit.backend import (
     Request,
     decode_metadata,
 )
-from lockkit.backends.sql.errors import CONFLICTS
+from lockkit.backends.sql.errors import CONFLICTS, Kind
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.claim import Claim, Taken
@@ -150,6 +150,7 @@ class SessionBackend(HoldingBackend):
             claim = request.state = Claim()
         limit = self._locking.limit(request.ttl)
         ttl = self._locking.seconds(limit, request.ttl)
+        self._ttl_min = min(self._ttl_min, ttl)
         retry_after: float | None = None
         for _ in range(ATTEMPTS_MAX):
             started = self._runtime.now()
@@ -214,12 +215,23 @@ class SessionBackend(HoldingBackend):
                 await self._cleanup.give_up(claim, request.answer_by)
                 if kind != "locked":
                     return None
-            else:
-                kept = session.connection.used > 0
-                self._cleanup.lose(claim)
-                if kind == "connection" and kept:
-                    return None  # the server had ended it since it was used last
+            elif self._close_outdated(claim, session, kind):
+                return None
             raise self.database.translate(error) from error
+
+    def _close_outdated(self, claim: Claim, session: Session, kind: Kind) -> bool:
+        """
+        Close a session after an error.
+
+        Returns:
+            Whether it was a kept one, which the server had ended since it was used last, or which may not write any
+            more because the server was demoted: begin anew.
+        """
+        kept = session.connection.used > 0
+        self._cleanup.lose(claim)
+        if kind == "read-only":
+            self._sessions.drop_idle()
+        return kept and kind in {"connection", "read-only"}
 
     async def _enqueue(self, request: Request, claim: Claim, session: Session, limit: int) -> None:
         """The lock is busy: join the queue, or leave."""
@@ -260,13 +272,14 @@ class SessionBackend(HoldingBackend):
         except self.database.driver_errors as error:
             claim.queued = False
             kind = self.database.kind(error)
-            if kind not in _NOT_GRANTED | {"timeout", "no table"} or session.unanswered:
+            if kind not in _NOT_GRANTED | {"timeout", "no table", "read-only"} or session.unanswered:
                 self._cleanup.lose(claim)
                 raise self.database.translate(error) from error
             if kind == "no table":
                 await self._cleanup.give_up(claim, request.answer_by)
                 await self._leases.make_tables(error, request.answer_by)
             # A limit of the server's, or an administrator's cancel: the grant may have raced with that, so begin anew.
+            # Or the server was demoted: a new session finds the one that took over.
         await self._cleanup.give_up(claim, request.answer_by)
         return None
 

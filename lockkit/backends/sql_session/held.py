@@ -14,6 +14,7 @@ from lockkit.backends.sql.dialect import STATEMENT_SECONDS
 from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.pool import Sessions
+from lockkit.backends.sql_session.session import SentRenewal
 from lockkit.errors import BackendUnavailable, Unsupported
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ RELEASE_ALL_SECONDS = 1.0
 """How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
 of a program whose server hangs; shorter closes the connection of one that is only slow, which releases as well, but
 perhaps a little later."""
+
+RENEW_SHARE = 1 / 3
+"""For what share of the shortest ttl of this client's leases a round of renewals waits for answers. Longer, and one
+session that hangs lets the leases of the others run out; shorter calls more renewals late that are answered."""
 
 DELETE_CHANCE = 1 / 32
 """How often the release of a reader also deletes the leases of readers that have ended. More often costs a write each
@@ -54,15 +59,20 @@ class HoldingBackend(SqlBackend):
 
         self._sessions = Sessions(database, host.runtime, size, locking, ended=ended)
         self._cleanup = ClaimCleanup(database, host.runtime, locking, self._sessions)
+        self._ttl_min = inf  # of all leases of this client
 
     # -- renew -----------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`. All renewals are sent before the first answer is read."""
+        """
+        See `LockBackend.renew`. All renewals are sent before the first answer is read.
+
+        An answer that does not come in time is read by the next renewal of that lease.
+        """
         outcomes: dict[int, Renewal] = {}
         asked: list[tuple[int, Claim, Session]] = []
-        started = self._runtime.now()
-        until = started + STATEMENT_SECONDS
+        self._ttl_min = min([self._ttl_min, *(grant.ttl for grant in grants)])
+        until = self._runtime.now() + min(STATEMENT_SECONDS, self._ttl_min * RENEW_SHARE)
         try:
             for number, grant in enumerate(grants):
                 claim: Claim = grant.state
@@ -83,32 +93,38 @@ class HoldingBackend(SqlBackend):
                     outcomes[number] = Unknown(BackendUnavailable("another request of this lease is under way"))
             for number, claim, session in asked:
                 if number not in outcomes:
-                    outcomes[number] = await self._read_renewal(claim, session, grants[number], started)
+                    outcomes[number] = await self._read_renewal(claim, session, grants[number])
         finally:
             for _, _, session in asked:
                 session.turn.give()
         return [outcomes[number] for number in range(len(grants))]
 
     async def _send_renewal(self, claim: Claim, session: Session, limit: int) -> Renewal | None:
-        """Send a renewal; None if it is under way."""
+        """Send a renewal, unless the same one was sent before and is not answered; None if one is under way."""
         try:
             if session.unanswered:
+                if session.renewal is not None and session.renewal.limit == limit:
+                    return None
                 if not session.answered:
-                    return Unknown(BackendUnavailable("the last renewal is not answered yet"))
+                    return Unknown(BackendUnavailable("the last request of this lease is not answered yet"))
                 await self._cleanup.discard_answer(session)
+            renewal = SentRenewal(self._runtime.now(), limit)
             self._locking.keep(session, limit)
+            session.renewal = renewal
         except self.database.driver_errors as error:
             return self._failed(claim, error)
         return None
 
-    async def _read_renewal(self, claim: Claim, session: Session, grant: Grant, started: float) -> Renewal:
+    async def _read_renewal(self, claim: Claim, session: Session, grant: Grant) -> Renewal:
+        renewal = session.renewal
+        assert renewal is not None, "sent before"
         try:
             await session.answer()
         except self.database.driver_errors as error:
             return self._failed(claim, error)
-        ttl = self._locking.seconds(self._locking.limit(grant.ttl), grant.ttl)
-        session.valid_until = started + ttl
-        return Renewed(ttl=ttl)
+        ttl = self._locking.seconds(renewal.limit, grant.ttl)
+        session.valid_until = renewal.sent + ttl
+        return Renewed(renewal.sent, ttl)
 
     def _failed(self, claim: Claim, error: BaseException) -> Renewal:
         session = claim.session

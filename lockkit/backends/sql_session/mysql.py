@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.locking import Locking, whole_units
+from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.statement import Result
@@ -21,6 +22,8 @@ _LIMIT_SECONDS_MAX = 31_536_000
 """The longest limit that MariaDB and MySQL take, a year."""
 
 _MYSQL_LOOK = Statement("SELECT CONNECTION_ID(), VERSION()")
+# Not @@wsrep_on, which MySQL does not know.
+_MYSQL_CLUSTER = Statement("SHOW VARIABLES LIKE 'wsrep_on'")
 _MARIADB_NO_OTHER_LIMIT = Statement(
     "SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0,"
     " idle_write_transaction_timeout = 0, max_statement_time = 0"
@@ -65,6 +68,13 @@ class MysqlLocking(Locking):
         """See `Locking.set_up`."""
         session.pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
         self.mariadb = "MariaDB" in version
+        if any(value == "ON" for _, value in (await session.run(_MYSQL_CLUSTER)).rows):
+            # Each would grant a lock that another has granted. A clash is found when the leases are replicated, later.
+            message = (
+                f"{self.database.label} is a node of a Galera cluster, whose nodes do not know one another's row locks "
+                "and user locks: use mode=table"
+            )
+            raise ConfigurationError(message, backend=self.database.url)
         await session.run(_MARIADB_NO_OTHER_LIMIT if self.mariadb else _MYSQL_NO_OTHER_LIMIT)
 
     def limit(self, ttl: Seconds) -> int:

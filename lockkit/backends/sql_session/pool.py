@@ -81,11 +81,7 @@ class Sessions:
         now = self._runtime.now()
         if now >= self._sweep_at:
             self._sweep(now)
-        while True:
-            try:
-                session = self._idle.pop()
-            except IndexError:
-                return await self._open(answer_by)
+        while (session := self._pop_idle()) is not None:
             idle = now - session.connection.used
             if idle < TRUSTED_SECONDS:
                 return session
@@ -93,6 +89,13 @@ class Sessions:
             if idle < self._locking.kept_seconds(session) and not session.ended:
                 return session
             self.drop(session)
+        return await self._open(answer_by)
+
+    def _pop_idle(self) -> Session | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # there was none, or another thread took the last
+            return None
 
     def _sweep(self, now: float) -> None:
         """Close sessions of leases that expired without a renewal: the server has ended them, or does so now."""
@@ -162,6 +165,11 @@ class Sessions:
         self._forget(session)
         await self._close(session)
 
+    def drop_idle(self) -> None:
+        """Close what is kept for the next locks."""
+        while (session := self._pop_idle()) is not None:
+            self.drop(session)
+
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
         self._watcher.remove(session)
@@ -183,8 +191,7 @@ class Sessions:
         """Close what is kept, and what is given back from now on."""
         self._closed = True
         self._watcher.close()
-        while self._idle:
-            session = self._idle.pop()
+        while (session := self._pop_idle()) is not None:
             self._forget(session)
             await self._close(session)
         # Sessions that were lost, or dropped by an interrupt.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.connection import SessionConnection
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
+    from lockkit.units import Instant
 
-__all__ = ["Session", "Turn"]
+__all__ = ["SentRenewal", "Session", "Turn"]
 
 _CLOSED = "the connection is closed"
 
@@ -65,6 +66,19 @@ class Turn:
         self._free.set()
 
 
+class SentRenewal(NamedTuple):
+    """
+    A renewal that was sent in a session.
+
+    Attributes:
+        sent: Before it was sent, client monotonic clock: from then on its ttl counts, however late the answer is read.
+        limit: How long the server lets the session idle from then on, in its unit.
+    """
+
+    sent: Instant
+    limit: int
+
+
 class Session:
     """
     One session.
@@ -77,6 +91,7 @@ class Session:
         planned: How many of the statements that lock were prepared: 1 is the exclusive one, 2 are both.
         doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
+        renewal: That statement, if it is a renewal.
         valid_until: When it loses its lock unless renewed before, client monotonic clock.
         dropped: lockkit closed it, in whatever state it was.
         answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
@@ -93,6 +108,7 @@ class Session:
         self.planned = 0
         self.doubled = False
         self.unanswered = False
+        self.renewal: SentRenewal | None = None
         self.valid_until = inf
         self.dropped = False
         self.answer_by = inf
@@ -123,7 +139,7 @@ class Session:
         assert not self.unanswered
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
-        self.unanswered = True
+        self.unanswered, self.renewal = True, None
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement. Nothing may be `unanswered`."""

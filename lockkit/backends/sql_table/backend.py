@@ -322,21 +322,23 @@ class SqlTableBackend(SqlBackend):
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
-        name = self._key(grant.name)
-        if grant.state == "share":
-            return await self._shares.update(name, grant.owner, metadata)
-        result = await self._run(self._statements.update, (metadata, name, grant.owner), again=True)
-        if result.changed == 1:
+        parameters = (metadata, self._key(grant.name), grant.owner)
+        if grant.state != "share" and (await self._run(self._statements.update, parameters, again=True)).changed == 1:
             return None
-        # MariaDB and MySQL do not count a row that has the same metadata already.
-        state = (await self._states([name]))[name]
-        if state.holds(grant.owner):
+        if grant.state is not None and await self._shares.update(parameters):
             return None
-        return (
-            state.outcome(grant.owner)
-            if grant.state is None
-            else await self._shares.update(name, grant.owner, metadata)
-        )
+        return await self.confirm(grant)  # MariaDB and MySQL do not count a row that has the same metadata already
+
+    async def confirm(self, grant: Grant) -> Gone | None:
+        """See `LockBackend.confirm`."""
+        name, owner = self._key(grant.name), grant.owner
+        if grant.state != "share":
+            state = (await self._states([name]))[name]
+            if state.holds(owner):
+                return None
+            if grant.state is None:
+                return state.outcome(owner)
+        return await self._shares.confirm(name, owner)
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""

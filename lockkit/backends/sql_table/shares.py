@@ -126,9 +126,10 @@ class Shares:
         rows = await self._rows(names)
         return {grant.owner: rows[name].outcome(grant.owner) for name, grant in zip(names, grants, strict=True)}
 
-    async def outcome(self, name: str, owner: str) -> Renewal:
-        """Tell whether a lease is held, and if not, why."""
-        return (await self._rows([name]))[name].outcome(owner)
+    async def confirm(self, name: str, owner: str) -> Gone | None:
+        """Say why a lease is not held; None if it is."""
+        outcome = (await self._rows([name]))[name].outcome(owner)
+        return outcome if isinstance(outcome, Gone) else None
 
     async def _rows(self, names: Sequence[str]) -> dict[str, _Row]:
         statement = self._statements.state(len(names))
@@ -140,12 +141,9 @@ class Shares:
         """Return the holders of a lock that is held by readers or permits; none if it is not."""
         return (await self._rows([name]))[name].holders()
 
-    async def update(self, name: str, owner: str, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
-        if (await self._run(self._statements.update, (metadata, name, owner), again=True)).changed == 1:
-            return None
-        outcome = await self.outcome(name, owner)  # MariaDB and MySQL do not count a row that does not change
-        return outcome if isinstance(outcome, Gone) else None
+    async def update(self, parameters: Sequence[Parameter]) -> bool:
+        """See `LockBackend.update`; return whether a row was changed."""
+        return (await self._run(self._statements.update, parameters, again=True)).changed == 1
 
     async def write_note(self, parameters: Sequence[Parameter], answer_by: float) -> bool:
         """See `LockBackend.write_note`."""
@@ -156,7 +154,7 @@ class Shares:
         """Make a share of an exclusive lease, once or again; return whether it is one."""
         if (await self._run(self._statements.downgrade, (name, owner), again=True)).changed:
             return True
-        return isinstance(await self.outcome(name, owner), Renewed)
+        return await self.confirm(name, owner) is None
 
     async def mark(self, name: str, owner: str, answer_by: float) -> None:
         """Have a waiting writer stop new readers."""

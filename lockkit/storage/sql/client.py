@@ -319,8 +319,11 @@ def _of_kind(
         message = f"a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine) ({text})"
         return ConfigurationError, message
     if kind == "locked":
-        message = f"another transaction at {label} held {what} for longer than the connection's own limit: {text}"
-        return LockTimeout, message
+        message = (
+            f"another transaction at {label} held {what} for longer than the connection's own limit: roll back and run "
+            f"the transaction again, or raise that limit ({text})"
+        )
+        return StartAgain, message
     return None
 
 

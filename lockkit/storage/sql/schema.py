@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlalchemy import Connection, Engine, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.schema import parse_table
 from lockkit.errors import ConfigurationError, Unsupported
 from lockkit.storage.sql import FENCES, LOCKS
@@ -54,12 +55,6 @@ __all__ = [
 Family = Literal["postgresql", "mysql", "sqlite"]
 Kind = Literal["locks", "fences"]
 
-_FAMILIES: dict[str, Family] = {
-    "postgresql": "postgresql",
-    "mariadb": "mysql",
-    "mysql": "mysql",
-    "sqlite": "sqlite",
-}
 _NAME_TYPES: dict[Family, str] = {
     # MariaDB and MySQL pad text with spaces before they compare it, even with a binary collation.
     "postgresql": 'text COLLATE "C"',
@@ -87,11 +82,11 @@ def family_of(dialect: Dialect | str) -> Family:
         Unsupported: lockkit does not support it.
     """
     name = dialect if isinstance(dialect, str) else dialect.name
-    family = _FAMILIES.get(name)
-    if family is None:
+    try:
+        return dialect_named(name).name
+    except ConfigurationError:
         message = f"lockkit supports PostgreSQL, MariaDB, MySQL and SQLite, not {name}: use one of those"
-        raise Unsupported(message)
-    return family
+        raise Unsupported(message) from None
 
 
 def key_of(family: Family, name: str) -> str:

@@ -8,7 +8,7 @@ from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.backends.file import backend as file
 from lockkit.runtime import drive
 from tests.backends.file.support import Connect, tick
-from tests.backends.support import StubHost, granted
+from tests.backends.support import FakeClock, StubHost, granted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,8 +90,36 @@ def test_renewal_reports_a_broken_lease(connect: Connect, frozen: StubHost) -> N
     assert not drive(second.break_lock("x"))
     assert not drive(second.break_lock("never seen"))
 
+    assert drive(first.confirm(grant)) == Gone("broken")
     assert granted(drive(second.try_acquire(frozen.request()))).token > grant.token
     assert drive(first.renew([grant])) == [Gone("broken")]
+    assert drive(first.confirm(grant)) == Gone("broken")
+
+
+def test_confirmation_says_why_a_lease_is_gone(connect: Connect, frozen: StubHost, directory: Path) -> None:
+    """Asking changes nothing; a client whose file was removed holds nothing that is certain."""
+    first, second = connect(frozen), connect(frozen)
+    grant = granted(drive(first.try_acquire(frozen.request())))
+    assert drive(first.confirm(grant)) is None
+
+    (directory / "clients" / first._client_file.id).unlink()
+    assert drive(second.confirm(grant)) == Gone("gone")
+    other = granted(drive(second.try_acquire(frozen.request())))
+    assert drive(first.confirm(grant)) == Gone("taken")
+
+    assert drive(second.release(other))
+    assert drive(second.confirm(other)) == Gone("gone")
+
+
+def test_expired_leases_are_forgotten(connect: Connect, frozen: StubHost) -> None:
+    """A client that has its leases expire, and never releases one, remembers none of them."""
+    backend = connect(frozen)
+    assert isinstance(frozen.runtime, FakeClock)
+    for number in range(100):
+        granted(drive(backend.try_acquire(frozen.request(f"lock {number % 5}", ttl=1.0))))
+        frozen.runtime.time += 2.0
+
+    assert len(backend._store.held) == 1
 
 
 def test_queue_is_first_come_first_served_between_clients(connect: Connect, frozen: StubHost) -> None:

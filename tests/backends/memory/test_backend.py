@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed
-from lockkit.backends.memory.backend import MemoryBackend, _spaces
+from lockkit.backends.memory.backend import EXPIRED_MAX, MemoryBackend, _Space, _spaces
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.url import parse
@@ -80,6 +80,43 @@ def test_nothing_is_left_of_released_and_abandoned_locks(host: StubHost) -> None
 
     assert space.locks == {}
     assert tokens == sorted(set(tokens))
+
+
+def test_leases_that_expired_without_a_release_are_forgotten(host: StubHost) -> None:
+    """A million names that are left to expire need no memory; what is held or waited for stays."""
+    backend = connect("expired", host)
+    kept = granted(drive(backend.try_acquire(host.request("kept", ttl=1e6))))
+    waiter = host.request("kept")
+    assert isinstance(drive(backend.try_acquire(waiter)), Busy)
+    left = host.request("left", ttl=1.0)
+    granted(drive(backend.try_acquire(left)))
+    last = host.request("left")
+    assert isinstance(drive(backend.try_acquire(last)), Busy)
+    for number in range(3 * EXPIRED_MAX):
+        granted(drive(backend.try_acquire(host.request(f"lock {number}", ttl=1.0))))
+        clock(host).time += 2.0
+
+    assert len(_spaces["expired"].locks) <= EXPIRED_MAX
+    assert drive(backend.confirm(kept)) is None
+    assert {"kept", "left"} < _spaces["expired"].locks.keys()
+
+
+def test_many_locks_that_are_held_are_not_looked_at_each_time(host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only when there are twice as many as were left the last time."""
+    backend = connect("held", host)
+    looks: list[float] = []
+    look = _Space.remove_expired
+
+    def noted(space: _Space, now: float) -> None:
+        looks.append(now)
+        look(space, now)
+
+    monkeypatch.setattr(_Space, "remove_expired", noted)
+    for number in range(4 * EXPIRED_MAX):
+        granted(drive(backend.try_acquire(host.request(f"lock {number}", ttl=1e6))))
+
+    assert len(_spaces["held"].locks) == 4 * EXPIRED_MAX
+    assert len(looks) == 2
 
 
 def test_token_grows_though_the_record_was_removed(host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from lockkit.backends.sql.examine import postgresql, sqlite
 from lockkit.doctor import Severity, examine, timing
 from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, wait_until
 from lockkit.url import parse
+from tests.backends.sql.galera import galera_node, needs_galera
 from tests.doctor.support import SECRET, complaints, found
 
 if TYPE_CHECKING:
@@ -264,6 +265,15 @@ def test_mariadb_table_without_row_locks(maria: MariaServer) -> None:
         assert "MyISAM" in finding.seen
     finally:
         maria.execute("ALTER TABLE lockkit.lockkit_locks ENGINE = InnoDB")
+
+
+@needs_galera
+def test_node_of_a_galera_cluster() -> None:
+    """Only for the modes whose locks one node alone knows."""
+    with galera_node() as node:
+        lock_once(node.url)
+        for mode in ("table", "row", "advisory"):
+            assert ("mysql-galera" in found(f"{node.url}?mode={mode}")) == (mode != "table")
 
 
 def test_mariadb_rights_missing(maria: MariaServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lockkit
+import lockkit.aio
 from tests.tries import busy, until
 
 if TYPE_CHECKING:
@@ -105,3 +107,44 @@ def test_waiter_keeps_its_place_in_the_queue(mariadb: MariaServer, mode: str) ->
             until(lambda: mariadb.execute(waiting) != "0", 30)
         thread.join()
         assert [token > lease.token for token in tokens] == [True]
+
+
+@pytest.mark.parametrize("mode", ["table", "row", "advisory"])
+def test_statements_are_committed_though_the_server_begins_sessions_without_autocommit(
+    mariadb: MariaServer, mode: str
+) -> None:
+    """The server runs ``init_connect`` after it has answered the login, so no driver notices."""
+    mariadb.execute("CREATE USER IF NOT EXISTS plain")  # not for a user with all rights
+    mariadb.execute("GRANT ALL ON lockkit.* TO plain")
+    url = f"mariadb://plain@{mariadb.address}/lockkit"
+    mariadb.execute("SET GLOBAL init_connect = 'SET autocommit = 0'")
+    try:
+        with lockkit.connect(url, mode=mode) as client, lockkit.connect(url, mode=mode) as other:
+            for _ in range(2):
+                with client.lock(f"{NAME} begun", timeout=PATIENCE) as lease:
+                    assert [holder.owner for holder in other.holders(f"{NAME} begun")] == [lease.owner]
+                    assert busy(other.lock(f"{NAME} begun"))
+                with other.lock(f"{NAME} begun", timeout=PATIENCE) as after:
+                    assert after.token > lease.token
+    finally:
+        mariadb.execute("SET GLOBAL init_connect = ''")
+
+
+def test_asyncio_statements_are_committed_there_too(mariadb: MariaServer) -> None:
+    """With another driver."""
+    mariadb.execute("CREATE USER IF NOT EXISTS plain")
+    mariadb.execute("GRANT ALL ON lockkit.* TO plain")
+    url = f"mariadb://plain@{mariadb.address}/lockkit"
+
+    async def main() -> None:
+        async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
+            async with client.lock(f"{NAME} begun", timeout=PATIENCE) as lease:
+                assert [holder.owner for holder in await other.holders(f"{NAME} begun")] == [lease.owner]
+            async with other.lock(f"{NAME} begun", timeout=PATIENCE) as after:
+                assert after.token > lease.token
+
+    mariadb.execute("SET GLOBAL init_connect = 'SET autocommit = 0'")
+    try:
+        asyncio.run(main())
+    finally:
+        mariadb.execute("SET GLOBAL init_connect = ''")

@@ -87,6 +87,11 @@ def failure(**attributes: object) -> Any:  # noqa: ANN401 - an exception with at
         (failure(text='FATAL:  password authentication failed for user "x"'), "login"),
         (failure(text='FATAL:  database "nosuch" does not exist'), "no database"),
         (failure(text="FATAL:  sorry, too many clients already"), "crowded"),
+        (failure(text='FATAL:  permission denied for database "x"'), "login"),
+        (failure(text='FATAL:  role "x" does not exist'), "login"),
+        (failure(text='FATAL:  database "x" is not currently accepting connections'), "no database"),
+        (failure(text='root certificate file "/root/.postgresql/root.crt" does not exist'), "tls"),
+        (failure(text="server does not support SSL, but SSL was required"), "tls"),
         (failure(text="connection refused"), "connection"),
         (Exception({"C": "42P01"}), "no table"),
         (TimeoutError(), "timeout"),
@@ -103,14 +108,21 @@ def test_postgresql_errors_are_read(error: BaseException, kind: str) -> None:
         (Exception(1213, "Deadlock found"), "deadlock"),
         (Exception(1146, "no table"), "no table"),
         (Exception(1290, "--read-only"), "read-only"),
+        (Exception(1290, "--max-session-mem-used=2000000"), "other"),
         (Exception(2006, "server has gone away"), "connection"),
         (Exception(2013, "Lost connection (timed out)"), "timeout"),
         (Exception(1064, "syntax"), "other"),
+        (Exception(1862, "Your password has expired"), "login"),
+        (Exception(3159, "Connections using insecure transport are prohibited"), "tls"),
+        (Exception(4151, "Access denied, this account is locked"), "login"),
+        (Exception(4031, "disconnected by the server because of inactivity"), "connection"),
+        (Exception(3105, "a number of MySQL 8"), "other"),
+        (Exception(2003, "Can't connect ([SSL: CERTIFICATE_VERIFY_FAILED] self-signed)"), "tls"),
         (Exception("no number"), "connection"),
     ],
 )
 def test_mysql_errors_are_read(error: BaseException, kind: str) -> None:
-    """By number; from 2000 on they are the client's."""
+    """By number; those from 2000 to 2999 are the client's."""
     assert mysql_kind(error) == kind
 
 

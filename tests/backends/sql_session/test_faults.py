@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone
+from lockkit.backend import Busy, Gone, Renewed, Unknown
 from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.watch import DisconnectWatcher
@@ -36,13 +38,15 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
+from tests.backends.sql_table.support import demote
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
-from tests.tries import busy, until
+from tests.tries import busy, tried, until, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from lockkit.backend import Grant, LockBackend
     from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
@@ -293,6 +297,47 @@ class TestWaiters:
         drive(waiter.close())
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Connect, mode: str) -> None:
+    """Sessions that may only read any more are replaced: kept ones, and that of a waiter to whom the lock is handed."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        place = ModeServer(server, mode)
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("handed", ttl=LONG).acquire(PATIENCE)
+        kept = [client.lock(f"kept {number}", ttl=LONG).acquire(PATIENCE) for number in range(5)]
+        for one in kept:
+            one.release()
+        with running(lambda: other.lock("handed", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "handed")
+            demote(server)
+            lease.release()
+        assert got[0].token > lease.token
+        got[0].release()
+
+        for holder in (client, other):
+            again = tried(holder.lock("kept 0", ttl=LONG))
+            assert again is not None, "free, though the client kept several sessions"
+            assert again.token > kept[0].token
+            again.release()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop one process of the server meanwhile, and with it the session that it serves."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def renewal(backend: LockBackend, grant: Grant) -> Renewed | None:
+    """Renew one lease; None if there is no answer."""
+    (outcome,) = drive(backend.renew([grant]))
+    return outcome if isinstance(outcome, Renewed) else None
+
+
 class TestLimits:
     """The server ends what takes long, unless a session asks it not to."""
 
@@ -493,6 +538,37 @@ class TestHungServers:
             assert watch.stop() < 4.5 + SLACK
         finally:
             place.server.resume()
+
+    def test_session_that_hangs_loses_its_own_lease_only(self, on_postgresql: ModeServer, connect: Connect) -> None:
+        """A round of renewals waits for it no longer than the other leases can."""
+        client = connect(on_postgresql.url)
+        hanging, *others = (client.lock(name, ttl=4.4).acquire(PATIENCE) for name in ("hangs", "one", "two"))
+        with stopped(pid_of(hanging)):
+            assert hanging.wait_lost(PATIENCE)
+            until_renewed(*others)
+        for lease in others:
+            lease.release()
+
+    def test_late_answer_to_a_renewal_counts_from_when_it_was_sent(
+        self, on_postgresql: ModeServer, connect: Connect
+    ) -> None:
+        """The next renewal reads it, unless another ttl is asked for."""
+        client = connect(on_postgresql.url)
+        lease = client.lock("late", ttl=6.0, renew=False).acquire(PATIENCE)
+        grant, backend = lease._record.grant, client._engine.client.backend
+        assert backend is not None
+        now = client._engine.runtime.now
+        for ttl in (6.0, LONG):
+            with stopped(pid_of(lease)):
+                before = now()
+                assert isinstance(drive(backend.renew([grant]))[0], Unknown)
+                after = now()
+            renewed = until(partial(renewal, backend, replace(grant, ttl=ttl)))
+            assert renewed.anchor is not None
+            assert renewed.ttl == ttl
+            assert before <= renewed.anchor
+            assert (renewed.anchor <= after) == (ttl == grant.ttl)
+        lease.release()
 
     def test_renewal_that_waits_for_its_turn_leaves_a_released_session_alone(
         self, place: ModeServer, connect: Connect

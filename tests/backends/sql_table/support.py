@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import NullPool, text
@@ -13,6 +14,7 @@ from sqlalchemy import NullPool, text
 import lockkit
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql_table import backend as sql_table
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.sync import Client
+    from lockkit.testing.servers import PostgresServer
 
     Connect: TypeAlias = Callable[..., Client]
 
@@ -80,6 +83,15 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield seen
 
 
+def demote(server: PostgresServer) -> None:
+    """Have all present sessions only read, as those of a demoted primary do. New ones find the one that took over."""
+    with psycopg.connect(server.url, autocommit=True) as present:
+        server.execute("ALTER ROLE postgres SET default_transaction_read_only = off")
+        server.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        server.execute("SELECT pg_reload_conf()")
+        until(lambda: present.execute("SHOW transaction_read_only").fetchone() == ("on",))
+
+
 def waits(client: Client, name: str) -> bool:
     """Tell whether an acquisition of this client waits at the backend."""
     return any(request.name == name for request in list(client._engine.acquisitions.waiting))
@@ -90,4 +102,15 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-__all__ = ["ASYNC_DRIVERS", "DRIVERS", "Connect", "Look", "connect", "counted", "now_us", "waits", "with_driver"]
+__all__ = [
+    "ASYNC_DRIVERS",
+    "DRIVERS",
+    "Connect",
+    "Look",
+    "connect",
+    "counted",
+    "demote",
+    "now_us",
+    "waits",
+    "with_driver",
+]

@@ -223,7 +223,8 @@ class TestRow:
             assert not lease.confirm()
             assert lease.lost
 
-    def test_renewal_says_why_a_lease_is_gone(self, url: str, connect: Connect) -> None:
+    @pytest.mark.parametrize("asked", ["extend", "confirm"])
+    def test_it_says_why_a_lease_is_gone(self, url: str, connect: Connect, asked: str) -> None:
         """Broken by force, taken by another, or run out."""
         client, look = connect(url), Look(url)
         reasons: dict[str, str] = {}
@@ -237,9 +238,13 @@ class TestRow:
         look.run("UPDATE lockkit_locks SET expires_at_us = 5 WHERE name = 'gone'")
 
         for name in ("broken", "taken", "gone"):
-            with pytest.raises(lockkit.LockLost):
-                leases[name].extend()
+            if asked == "extend":
+                with pytest.raises(lockkit.LockLost):
+                    leases[name].extend()
+            else:
+                assert not leases[name].confirm()
         leases["kept"].extend()
+        assert leases["kept"].confirm()
         wait_until(lambda: None if len(reasons) == 3 else f"told {reasons}")
         assert reasons == {"broken": "broken", "taken": "taken", "gone": "gone"}
         leases["kept"].release()

@@ -23,7 +23,7 @@ import lockkit.aio
 from lockkit.backends.sql.database import Database
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.sql_table.support import DRIVERS, Look, counted, waits, with_driver
+from tests.backends.sql_table.support import DRIVERS, Look, counted, demote, waits, with_driver
 from tests.tries import busy, until
 
 if TYPE_CHECKING:
@@ -138,6 +138,21 @@ def test_ended_connections_of_holder_and_waiter(kept: PostgresServer | MariaServ
     thread.join(PATIENCE)
     assert got[0].token > lease.token
     got[0].release()
+
+
+def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Connect) -> None:
+    """Kept connections that may only read any more are replaced; nothing is reported to those who lock."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        client = connect(server.url)
+        lease, released = (client.lock(name, ttl=600).acquire(timeout=PATIENCE) for name in ("x", "y"))
+        demote(server)
+
+        released.release()
+        with client.lock("y", ttl=600, timeout=PATIENCE) as another:
+            assert another.token > released.token
+        lease.extend()
+        lease.release()
 
 
 def test_release_and_renewal_outlive_an_idle_cut(kept: PostgresServer | MariaServer, connect: Connect) -> None:
@@ -417,6 +432,32 @@ class TestRefused:
         look.run("CREATE SCHEMA closed")
         message = self.refusal(connect(url, table="closed.locks"))
         assert "no table closed.locks, and it cannot be made" in message or "denies this user a right" in message
+
+    def test_database_that_may_not_be_connected_to(self, postgresql: PostgresServer, connect: Connect) -> None:
+        """It is there, and so is the user."""
+        look = Look(postgresql.url)
+        look.run("CREATE ROLE outsider LOGIN PASSWORD 'right one'")
+        postgresql.execute("CREATE DATABASE closed")
+        look.run("REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+        url = f"postgresql://outsider:right%20one@{postgresql.address}/closed"
+
+        assert "refuses the login" in self.refusal(connect(url))
+
+    def test_certificate_that_is_not_there(self, connect: Connect) -> None:
+        """The driver looks for it when the server offers TLS."""
+        require("postgresql", local=True)
+        with PostgresServer(tls=True) as server:
+            url = f"postgresql://postgres@{server.address}/postgres?sslmode=verify-full&sslrootcert=/nowhere/ca.pem"
+
+            assert "settings for TLS" in self.refusal(connect(url))
+
+    @pytest.mark.parametrize("kept", ["mariadb"], indirect=True)
+    def test_account_that_mariadb_refuses(self, kept: MariaServer, connect: Connect) -> None:
+        """With the right password: it is locked, or the password is too old."""
+        for user, state in (("locked", "ACCOUNT LOCK"), ("old", "PASSWORD EXPIRE")):
+            kept.execute(f"CREATE USER {user} IDENTIFIED BY 'right one' {state}")
+            kept.execute(f"GRANT ALL ON lockkit.* TO {user}")
+            assert "refuses the login" in self.refusal(connect(f"mariadb://{user}:right%20one@{kept.address}/lockkit"))
 
     def test_read_only_database(self, postgresql: PostgresServer, connect: Connect) -> None:
         """As on a replica."""

@@ -270,7 +270,9 @@ class TestLeases:
         client = connect(url)
         backend = backend_of(client)
         lease = read(client)
+        assert drive(backend.confirm(lease._record.grant)) is None
         assert client.break_lock("x")
+        assert drive(backend.confirm(lease._record.grant)) == Gone("broken")
         assert drive(backend.renew([lease._record.grant])) == [Gone("broken")]
         with client.lock("x", timeout=PATIENCE):
             assert drive(backend.renew([lease._record.grant])) != [Renewed()]

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import lockkit
-from lockkit import sql
+from lockkit import optimistic, sql
 from lockkit.sql import TransactionLock, create_tables, ddl, lock_in
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from tests.storage.sql import support
@@ -681,6 +681,28 @@ def test_password_is_in_no_error(bases: dict[str, Base]) -> None:
         with pytest.raises(lockkit.LockTimeout) as caught:
             lock_in(waiter, "x", timeout=0)
     assert "s3cret" not in f"{caught.value} {caught.value.backend} {caught.value.__cause__}"
+
+
+def test_limit_of_the_connection_ends_a_transaction_of_postgresql(bases: dict[str, Base]) -> None:
+    """The message says so, and `transact` runs the work again."""
+    engine_options = {"connect_args": {"options": "-c lock_timeout=50ms"}}
+    with bases["postgresql"].engine(**engine_options) as engine, engine.connect() as holder:
+        lock_in(holder, "limited")
+        with (
+            engine.connect() as waiter,
+            pytest.raises(lockkit.LockTimeout, match="own limit: roll back and run the transaction again"),
+        ):
+            lock_in(waiter, "limited")
+        tries: list[int] = []
+
+        def work(connection: sa.Connection) -> int:
+            tries.append(1)
+            if len(tries) == 2:
+                holder.rollback()
+            return lock_in(connection, "limited").token
+
+        assert optimistic.transact(engine, work)
+        assert len(tries) == 2
 
 
 @pytest.mark.parametrize("ending", ["deadlock", "removed"])

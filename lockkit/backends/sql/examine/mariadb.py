@@ -26,6 +26,12 @@ NOT_FLUSHED = Check(
     "A crash of the machine (at 0, of the server too) undoes the locks of the last second, though they were granted.",
     _PAGE,
 )
+GALERA = Check(
+    "mysql-galera",
+    Severity.ERROR,
+    "Each node would grant locks that another has granted, so lockkit refuses mode=row and mode=advisory.",
+    _PAGE,
+)
 NOT_INNODB = Check(
     "mysql-not-innodb",
     Severity.ERROR,
@@ -67,6 +73,7 @@ async def examine(examination: Examination) -> None:
         examination.note("version", version if "MariaDB" in version else f"MySQL {version}")
         await _examine_access(examination, server, facts)
         _examine_state(examination, facts)
+        await _examine_cluster(examination, server)
         used = int((await server.ask("SHOW GLOBAL STATUS LIKE 'Threads_connected'"))[0][1])
         most = int(facts["connections_max"])
         fix = f"SET GLOBAL max_connections = {2 * most} (and in my.cnf); SHOW PROCESSLIST shows who has them"
@@ -103,6 +110,13 @@ def _examine_state(examination: Examination, facts: dict[str, Any]) -> None:
         seen = f"innodb_flush_log_at_trx_commit is {facts['flush']}."
         fix = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in my.cnf"
         examination.find(NOT_FLUSHED, where, seen, fix)
+
+
+async def _examine_cluster(examination: Examination, server: SqlServer) -> None:
+    by_session = examination.options.get("mode") in {"row", "advisory"}
+    if by_session and ("wsrep_on", "ON") in await server.ask("SHOW VARIABLES LIKE 'wsrep_on'"):
+        seen = "The server is a node of a Galera cluster."
+        examination.find(GALERA, examination.url.safe_text, seen, "Use mode=table, whose rows the nodes replicate")
 
 
 async def _examine_tables(examination: Examination, server: SqlServer, facts: dict[str, Any]) -> None:

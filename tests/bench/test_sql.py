@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy
+from psycopg import connect
 
+from lockkit.bench.adapters.sql import Dlock
 from lockkit.bench.catalog import ENTRIES, subjects
 from lockkit.bench.run import Run
 from lockkit.bench.workloads import WORKLOADS
@@ -16,6 +20,7 @@ from lockkit.bench.workloads.held import SESSIONS_MAX
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from tests.bench.test_command import report
 from tests.bench.test_honesty import SHORT
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,6 +72,24 @@ def test_idle_waiters_of_sqlalchemy_dlock_wait_for_the_lock(servers: dict[str, s
     (cell,) = outcome.cells
     assert not cell.failed
     assert cell.rounds[0].figures["connections"] > settings.waiters
+
+
+def test_sqlalchemy_dlock_waits_at_the_server(servers: dict[str, str]) -> None:
+    """With a time limit it would look once a second on PostgreSQL, and hand-offs would take as long."""
+    adapter = Dlock(servers["postgresql"], 30.0)
+    asyncio.run(adapter.open())
+
+    def enter() -> None:
+        with adapter.lock("seat"):
+            pass
+
+    waiter = threading.Thread(target=enter)
+    with connect(servers["postgresql"], autocommit=True) as eye, adapter.lock("seat"):
+        waiter.start()
+        query = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        until(lambda: eye.execute(query).fetchone())
+    waiter.join()
+    asyncio.run(adapter.close())
 
 
 @pytest.mark.parametrize(

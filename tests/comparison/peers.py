@@ -124,6 +124,10 @@ PEERS = (
                 "Nothing watches that connection: when its session ends, another client gets the lock unnoticed.",
                 "test_sqlalchemy_dlock_believes_in_a_lock_whose_session_was_ended",
             ),
+            (
+                "With a time limit, as in this run, it polls once a second on PostgreSQL; without one it does not.",
+                "test_sqlalchemy_dlock_waits_at_the_server",
+            ),
         ),
         ttl=False,
     ),

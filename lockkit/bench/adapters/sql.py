@@ -39,7 +39,7 @@ __all__ = [
 _TABLE = "lockkit_bench_baseline"
 _COLUMNS = "token bigint NOT NULL, expires_at_us bigint NOT NULL"
 _PAUSE_MAX = 0.002
-_WAIT_SECONDS = 3600  # MariaDB's GET_LOCK refuses to wait without limit
+_WAIT_SECONDS = 3600  # sqlalchemy-dlock's on MariaDB: GET_LOCK refuses to wait without limit
 LIMITED_POSTGRESQL = "SET lock_timeout = '5s'"
 LIMITED_MYSQL = "SET lock_wait_timeout = 5"
 NOW_POSTGRESQL = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
@@ -232,7 +232,9 @@ class Dlock(BlockingAdapter):
 
     def made(self, connection: Any, name: str) -> AbstractContextManager[Any]:  # noqa: ANN401 - SQLAlchemy's
         """Make a lock of the library's."""
-        lock: AbstractContextManager[Any] = self._make(connection, name, contextual_timeout=_WAIT_SECONDS)
+        # On PostgreSQL it polls once a second if it gets a limit, and otherwise waits at the server.
+        limit = None if parse(self.url).base == "postgresql" else _WAIT_SECONDS
+        lock: AbstractContextManager[Any] = self._make(connection, name, contextual_timeout=limit)
         return lock
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """
 What lockkit works around in grpcio: private parts that it reaches into, and behavior that no documentation promises.
 
-Seen with grpcio 1.60 to 1.85. Each entry names the test that fails without it; when a new grpcio makes an entry
+Seen with grpcio 1.80 to 1.85. Each entry names the test that fails without it; when a new grpcio makes an entry
 unnecessary or ineffective, that test is where to look first.
 
 lockkit leaves the environment variable ``GRPC_ENABLE_FORK_SUPPORT`` alone. A child of a program that forks works
@@ -98,17 +98,16 @@ def direct_calls(channel: Any) -> Begin | None:  # noqa: ANN401 - a grpc.aio.Cha
     """
     if getattr(channel, "_unary_unary_interceptors", True):
         return None
-    for handle in ((), (0,)):  # of a registered method: an argument since grpcio 1.62
 
-        def begin(path: str, timeout: Seconds, handle: tuple[int, ...] = handle) -> Any:  # noqa: ANN401 - grpc's
-            deadline = WallClockTimeout(timeout).deadline()
-            return channel._channel.call(path.encode(), deadline, None, None, *handle)  # noqa: SLF001 - see above
+    def begin(path: str, timeout: Seconds) -> Any:  # noqa: ANN401 - grpc's
+        deadline = WallClockTimeout(timeout).deadline()
+        return channel._channel.call(path.encode(), deadline, None, None, 0)  # noqa: SLF001 - 0: no registered method
 
-        with suppress(AttributeError, TypeError):
-            call = begin("/", 0.0)
-            call.unary_unary(b"", ()).close()  # it is not sent
-            if all(callable(getattr(call, name)) for name in ("is_ok", "status", "cancel")):
-                return begin
+    with suppress(AttributeError, TypeError):
+        call = begin("/", 0.0)
+        call.unary_unary(b"", ()).close()  # it is not sent
+        if all(callable(getattr(call, name)) for name in ("is_ok", "status", "cancel")):
+            return begin
     return None
 
 

@@ -87,7 +87,8 @@ class Nat:
     """
     Stands between clients and a server, and can forget subscriptions.
 
-    As a NAT does with connections that were idle for long: what comes is dropped, and neither side is told.
+    As a NAT does with connections that were idle for long: what comes is dropped, and neither side is told. Its address
+    can be moved to another server, as a name in DNS can.
     """
 
     def __init__(self, server: RedisServer) -> None:
@@ -110,6 +111,10 @@ class Nat:
         for link in found:
             link.forgotten = True
         return len(found)
+
+    def move_to(self, server: RedisServer) -> None:
+        """Connect what comes from now on to another server; the connections that there are stay as they are."""
+        self._target = (server.host, server.port)
 
     def close(self) -> None:
         """End all connections."""

@@ -15,11 +15,12 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backends.redis import node as redis_node
 from lockkit.backends.redis.connection import SyncConnection
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.redis.support import Face, Nat, backend_at, token_in
+from tests.backends.redis.support import Face, Nat, backend_at, queue_up, token_in, woken
 from tests.backends.support import granted
 from tests.tries import busy, until_renewed
 
@@ -509,6 +510,71 @@ class TestReplicas:
             lease.release()
 
 
+class TestAddressThatMoves:
+    """``redis://`` with an address that leads to another server after a failover: a name in DNS, a virtual address."""
+
+    @pytest.mark.parametrize("stale", ["yes", "no"], ids=["READONLY", "MASTERDOWN"])
+    @pytest.mark.parametrize(
+        ("face", "trusted_seconds"), [("sync", 0.0), ("sync", 600.0), ("asyncio", 0.0)], ids=["sync", "hot", "asyncio"]
+    )
+    def test_new_master_is_found_although_the_old_one_keeps_its_connections(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch, face: str, trusted_seconds: float, stale: str
+    ) -> None:
+        """A replica refuses writes. Then lockkit connects anew, and subscribes anew, and the call succeeds."""
+        monkeypatch.setattr(redis_node, "TRUSTED_SECONDS", trusted_seconds)
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(f"redis://{nat.address}", host) as backend, backend_at(new.url, host) as other:
+                first, second = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+                waiter = host.request("x")
+                await queue_up(backend, waiter)
+                until_copied(new, "lockkit:x", "lockkit:y", "{lockkit:x}:queue")
+                promote()
+
+                assert await backend.release(second)
+
+                assert host.confirmations == 1
+                assert await woken(waiter)  # its subscription has ended
+                waiter.wake.clear()
+                await queue_up(backend, waiter)
+                assert await other.release(first)
+                assert await woken(waiter)
+                granted(await backend.try_acquire(waiter))
+
+        def promote() -> None:
+            with new.connect() as connection:
+                connection.call("REPLICAOF", "NO", "ONE")
+            with server.connect() as connection:
+                # Not of the new one, which would tell its subscribers what is published there.
+                connection.call("CONFIG", "SET", "replica-serve-stale-data", stale)
+                connection.call("REPLICAOF", "127.0.0.1", 1)
+            nat.move_to(new)
+
+        with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
+            Face(face).run(scenario)
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_leases_are_renewed_at_the_new_master(self, server: RedisServer, face: str) -> None:
+        """Renewals travel together, and are not sent again at once."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(f"redis://{nat.address}", host) as backend:
+                grants = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+                until_copied(new, "lockkit:x", "lockkit:y")
+                with server.connect() as connection, new.connect() as other:
+                    other.call("REPLICAOF", "NO", "ONE")
+                    connection.call("REPLICAOF", "127.0.0.1", 1)
+                nat.move_to(new)
+
+                outcomes = await backend.renew(grants)
+                assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]
+                assert await backend.renew(grants) == [Renewed(), Renewed()]
+                assert host.confirmations == 1
+
+        with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
+            Face(face).run(scenario)
+
+
 class TestSentinel:
     """A master, a replica, three Sentinels."""
 
@@ -601,6 +667,12 @@ def extended(lease: Lease) -> bool:
     except lockkit.BackendUnavailable:
         return False
     return True
+
+
+def until_copied(replica: RedisServer, *keys: str) -> None:
+    """Wait until a replica has keys of its master."""
+    with replica.connect() as connection:
+        wait_until(lambda: None if connection.call("EXISTS", *keys) == len(keys) else "not copied yet")
 
 
 def confirmed(lease: Lease) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import redis.asyncio.connection
@@ -22,6 +22,8 @@ SOCKET_TIMEOUT = 2.5
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login, a call stays below five seconds."""
+
+_DEFAULTS = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,22 @@ class Target:
     @classmethod
     def of(cls, host: HostPort, arguments: Mapping[str, Any], *, tls: bool) -> Target:
         """Combine a server of a URL, and its own user and password if given, with the arguments common to all."""
-        own: dict[str, Any] = {"host": host.host, "port": host.port or DEFAULT_PORT}
-        own.update(credentials(host.username, host.password))
-        return cls.at({**own, **arguments}, tls=tls)
+        own = credentials(host.username, host.password)
+        return cls.anywhere({**own, **arguments}, tls=tls).moved(host.host, host.port or DEFAULT_PORT)
 
     @classmethod
-    def at(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
-        """Make it from arguments with ``host`` and ``port``, or ``path``."""
-        defaults = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
-        if "path" in arguments:
-            return cls({**defaults, **arguments}, "unix", str(arguments["path"]))
-        host, port = arguments["host"], arguments["port"]
-        label = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return cls({**defaults, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", label)
+    def anywhere(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
+        """Make it for servers that have the arguments in common; `moved` gives it an address."""
+        return cls({**_DEFAULTS, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", "").moved("", 0)
+
+    def moved(self, host: str, port: int) -> Target:
+        """Return the same for the server at another address."""
+        return replace(self, arguments={**self.arguments, "host": host, "port": port}, label=_label(host, port))
+
+    @classmethod
+    def unix(cls, path: str, arguments: Mapping[str, Any]) -> Target:
+        """Make it for the server at a Unix socket."""
+        return cls({**_DEFAULTS, **arguments, "path": path}, "unix", path)
 
     @classmethod
     def lent(cls, pool: Any, timeout: float | None = None) -> Target:  # noqa: ANN401 - redis-py's, sync or async
@@ -94,6 +99,10 @@ class Target:
         module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
         name = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}[self.form]
         return getattr(module, name)(**self.arguments)
+
+
+def _label(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def credentials(username: str | None, password: str | None) -> dict[str, str]:

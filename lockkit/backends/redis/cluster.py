@@ -17,7 +17,6 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
@@ -27,10 +26,11 @@ from lockkit.backends.redis.topology import Topology, results_of, run_group
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from lockkit.backend import Host
+    from lockkit.backends.redis.address import Target
     from lockkit.backends.redis.node import RedisNode
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
@@ -63,24 +63,20 @@ class ClusterTopology(Topology):
 
     several = True
 
-    def __init__(
-        self, seeds: Sequence[Address], arguments: Mapping[str, Any], host: Host, prefix: str, *, tls: bool
-    ) -> None:
+    def __init__(self, seeds: Sequence[Address], node: Target, host: Host, prefix: str) -> None:
         """
         Send nothing yet.
 
         Args:
             seeds: Some nodes, which know the others.
-            arguments: redis-py's, for all nodes.
+            node: How to connect to a node, wherever it is.
             host: The engine's side.
             prefix: First part of the channels.
-            tls: The nodes use TLS.
         """
         self._seeds = list(seeds)
-        self._arguments = arguments
+        self._anywhere = node
         self._host = host
         self._prefix = prefix
-        self._tls = tls
         self._mutex = host.runtime.mutex()
         self._nodes: dict[Address, RedisNode] = {}
         self._failed: set[Address] = set()  # asked last for the slots
@@ -221,7 +217,7 @@ class ClusterTopology(Topology):
         until = now + seconds_left(answer_by, now) / 2
         # Nodes of the last map first, because seeds may be long gone; nodes that have failed last.
         addresses = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._failed.__contains__)
-        asks = [(self._target(address).label, partial(self._ask, address, until)) for address in addresses]
+        asks = [(self._anywhere.moved(*address).label, partial(self._ask, address, until)) for address in addresses]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, list):
             raise_configuration(found)
@@ -264,13 +260,11 @@ class ClusterTopology(Topology):
                 self._failed.discard(address)
             await node.close()
 
-    def _target(self, address: Address) -> Target:
-        return Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
-
     def _node_at(self, address: Address) -> RedisNode:
         node = self._nodes.get(address)
         if node is None:
-            node = open_node(self._host.runtime, self._target(address), self._prefix, Handshake(self._host))
+            target = self._anywhere.moved(*address)
+            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host))
             # Another thread may have opened one meanwhile. Nothing is connected yet.
             node = self._nodes.setdefault(address, node)
         return node

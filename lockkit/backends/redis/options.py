@@ -158,10 +158,8 @@ def _single(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
     if url.base == "unix":
         if url.hosts or len(url.path) <= 1:
             raise wrong_url(url.safe_text, "write unix:///path/of/the.sock?db=0")
-        target = Target.at(
-            {"path": url.path, "db": options["db"] or 0, **credentials(url.username, url.password), **arguments},
-            tls=False,
-        )
+        own = credentials(url.username, url.password)
+        target = Target.unix(url.path, {"db": options["db"] or 0, **own, **arguments})
     else:
         if len(url.hosts) != 1:
             problem = f"it must name one server: {url.scheme}://host:{DEFAULT_PORT}/0"
@@ -208,15 +206,12 @@ def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
     arguments = _driver_arguments(url, options)
     common = {name: value for name, value in arguments.items() if name not in {"username", "password"}}
     own = _sentinel_arguments(common, options["sentinel_username"], options["sentinel_password"])
-    sentinels = [
-        Target.at({**own, "host": one.host, "port": one.port or DEFAULT_SENTINEL_PORT}, tls=_is_tls(url))
-        for one in url.hosts
-    ]
-    master = {
-        **credentials(url.username, url.password), **arguments, "db": database(url, path_db, options)
-    }  # fmt: skip
-    check_arguments(url, Target.at({**master, "host": "", "port": 0}, tls=_is_tls(url)), host.runtime.kind)
-    return SentinelTopology(sentinels, service_name, master, host, options["prefix"], tls=_is_tls(url))
+    sentinel = Target.anywhere(own, tls=_is_tls(url))
+    sentinels = [sentinel.moved(one.host, one.port or DEFAULT_SENTINEL_PORT) for one in url.hosts]
+    login = credentials(url.username, url.password)
+    master = Target.anywhere({**login, **arguments, "db": database(url, path_db, options)}, tls=_is_tls(url))
+    check_arguments(url, master, host.runtime.kind)
+    return SentinelTopology(sentinels, service_name, master, host, options["prefix"])
 
 
 def _sentinel_arguments(common: Mapping[str, Any], username: str | None, password: str | None) -> dict[str, Any]:
@@ -234,8 +229,9 @@ def _cluster(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
         raise wrong_url(url.safe_text, "a Cluster has only the database 0")
     arguments = {**credentials(url.username, url.password), **_driver_arguments(url, options)}
     seeds = [(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
-    check_arguments(url, Target.at({**arguments, "host": "", "port": 0}, tls=_is_tls(url)), host.runtime.kind)
-    return ClusterTopology(seeds, arguments, host, options["prefix"], tls=_is_tls(url))
+    node = Target.anywhere(arguments, tls=_is_tls(url))
+    check_arguments(url, node, host.runtime.kind)
+    return ClusterTopology(seeds, node, host, options["prefix"])
 
 
 def database(url: Url, path: str, options: Mapping[str, Any]) -> int:
@@ -343,28 +339,27 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
 
 
 def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
-    tls = _speaks_tls(pool.connection_class)
     sentinels = []
     for one in pool.sentinel_manager.sentinels:
         own = one.connection_pool
         arguments = {**_known_arguments(own.connection_kwargs), **_sentinel_arguments({}, None, None)}
-        address = {name: own.connection_kwargs[name] for name in ("host", "port")}
-        sentinels.append(Target.at({**arguments, **address}, tls=_speaks_tls(own.connection_class)))
+        sentinel = Target.anywhere(arguments, tls=_speaks_tls(own.connection_class))
+        sentinels.append(sentinel.moved(own.connection_kwargs["host"], own.connection_kwargs["port"]))
     arguments = _known_arguments(pool.connection_kwargs)
     labels = ",".join(target.label for target in sentinels)
     url = f"redis+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
-    return url, SentinelTopology(sentinels, pool.service_name, arguments, host, options["prefix"], tls=tls)
+    master = Target.anywhere(arguments, tls=_speaks_tls(pool.connection_class))
+    return url, SentinelTopology(sentinels, pool.service_name, master, host, options["prefix"])
 
 
 def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
     nodes = list(client.nodes_manager.startup_nodes.values())
     # Nodes of an async client have the connection arguments themselves, those of a sync client in a pool.
     source = nodes[0] if host.runtime.kind == "asyncio" else client.get_default_node().redis_connection.connection_pool
-    arguments = _known_arguments(source.connection_kwargs)
-    seeds = [(node.host, int(node.port)) for node in nodes]
+    node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=_speaks_tls(source.connection_class))
+    seeds = [(one.host, int(one.port)) for one in nodes]
     url = f"redis+cluster://{','.join(f'{name}:{port}' for name, port in seeds)}"
-    tls = _speaks_tls(source.connection_class)
-    return url, ClusterTopology(seeds, arguments, host, options["prefix"], tls=tls)
+    return url, ClusterTopology(seeds, node, host, options["prefix"])
 
 
 def _speaks_tls(connection_class: type) -> bool:

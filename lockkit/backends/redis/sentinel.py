@@ -14,7 +14,6 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import nothing_done
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
@@ -24,10 +23,10 @@ from lockkit.backends.redis.topology import Topology, run_group
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from lockkit.backend import Host
+    from lockkit.backends.redis.address import Target
     from lockkit.backends.redis.node import RedisNode
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
@@ -61,11 +60,9 @@ class SentinelTopology(Topology):
         self,
         sentinels: Sequence[Target],
         service_name: str,
-        arguments: Mapping[str, Any],
+        master: Target,
         host: Host,
         prefix: str,
-        *,
-        tls: bool,
     ) -> None:
         """
         Send nothing yet.
@@ -73,17 +70,15 @@ class SentinelTopology(Topology):
         Args:
             sentinels: Their addresses.
             service_name: Their name for the master.
-            arguments: redis-py's, for the master.
+            master: How to connect to the master, wherever it is.
             host: The engine's side.
             prefix: First part of the channels.
-            tls: The master uses TLS.
         """
         self.sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
         self.service_name = service_name
-        self._arguments = arguments
+        self._anywhere = master
         self._host = host
         self._prefix = prefix
-        self._tls = tls
         # The same for every master, so that it notices a change.
         self._handshake = Handshake(host, masters_only=True)
         self._mutex = host.runtime.mutex()
@@ -141,7 +136,7 @@ class SentinelTopology(Topology):
             return master
         address = await self._ask(answer_by)
         last = self._last
-        target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
+        target = self._anywhere.moved(*address)
         if last is not None and last.label == target.label:
             # The same master, so its connections and its subscription may still be good.
             self._master = last

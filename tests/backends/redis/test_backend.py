@@ -739,7 +739,7 @@ def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, face: Face) ->
 
 def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
     """As of a Sentinel whose answer was no longer needed, or a node that left the Cluster."""
-    node = open_node(BlockingRuntime(), Target.at({"host": server.host, "port": server.port}, tls=False))
+    node = open_node(BlockingRuntime(), Target.anywhere({}, tls=False).moved(server.host, server.port))
     late = cast("SyncConnection", drive(node.take_connection()))
     assert drive(node.call(pack("PING"))) == b"PONG"
 
@@ -751,7 +751,7 @@ def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) ->
 
 def test_node_that_is_closed_connects_no_more_in_the_async_api(server: RedisServer) -> None:
     """Also for a call that was under way, which would send its command again: perhaps to a former master."""
-    target = Target.at({"host": server.host, "port": server.port}, tls=False)
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
 
     async def scenario(host: StubHost) -> None:
         node = open_node(host.runtime, target)
@@ -771,7 +771,7 @@ def test_node_that_is_closed_connects_no_more_in_the_async_api(server: RedisServ
 
 def test_connection_that_opens_while_its_node_is_closed_is_closed(server: RedisServer) -> None:
     """It may have opened when there is nothing left to cancel."""
-    target = Target.at({"host": server.host, "port": server.port}, tls=False)
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
     opened: list[Connection] = []
 
     async def scenario(host: StubHost) -> None:
@@ -798,7 +798,7 @@ def test_answer_that_is_no_number_ends_the_connection(server: RedisServer) -> No
     """As of another program at that port: an error of lockkit's, in the async API too."""
 
     async def scenario(host: StubHost) -> None:
-        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
         node = cast("AsyncNode", open_node(host.runtime, target))
         assert await node.call(pack("PING")) == b"PONG"
         connection = cast("AsyncConnection", node._shared)
@@ -822,7 +822,7 @@ def test_listener_that_is_closed_while_it_subscribes_stays_closed(server: RedisS
             del connection, until
             await node.close()
 
-        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
         node = open_node(host.runtime, target, "lockkit", close)
 
         with pytest.raises(BackendUnavailable, match="closed here"):
@@ -837,7 +837,7 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
     """They may have been lost in a failover. Closing the former node takes a round of the event loop."""
 
     async def scenario(host: StubHost) -> None:
-        topology = ClusterTopology([("127.0.0.1", 1)], {}, host, "lockkit", tls=False)
+        topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
         before, now = ([[0, 16383, [b"127.0.0.1", port]]] for port in (1, 2))
         await topology._use_map(before, topology._node_at(("127.0.0.1", 1)))
         caller = asyncio.create_task(topology._use_map(now, topology._node_at(("127.0.0.1", 2))))
@@ -856,7 +856,7 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
 @pytest.mark.parametrize("named", [b"", None])
 def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes | None) -> None:
     """Without the brackets, in which messages and URLs show an IPv6 address."""
-    topology = ClusterTopology([("::1", 7000)], {}, StubHost(BlockingRuntime()), "lockkit", tls=False)
+    topology = ClusterTopology([("::1", 7000)], Target.anywhere({}, tls=False), StubHost(BlockingRuntime()), "lockkit")
     asked = topology._node_at(("::1", 7000))
     drive(topology._use_map([[0, 16383, [named, 7000]]], asked))
 
@@ -867,7 +867,7 @@ def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes 
 def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
     """Two threads ask for the slots: what one does not know, the other may be using by now."""
     host = StubHost(BlockingRuntime())
-    topology = ClusterTopology([("127.0.0.1", 1)], {}, host, "lockkit", tls=False)
+    topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
 
     def load(port: int) -> None:
         slots = [[0, 16383, [b"127.0.0.1", port]]]
@@ -905,8 +905,8 @@ def test_node_that_two_threads_find_at_once_is_one(kind: str, monkeypatch: pytes
         found.append(find())  # as another thread, at this moment
         return open_node(*arguments)
 
-    cluster = ClusterTopology([address], {}, host, "lockkit", tls=False)
-    group = SentinelTopology([], "mymaster", {}, host, "lockkit", tls=False)
+    cluster = ClusterTopology([address], Target.anywhere({}, tls=False), host, "lockkit")
+    group = SentinelTopology([], "mymaster", Target.anywhere({}, tls=False), host, "lockkit")
     monkeypatch.setattr(group, "_ask", named)
     monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_late)
 
@@ -919,7 +919,7 @@ def test_listener_can_subscribe_after_an_interrupt(server: RedisServer) -> None:
     runtime = BlockingRuntime()
     number, struck = 0, True
     while struck:
-        node = open_node(runtime, Target.at({"host": server.host, "port": server.port}, tls=False))
+        node = open_node(runtime, Target.anywhere({}, tls=False).moved(server.host, server.port))
         strike = CallStrike(number, WakeupListener.open.__code__)
         strike.during(partial(drive, node.listener.open()))
 
@@ -1041,7 +1041,7 @@ def test_name_that_two_nodes_have_is_listed_once(server: RedisServer, redis: Key
     redis("SET", "lockkit:seat", "foreign", "PX", 60_000)
 
     async def scenario(host: StubHost) -> None:
-        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
         nodes = [open_node(host.runtime, target) for _ in range(2)]
 
         async def masters() -> list[RedisNode]:

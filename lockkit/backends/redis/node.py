@@ -328,8 +328,7 @@ class SyncNode(RedisNode):
             else:  # limited by the kernel
                 reply = connection.call(script.command(body))
         except BaseException as error:
-            # Also on Ctrl-C: half a reply must not remain for the next caller.
-            connection.close()
+            self._fail(connection, error)
             if isinstance(error, ConnectionError) and resend:
                 return await super().run(script, key, body, answer_by=answer_by)
             if isinstance(error, DRIVER_ERRORS):
@@ -364,8 +363,8 @@ class SyncNode(RedisNode):
         connection.used = self._runtime.now()
         try:
             reply = cast("SyncConnection", connection).call(packed, until)
-        except BaseException:
-            connection.close()
+        except BaseException as error:
+            self._fail(connection, error)
             raise
         if isinstance(reply, ServerSaid):
             self._keep_unless_replica(connection, reply)
@@ -378,6 +377,14 @@ class SyncNode(RedisNode):
             self._leave(connection)
         else:
             self.give_back(connection)
+
+    def _fail(self, connection: Connection, error: BaseException) -> None:
+        """Close a connection after any exception, also Ctrl-C: half a reply must not remain for the next caller."""
+        connection.close()
+        if isinstance(error, TimeoutError):
+            # If the network has dropped it without a sign, then also others that were idle. Together they would cost
+            # many callers the time of an answer.
+            self._close_idle()
 
 
 class AsyncNode(RedisNode):

@@ -17,7 +17,11 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis import node as redis_node
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import SyncConnection
+from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.resp import pack
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.redis.support import Face, Nat, backend_at, queue_up, token_in, woken
@@ -385,6 +389,22 @@ class TestLostAnswers:
 
         with closing(Nat(server)) as nat:
             asyncio.run(scenario(nat))
+
+    def test_connections_that_the_network_has_dropped_cost_the_time_of_one_answer(self, server: RedisServer) -> None:
+        """After a burst of threads many are kept. When one gives no answer, the others are not tried one by one."""
+        with closing(Nat(server)) as nat:
+            host, _, port = nat.address.partition(":")
+            target = Target.anywhere({"socket_timeout": 0.5}, tls=False).moved(host, int(port))
+            node = open_node(BlockingRuntime(), target)
+            for connection in [drive(node.take_connection()) for _ in range(5)]:
+                node.give_back(connection)
+            assert nat.forget_all() == 5
+
+            with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
+                drive(node.call(pack("PING")))
+
+            assert drive(node.call(pack("PING"))) == b"PONG"
+            drive(node.close())
 
     def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
         """A server that answers the PING is kept, however long it sends nothing else."""

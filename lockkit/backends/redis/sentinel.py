@@ -18,7 +18,7 @@ from lockkit.backends.redis.errors import nothing_done
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
-from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.resp import pack
 from lockkit.backends.redis.topology import Topology, run_group
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -83,7 +83,7 @@ class SentinelTopology(Topology):
         self._handshake = Handshake(host, masters_only=True)
         self._mutex = host.runtime.mutex()
         self._master: RedisNode | None = None
-        self._last: RedisNode | None = None
+        self._suspected = False
 
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
@@ -95,7 +95,7 @@ class SentinelTopology(Topology):
         try:
             return await master.run(script, key, body, resend=resend, answer_by=answer_by)
         except BackendUnavailable as error:
-            self._suspect(master, error)
+            self._suspect(master)
             if now() >= answer_by or not (resend or nothing_done(error)):
                 raise
             successor = await self.node_for(key, answer_by)
@@ -113,15 +113,18 @@ class SentinelTopology(Topology):
         except LockError as error:
             return [error] * len(calls)
         replies = await run_group(master, script, [body for _, body in calls], replicas, answer_by)
-        for reply in replies:
-            if isinstance(reply, BackendUnavailable):
-                self._suspect(master, reply)
+        if any(isinstance(reply, BackendUnavailable) for reply in replies):
+            self._suspect(master)
         return replies
 
-    def _suspect(self, master: RedisNode, error: BackendUnavailable) -> None:
-        """Ask the Sentinels again before the next call if this error may mean a failover."""
-        if (nothing_done(error) or not isinstance(error.__cause__, ServerSaid)) and self._master is master:
-            self._master = None
+    def _suspect(self, master: RedisNode) -> None:
+        """
+        Ask the Sentinels again before the next call: another node may be the master.
+
+        Also if it answered: one that is cut off from its replicas refuses writes (``NOREPLICAS``), and is replaced.
+        """
+        if self._master is master:
+            self._suspected = True
 
     def listener_for(self, key: str) -> WakeupListener | None:
         """See `Topology.listener_for`."""
@@ -132,25 +135,20 @@ class SentinelTopology(Topology):
         """See `Topology.node_for`."""
         del key
         master = self._master
-        if master is not None:
+        if master is not None and not self._suspected:
             return master
-        address = await self._ask(answer_by)
-        last = self._last
-        target = self._anywhere.moved(*address)
-        if last is not None and last.label == target.label:
-            # The same master, so its connections and its subscription may still be good.
-            self._master = last
-            return last
-        master = open_node(self._host.runtime, target, self._prefix, self._handshake)
+        target = self._anywhere.moved(*await self._ask(answer_by))
         with self._mutex:
-            # Another thread may have opened one meanwhile. Nothing is connected yet.
-            if self._last is not None and self._last is not last:
-                master = self._last
-            self._master = self._last = master
+            if self._master is not None and self._master is not master:
+                return self._master  # another thread has found it meanwhile
+            self._suspected = False
+            if master is not None and master.label == target.label:
+                return master  # its connections and its subscription may still be good
+            self._master = successor = open_node(self._host.runtime, target, self._prefix, self._handshake)
         log.info("the master of %r is at %s", self.service_name, target.label)
-        if last is not None:
-            await last.close()
-        return master
+        if master is not None:
+            await master.close()
+        return successor
 
     async def _ask(self, answer_by: float) -> tuple[str, int]:
         """Ask the Sentinels for the master's address, in turn, without waiting for those that hang."""
@@ -185,13 +183,13 @@ class SentinelTopology(Topology):
         master = await self.node_for("", answer_by)
         try:
             await master.call(pack("PING"), resend=True, answer_by=answer_by)
-        except BackendUnavailable as error:
-            self._suspect(master, error)
+        except BackendUnavailable:
+            self._suspect(master)
             raise
 
     async def close(self) -> None:
         """See `Topology.close`."""
-        if self._last is not None:
-            await self._last.close()
+        if self._master is not None:
+            await self._master.close()
         for sentinel in self.sentinels:
             await sentinel.close()

@@ -888,29 +888,43 @@ def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
     assert list(topology._nodes.values()) == [node]
 
 
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-def test_node_that_two_threads_find_at_once_is_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_of_a_cluster_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would close the connections of a second one, nor end its subscription."""
-    host, address, found = StubHost(BlockingRuntime()), ("127.0.0.1", 1), []
-
-    async def named(answer_by: float) -> tuple[str, int]:
-        del answer_by
-        return address
-
-    def find() -> RedisNode:
-        return cluster._node_at(address) if kind == "cluster" else drive(group.node_for("x"))
+    host, address = StubHost(BlockingRuntime()), ("127.0.0.1", 1)
+    found: list[RedisNode] = []
+    cluster = ClusterTopology([address], Target.anywhere({}, tls=False), host, "lockkit")
 
     def open_late(*arguments: Any) -> RedisNode:
-        monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_node)
-        found.append(find())  # as another thread, at this moment
+        monkeypatch.undo()
+        found.append(cluster._node_at(address))  # as another thread, at this moment
         return open_node(*arguments)
 
-    cluster = ClusterTopology([address], Target.anywhere({}, tls=False), host, "lockkit")
-    group = SentinelTopology([], "mymaster", Target.anywhere({}, tls=False), host, "lockkit")
-    monkeypatch.setattr(group, "_ask", named)
-    monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_late)
+    monkeypatch.setattr("lockkit.backends.redis.cluster.open_node", open_late)
 
-    assert find() is find() is found[0]
+    assert cluster._node_at(address) is cluster._node_at(address) is found[0]
+
+
+def test_master_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the same reason. A thread that asked earlier does not bring back the master from before."""
+    host = StubHost(BlockingRuntime())
+    asked: list[bool] = []
+    found: list[RedisNode] = []
+    group = SentinelTopology([], "mymaster", Target.anywhere({}, tls=False), host, "lockkit")
+    named = iter([("127.0.0.1", 2), ("127.0.0.1", 1)])
+
+    async def ask(answer_by: float) -> tuple[str, int]:
+        del answer_by
+        if not asked:
+            asked.append(True)
+            found.append(drive(group.node_for("x")))  # as another thread, at this moment
+        return next(named)
+
+    monkeypatch.setattr(group, "_ask", ask)
+
+    master = drive(group.node_for("x"))
+
+    assert master is found[0] is drive(group.node_for("x"))
+    assert master.label == "127.0.0.1:2"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # called when the interrupt came

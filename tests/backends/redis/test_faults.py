@@ -659,6 +659,30 @@ class TestSentinel:
         with RedisSentinels(down_after_ms=60_000) as group:
             Face(face).run(scenario)
 
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_master_that_refuses_writes_is_left_when_it_is_replaced(self, face: str) -> None:
+        """One that is cut off from its replicas answers, with an error, while another is promoted."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(group.url, host) as backend:
+                grant = granted(await backend.try_acquire(host.request()))
+                with group.master.connect() as connection:
+                    connection.call("CONFIG", "SET", "min-replicas-to-write", 9)
+                with pytest.raises(lockkit.BackendUnavailable, match="too few replicas"):
+                    await backend.release(grant)
+                for sentinel in group.sentinels:
+                    with sentinel.connect() as connection:
+                        connection.call("SENTINEL", "REMOVE", group.name)
+                        connection.call("SENTINEL", "MONITOR", group.name, other.host, other.port, 2)
+
+                granted(await backend.try_acquire(host.request()))
+
+                with other.connect() as connection:
+                    assert connection.call("EXISTS", "lockkit:x") == 1
+
+        with RedisSentinels() as group, RedisServer() as other:
+            Face(face).run(scenario)
+
     def test_sentinel_is_no_server_for_locks(self, connect: Connect) -> None:
         """The URL has the wrong scheme, and the error says which is right."""
         with RedisSentinels() as group:

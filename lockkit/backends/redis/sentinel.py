@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.errors import nothing_done
+from lockkit.backends.redis.errors import code_of, nothing_done
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
@@ -170,7 +170,10 @@ class SentinelTopology(Topology):
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)
-        reply = await sentinel.call(question, resend=True, answer_by=until)
+        try:
+            reply = await sentinel.call(question, resend=True, answer_by=until)
+        except ConfigurationError as error:
+            raise _explained(error, sentinel.label) from error.__cause__
         if reply is None:
             message = f"{sentinel.label} knows no master {self.service_name!r}"
             raise _UnknownMasterError(message)
@@ -193,3 +196,16 @@ class SentinelTopology(Topology):
             await self._master.close()
         for sentinel in self.sentinels:
             await sentinel.close()
+
+
+def _explained(error: ConfigurationError, label: str) -> ConfigurationError:
+    """Say what differs at a Sentinel: it has its own login, and no other server knows its commands."""
+    cause = error.__cause__
+    assert cause is not None, "the driver or the server has said why"
+    if "unknown command" in str(cause):
+        advice = "is no Sentinel: give the addresses of the Sentinels, not of the servers that they watch"
+    elif code_of(cause) in {"NOAUTH", "WRONGPASS"}:
+        advice = "refuses the login; a Sentinel has its own: see sentinel_username=, sentinel_password="
+    else:
+        return error
+    return ConfigurationError(f"{label} {advice} ({cause})")

@@ -683,6 +683,32 @@ class TestSentinel:
         with RedisSentinels() as group, RedisServer() as other:
             Face(face).run(scenario)
 
+    def test_sentinels_have_a_login_of_their_own(self, connect: Connect) -> None:
+        """What the URL has is the master's; the error says where the other one belongs."""
+        with RedisSentinels(sentinels=1) as group:
+            (sentinel,) = group.sentinels
+            with sentinel.connect() as connection:
+                connection.call("ACL", "SETUSER", "default", "resetpass", ">secret")
+            for options in ({}, {"sentinel_password": "wrong"}):
+                with pytest.raises(
+                    lockkit.ConfigurationError, match=r"see sentinel_username=, sentinel_pass"
+                ) as caught:
+                    connect(group.url, **options).lock("x").acquire(timeout=PATIENCE)
+                assert sentinel.address in str(caught.value)
+                assert "Give it in the URL" not in str(caught.value)
+            connect(group.url, sentinel_password="secret").lock("x").acquire(timeout=PATIENCE).release()  # noqa: S106
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_server_that_is_given_as_a_sentinel_is_recognised(self, server: RedisServer, face: str) -> None:
+        """The error names what is wrong, not a version."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(f"redis+sentinel://{server.address}/mymaster", host) as backend:
+                with pytest.raises(lockkit.ConfigurationError, match="is no Sentinel: give the addresses of the"):
+                    await backend.ping()
+
+        Face(face).run(scenario)
+
     def test_sentinel_is_no_server_for_locks(self, connect: Connect) -> None:
         """The URL has the wrong scheme, and the error says which is right."""
         with RedisSentinels() as group:

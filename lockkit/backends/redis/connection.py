@@ -8,6 +8,7 @@ directly: a call through redis-py would cost about as much again as the system c
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 import ssl
@@ -109,11 +110,12 @@ class SyncConnection(Connection):
 
     def _set_timeout(self, seconds: float) -> None:
         """Limit the time for each read and write."""
-        if isinstance(self._socket, ssl.SSLSocket):
+        self._socket.settimeout(None)
+        if isinstance(self._socket, ssl.SSLSocket) or not os.get_blocking(self._socket.fileno()):
+            # gevent's sockets never block in the kernel.
             self._socket.settimeout(seconds)
             return
         # A limit in the kernel: Python's own costs a poll(2) before each read and each write.
-        self._socket.settimeout(None)
         whole = int(seconds)
         limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -376,6 +376,7 @@ async def open_connection(runtime: Runtime, target: Target, until: float = inf) 
         until: Client monotonic time by which it must be done, if that is earlier than the target's own limits.
 
     Raises:
+        ConfigurationError: The application's class of connections has no socket.
         Exception: One of `DRIVER_ERRORS`, which `lockkit.backends.redis.errors.translate` turns into a `LockError`.
     """
     driver_connection = target.driver_connection(runtime.kind)
@@ -392,8 +393,8 @@ async def open_connection(runtime: Runtime, target: Target, until: float = inf) 
             setattr(driver_connection, limit, min(own_seconds or left_seconds, left_seconds))
     try:
         driver_connection.connect()
+        return SyncConnection(driver_connection, target.timeout)
     except BaseException as error:
         driver_connection.disconnect()
         quirks.close_interrupted_sockets(error)
         raise
-    return SyncConnection(driver_connection, target.timeout)

@@ -23,7 +23,8 @@ so its private attributes are used here, and only here. All of this was seen wit
                              only. Test: ``test_interrupted_connect_leaves_no_open_socket``
 ===========================  ========================================================================================
 
-If a later redis-py renames ``_sock`` or ``_writer``, every connection fails with an ``AttributeError``.
+If a later redis-py renames ``_sock`` or ``_writer``, every connection fails with a `ConfigurationError`, as it does for
+a stand-in without a socket.
 """
 
 from __future__ import annotations
@@ -33,19 +34,44 @@ import socket
 import traceback
 from typing import Any
 
+from lockkit.errors import ConfigurationError
+
 __all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "socket_of", "transport_of"]
 
 
 def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-py's
-    """Return the socket of a connected sync connection."""
-    sock: socket.socket = driver_connection._sock  # noqa: SLF001
+    """
+    Return the socket of a connected sync connection.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    sock: socket.socket | None = getattr(driver_connection, "_sock", None)
+    if sock is None or not hasattr(sock, "recv"):
+        raise _no_socket(driver_connection)
     return sock
 
 
 def transport_of(driver_connection: Any) -> asyncio.Transport:  # noqa: ANN401 - redis-py's
-    """Return the transport of a connected asyncio connection."""
-    transport: asyncio.Transport = driver_connection._writer.transport  # noqa: SLF001
+    """
+    Return the transport of a connected asyncio connection.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    transport: asyncio.Transport | None = getattr(getattr(driver_connection, "_writer", None), "transport", None)
+    if transport is None:
+        raise _no_socket(driver_connection)
     return transport
+
+
+def _no_socket(driver_connection: object) -> ConfigurationError:
+    kind = type(driver_connection)
+    message = (
+        f"connections of the class {kind.__module__}.{kind.__qualname__} have no socket that lockkit could use: a "
+        "stand-in for Redis, such as fakeredis, cannot be used. In tests, use lockkit.connect('memory://')"
+    )
+    return ConfigurationError(message)
 
 
 def detach(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's

@@ -324,6 +324,51 @@ def test_cluster_client_is_used() -> None:
         asyncio.run(scenario())
 
 
+class StandIn(redis.Connection):
+    """A connection without a socket, as that of fakeredis."""
+
+    def _connect(self) -> Any:  # noqa: ANN401 - as redis-py's
+        return self
+
+    def shutdown(self, how: int) -> None:
+        """End nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class AsyncStandIn(redis.asyncio.Connection):
+    """The same for asyncio."""
+
+    async def _connect(self) -> None:
+        self._reader = self._writer = self  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def test_stand_in_without_a_socket_is_refused() -> None:
+    """The message says what to use in tests."""
+
+    def no_login(connection: object) -> None:
+        """Be logged in."""
+
+    pool = redis.ConnectionPool(connection_class=StandIn, redis_connect_func=no_login)
+    with (
+        lockkit.from_client(redis.Redis(connection_pool=pool)) as client,
+        pytest.raises(lockkit.ConfigurationError, match=r"StandIn have no socket.*use lockkit\.connect\('memory://'\)"),
+    ):
+        client.lock("x").acquire(timeout=PATIENCE)
+
+    async def scenario() -> None:
+        pool = redis.asyncio.ConnectionPool(connection_class=AsyncStandIn, redis_connect_func=no_login)
+        async with lockkit.aio.from_client(redis.asyncio.Redis(connection_pool=pool)) as client:
+            with pytest.raises(lockkit.ConfigurationError, match="AsyncStandIn have no socket"):
+                await client.lock("x").acquire(timeout=PATIENCE)
+
+    asyncio.run(scenario())
+
+
 def test_client_of_the_other_face_is_refused() -> None:
     """The message says which form is needed."""
     blocking, other = redis.Redis(), redis.asyncio.Redis()

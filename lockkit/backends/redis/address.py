@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Kind
     from lockkit.url import HostPort
 
-__all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "credentials"]
+__all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "credentials", "speaks_tls"]
 
 DEFAULT_PORT = 6379
 
@@ -80,7 +80,7 @@ class Target:
         for name, limit in limits.items():
             arguments[name] = timeout or min(arguments.get(name) or limit, limit)
         host, port = arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT)
-        return cls(arguments, pool.connection_class, str(arguments.get("path") or f"{host}:{port}"))
+        return cls(arguments, pool.connection_class, str(arguments.get("path") or _label(host, port)))
 
     @property
     def timeout(self) -> float:
@@ -114,3 +114,8 @@ def credentials(username: str | None, password: str | None) -> dict[str, str]:
     if password is None:
         return {} if username is None else {"password": username}
     return {"password": password} if username is None else {"username": username, "password": password}
+
+
+def speaks_tls(connection_class: type) -> bool:
+    """Tell whether a class of redis-py's connections uses TLS."""
+    return issubclass(connection_class, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))

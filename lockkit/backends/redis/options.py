@@ -16,7 +16,7 @@ import redis.sentinel
 
 from lockkit import validation
 from lockkit.backend import Option
-from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials
+from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import open_node
@@ -334,7 +334,9 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
     if isinstance(pool, ours.sentinel.SentinelConnectionPool):
         return _adopt_sentinel(pool, options, host)
     target = Target.lent(pool)
-    url = f"redis://{target.label}/{pool.connection_kwargs.get('db', 0)}"
+    db = pool.connection_kwargs.get("db") or 0
+    is_unix = "path" in target.arguments
+    url = f"unix://{target.label}?db={db}" if is_unix else f"{_scheme(pool.connection_class)}://{target.label}/{db}"
     return url, SingleTopology(open_node(host.runtime, target, options["prefix"], Handshake(host)))
 
 
@@ -343,12 +345,13 @@ def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[
     for one in pool.sentinel_manager.sentinels:
         own = one.connection_pool
         arguments = {**_known_arguments(own.connection_kwargs), **_sentinel_arguments({}, None, None)}
-        sentinel = Target.anywhere(arguments, tls=_speaks_tls(own.connection_class))
+        sentinel = Target.anywhere(arguments, tls=speaks_tls(own.connection_class))
         sentinels.append(sentinel.moved(own.connection_kwargs["host"], own.connection_kwargs["port"]))
     arguments = _known_arguments(pool.connection_kwargs)
     labels = ",".join(target.label for target in sentinels)
-    url = f"redis+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
-    master = Target.anywhere(arguments, tls=_speaks_tls(pool.connection_class))
+    scheme = _scheme(pool.connection_class)
+    url = f"{scheme}+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
+    master = Target.anywhere(arguments, tls=speaks_tls(pool.connection_class))
     return url, SentinelTopology(sentinels, pool.service_name, master, host, options["prefix"])
 
 
@@ -356,14 +359,14 @@ def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple
     nodes = list(client.nodes_manager.startup_nodes.values())
     # Nodes of an async client have the connection arguments themselves, those of a sync client in a pool.
     source = nodes[0] if host.runtime.kind == "asyncio" else client.get_default_node().redis_connection.connection_pool
-    node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=_speaks_tls(source.connection_class))
+    node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=speaks_tls(source.connection_class))
     seeds = [(one.host, int(one.port)) for one in nodes]
-    url = f"redis+cluster://{','.join(f'{name}:{port}' for name, port in seeds)}"
+    url = f"{_scheme(source.connection_class)}+cluster://{','.join(node.moved(*seed).label for seed in seeds)}"
     return url, ClusterTopology(seeds, node, host, options["prefix"])
 
 
-def _speaks_tls(connection_class: type) -> bool:
-    return issubclass(connection_class, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))
+def _scheme(connection_class: type) -> str:
+    return "rediss" if speaks_tls(connection_class) else "redis"
 
 
 def _known_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -324,6 +324,27 @@ def test_cluster_client_is_used() -> None:
         asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        ({"host": "h", "db": 3, "password": "hidden"}, "redis://h:6379/3"),
+        ({"host": "::1", "port": 7000}, "redis://[::1]:7000/0"),
+        ({"host": "h", "ssl": True}, "rediss://h:6379/0"),
+        ({"unix_socket_path": "/run/redis.sock", "db": 2}, "unix:///run/redis.sock?db=2"),
+    ],
+)
+def test_url_of_a_client_of_the_application(arguments: dict[str, Any], url: str) -> None:
+    """As one would write it for `lockkit.connect`, without the password."""
+    with lockkit.from_client(redis.Redis(**arguments)) as client:
+        assert client.url == url
+    if "unix_socket_path" not in arguments:
+        nodes = [redis.Redis(**{**arguments, "port": port}) for port in (1, 2, 3)]
+        scheme, _, host = url.rpartition("/")[0].rpartition(":")[0].partition("://")
+        with lockkit.from_client(nodes) as client:
+            scheme = scheme.replace("redis", "redlock")
+            assert client.url == f"{scheme}://{','.join(f'{host}:{port}' for port in (1, 2, 3))}"
+
+
 class StandIn(redis.Connection):
     """A connection without a socket, as that of fakeredis."""
 

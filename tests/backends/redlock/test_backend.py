@@ -1439,6 +1439,41 @@ def test_votes_without_an_answer_are_taken_back(nodes: RedisNodes, face: Face, m
 
 
 @pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
+def test_waiter_that_saw_a_majority_is_notified_when_the_votes_are_taken_back(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op
+) -> None:
+    """It takes them for a holder, and would wait for half of its ttl."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+            granted(await backend.try_acquire(host.request()))
+            waiter = host.request(ttl=600.0)
+            await queue_up(other, waiter)
+            for node in nodes.nodes:
+                on(node)("DEL", LOCK)  # which notifies nobody
+            backend._ahead_us = backend._ahead_us if op is ACQUIRE else None  # so that there is a round two
+            unheard(monkeypatch, backend, op, 0, 1, 2)
+            ask = backend._nodes.ask
+
+            async def look_before(asked: Op, *arguments: Any, **options: Any) -> list[Answer]:
+                if asked in {RELEASE, UNDO}:
+                    busy = await other.try_acquire(waiter)
+                    assert isinstance(busy, Busy)
+                    assert busy.retry_after is not None
+                    assert busy.retry_after > 60.0
+                return await ask(asked, *arguments, **options)
+
+            monkeypatch.setattr(backend._nodes, "ask", look_before)
+            with pytest.raises(NoQuorum, match="2 of 5"):
+                await backend.try_acquire(host.request(ttl=600.0, queue=False))
+
+            assert await waiter.wake.wait(PATIENCE)
+            granted(await other.try_acquire(waiter))
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
 def test_too_few_answers_are_no_answer(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
     """Two of five answer, even if with "busy": the caller gets an outage, and no holder."""
 

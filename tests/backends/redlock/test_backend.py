@@ -1852,6 +1852,35 @@ def test_same_server_by_two_names_votes_once(nodes: RedisNodes, face: Face) -> N
     face.run(scenario)
 
 
+def test_same_server_by_two_names_that_connect_at_the_same_moment_votes_once(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the server: both names were down."""
+    first, second, *_ = nodes.nodes
+    url = f"redlock://127.0.0.1:{first.port},localhost:{first.port},127.0.0.1:{second.port}"
+
+    async def scenario(host: StubHost) -> None:
+        backend = open_redlock(url, host, durable=True)
+        one, two, _ = nodes_of(backend).all
+        arrived: set[int] = set()
+        flush = redlock_node.RedlockNode._flush
+
+        async def meet(node: redlock_node.RedlockNode, connection: Connection) -> bool:
+            arrived.add(node.index)
+            await until(host, lambda: arrived >= {one.index, two.index})
+            return await flush(node, connection)
+
+        monkeypatch.setattr(redlock_node.RedlockNode, "_flush", meet)
+        for node in (one, two):
+            node.connect_soon()
+        await until(host, lambda: (one.up or two.up) and "same server" in f"{one.error} {two.error}")
+
+        assert one.up is not two.up
+        await backend.close()
+
+    face.run(scenario)
+
+
 def test_wrong_password_on_most_nodes(face: Face) -> None:
     """Nothing that retrying could mend."""
     require("redis", local=True)

@@ -910,6 +910,50 @@ def test_node_restarted_empty_makes_no_second_holder(nodes: RedisNodes, face: Fa
     face.run(scenario)
 
 
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "running"])
+def test_node_that_is_replaced_must_be_stopped_first(nodes: RedisNodes, face: Face, *, stopped: bool) -> None:
+    """While processes still have the old list, others have the new one: two majorities need not share a node."""
+
+    async def scenario(host: StubHost) -> None:
+        one, two, old, new, _ = nodes.nodes
+        async with redlock_of(host, one, two, old) as before, redlock_of(host, one, two, new) as after:
+            granted(await before.try_acquire(host.request("warm", ttl=2.0)))
+            age_marks(one, two, old)
+            on(two)("SET", LOCK, "slow", "PX", 60_000)
+            grant = granted(await before.try_acquire(host.request(ttl=2.0)))
+            on(two)("DEL", LOCK)
+            began = host.runtime.now()
+            assert await before.renew([grant]) == [Renewed()]
+            if stopped:
+                old.kill()
+            request, outcome = host.request(ttl=2.0), None
+            while not await is_granted(after, request):
+                (outcome,) = await before.renew([grant])
+                await host.runtime.sleep(0.05)
+
+            assert (outcome == Renewed()) is not stopped
+            assert host.runtime.now() > began + 2.0
+
+    face.run(scenario)
+
+
+async def is_granted(backend: RedlockBackend, request: Request) -> bool:
+    """Try once; a node that a busy machine delays is no failure."""
+    with suppress(NoQuorum):
+        return isinstance(await backend.try_acquire(request), Grant)
+    return False
+
+
+@asynccontextmanager
+async def redlock_of(host: StubHost, *chosen: RedisServer) -> AsyncIterator[RedlockBackend]:
+    """Open a backend of some nodes and close it at the end."""
+    backend = open_redlock(f"redlock://{','.join(node.address for node in chosen)}", host)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
 def test_three_nodes_restarted_empty_while_two_are_down(nodes: RedisNodes, face: Face) -> None:
     """None of those that answer has a mark, but not all answer: that is no first start."""
 

@@ -232,7 +232,7 @@ class AsyncConnection(asyncio.Protocol, Connection):
     """
 
     def __init__(self, driver_connection: Any, timeout: Seconds) -> None:  # noqa: ANN401 - redis-py's
-        """Take over a redis-py connection that is logged in, and whose reader has nothing left to read."""
+        """Take over a redis-py connection that is logged in; it may have ended already."""
         self._driver_connection = driver_connection
         self._transport: asyncio.Transport = quirks.transport_of(driver_connection)
         self._loop = asyncio.get_running_loop()
@@ -244,6 +244,8 @@ class AsyncConnection(asyncio.Protocol, Connection):
         self.on_push: Callable[[list[Reply]], None] | None = None
         self.on_lost: Callable[[BaseException], None] | None = None
         self._transport.set_protocol(self)
+        if quirks.has_ended(driver_connection):
+            self._fail(ConnectionResetError(_CLOSED))
 
     def call(self, packed: bytes, until: Instant = inf) -> Awaitable[Reply]:
         """See `Connection.call`."""

@@ -10,6 +10,9 @@ so its private attributes are used here, and only here. All of this was seen wit
                              Test: ``test_redis_py_hands_over_its_socket``
 `transport_of`               private ``Connection._writer`` (asyncio); no public way to the transport.
                              Test: ``test_redis_py_hands_over_its_transport``
+`has_ended`                  private ``Connection._reader`` (asyncio): if the server ends the connection right after
+                             the login, only redis-py's reader is told, and the transport reads no more.
+                             Test: ``test_connection_that_ends_after_its_login_is_not_used``
 `detach`                     ``Connection.__del__`` (asyncio) warns of an unclosed connection if ``_writer`` is set.
                              Test: ``test_closed_connection_gives_no_resource_warning``
 `connect_asyncio`            If the login fails or is cancelled, redis-py closes the transport politely and forgets it.
@@ -36,7 +39,7 @@ from typing import Any
 
 from lockkit.errors import ConfigurationError
 
-__all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "socket_of", "transport_of"]
+__all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "has_ended", "socket_of", "transport_of"]
 
 
 def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-py's
@@ -72,6 +75,11 @@ def _no_socket(driver_connection: object) -> ConfigurationError:
         "stand-in for Redis, such as fakeredis, cannot be used. In tests, use lockkit.connect('memory://')"
     )
     return ConfigurationError(message)
+
+
+def has_ended(driver_connection: Any) -> bool:  # noqa: ANN401 - redis-py's
+    """Tell whether a connected asyncio connection has ended, so that whoever takes its transport is told nothing."""
+    return bool(driver_connection._reader.at_eof()) or transport_of(driver_connection).is_closing()  # noqa: SLF001
 
 
 def detach(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's

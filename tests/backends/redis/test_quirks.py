@@ -63,6 +63,29 @@ def test_redis_py_hands_over_its_transport(server: RedisServer) -> None:
     asyncio.run(scenario())
 
 
+def test_connection_that_ends_after_its_login_is_not_used() -> None:
+    """The first call fails at once, and not when the time for its answer is over."""
+
+    async def log_in(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's
+        while not driver_connection._reader.at_eof():  # noqa: ASYNC110 - the server ends it
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            target = Target.anywhere({"redis_connect_func": log_in}, tls=False)
+            opening = asyncio.create_task(
+                open_connection(AsyncioRuntime(), target.moved("127.0.0.1", listener.getsockname()[1]))
+            )
+            served, _ = await asyncio.to_thread(listener.accept)
+            served.close()
+            connection = await opening
+            assert connection.stale
+            with pytest.raises(ConnectionResetError):
+                await connection.call(pack("PING"))  # type: ignore[misc]
+
+    asyncio.run(scenario())
+
+
 def test_closed_connection_gives_no_resource_warning(server: RedisServer) -> None:
     """redis-py's object does not say that it was never closed."""
 

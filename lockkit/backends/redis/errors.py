@@ -89,6 +89,7 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
     ("invalid username-password", ConfigurationError, f"{_REFUSED}: user name or password is wrong"),
     ("unauthenticated", ConfigurationError, _NO_PASSWORD),
     ("Authentication required", ConfigurationError, _NO_PASSWORD),
+    ("HELLO must be called with the client already authenticated", ConfigurationError, _NO_PASSWORD),
     # Of a command within a script, which has the code ERR: Redis 7.0; later versions, and Valkey.
     ("The user executing the script can't", ConfigurationError, _NO_RIGHT),
     ("ACL failure in script", ConfigurationError, _NO_RIGHT),

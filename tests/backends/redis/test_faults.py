@@ -218,6 +218,15 @@ class TestOneNode:
                 assert "secret" not in shown
             assert time.monotonic() - began < PATIENCE / 2
 
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_missing_password_is_said_to_be_missing(self, connect: Connect, protocol: int) -> None:
+        """Not to be wrong. With RESP3, which is redis-py's default, the server says it in other words."""
+        with RedisServer(password="right one") as server:  # noqa: S106 - of a throw-away server
+            client = connect(f"redis://{server.address}/0?protocol={protocol}")
+
+            with pytest.raises(lockkit.ConfigurationError, match=r"requires a password\. Give it in the URL"):
+                client.lock("x").acquire(timeout=PATIENCE)
+
     def test_missing_rights_are_an_error_of_configuration(self, connect: Connect) -> None:
         """Retrying cannot mend them."""
         users = {"app": "on >secret ~other:* &* +@all"}

@@ -89,13 +89,15 @@ class ClusterTopology(Topology):
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
         """See `Topology.run`."""
-        return await self._follow(script, key, body, 0, end_of_call(self._host.runtime, answer_by), resend=resend)
+        answer_by = end_of_call(self._host.runtime, answer_by)
+        return await self._follow(script.in_cluster, key, body, 0, answer_by, resend=resend)
 
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Topology.run_many`. Asks all nodes at the same time, then follows moved slots one by one."""
         answer_by = end_of_call(self._host.runtime, answer_by)
+        script = script.in_cluster
         results: list[Reply | LockError] = [None] * len(calls)
         groups: dict[int, tuple[RedisNode, list[int]]] = {}
         for index, (key, _) in enumerate(calls):

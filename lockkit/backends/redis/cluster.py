@@ -158,7 +158,9 @@ class ClusterTopology(Topology):
                         raise
                     node, asking = successor, False
         assert last is not None, "asked no node at all"
-        raise last
+        slot, said = slot_of(key), last.__cause__
+        message = f"the Cluster is moving this slot ({slot}) from node to node: try again later ({said})"
+        raise BackendUnavailable(message) from said
 
     def _suspect(self, node: RedisNode | None) -> None:
         """Load the slots anew before the next call, from this node only if no other answers."""

@@ -15,10 +15,12 @@ from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
+from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
-from lockkit.backends.redis.resp import Parser, pack
+from lockkit.backends.redis.resp import Parser, ServerSaid, pack
+from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
@@ -862,6 +864,25 @@ def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes 
 
     assert drive(topology.node_for("lockkit:x")) is asked
     assert topology._named(f"MOVED {slot_of('lockkit:x')} :7001", asked, "lockkit:x", moved=True).label == "[::1]:7001"
+
+
+def test_slot_that_moves_to_and_fro_is_said_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error does not advise redis+cluster:// to those who use it."""
+    topology = ClusterTopology([("h", 1)], Target.anywhere({}, tls=False), StubHost(BlockingRuntime()), "lockkit")
+    drive(topology._use_map([[0, 16383, [b"h", 1]]], topology._node_at(("h", 1))))
+    asked: list[str] = []
+
+    async def redirect(node: RedisNode, *_: object, **__: object) -> None:
+        asked.append(node.label)
+        said = ServerSaid(f"MOVED 16 h:{1 + len(asked) % 2}")
+        raise translate(said, node.label) from said
+
+    monkeypatch.setattr("lockkit.backends.redis.cluster._call", redirect)
+    with pytest.raises(BackendUnavailable, match=r"moving this slot .*from node to node.*MOVED") as caught:
+        drive(topology.run(Script("clock", keys=["lock"], arguments=0), "lockkit:x", b"", resend=True))
+
+    assert asked == ["h:1", "h:2"] * 4
+    assert "use redis+cluster" not in str(caught.value)
 
 
 def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:

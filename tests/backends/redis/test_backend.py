@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,7 +16,9 @@ from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
+from lockkit.backends.redis.connection import SyncConnection
 from lockkit.backends.redis.errors import translate
+from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
@@ -32,8 +35,9 @@ from tests.interrupts import CallStrike
 
 if TYPE_CHECKING:
     from lockkit.backends.redis.backend import RedisBackend
-    from lockkit.backends.redis.connection import AsyncConnection, Connection, SyncConnection
+    from lockkit.backends.redis.connection import AsyncConnection, Connection
     from lockkit.backends.redis.node import AsyncNode, RedisNode
+    from lockkit.backends.redis.resp import Reply
 
 
 @pytest.fixture
@@ -864,6 +868,31 @@ def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes 
 
     assert drive(topology.node_for("lockkit:x")) is asked
     assert topology._named(f"MOVED {slot_of('lockkit:x')} :7001", asked, "lockkit:x", moved=True).label == "[::1]:7001"
+
+
+def test_server_that_could_not_be_asked_is_compared_with_the_one_before() -> None:
+    """INFO is refused while a long script runs; afterwards it may be another run of the server."""
+    host = StubHost(BlockingRuntime())
+    look = Handshake(host)
+
+    class Connected(SyncConnection):
+        def __init__(self, *replies: Reply) -> None:
+            self.replies = list(replies)
+
+        def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
+            del packed, until
+            return self.replies * count
+
+    for info, confirmations in (
+        (b"run_id:1\r\nrole:master", 0),
+        (ServerSaid("BUSY Redis is busy running a script."), 1),  # it may be another run
+        (b"run_id:1\r\nrole:master", 1),
+        (ServerSaid("BUSY Redis is busy running a script."), 2),
+        (b"run_id:2\r\nrole:master", 3),
+        (b"run_id:2\r\nrole:slave", 4),
+    ):
+        drive(look(Connected(info), inf))
+        assert host.confirmations == confirmations
 
 
 def test_slot_that_moves_to_and_fro_is_said_to_move(monkeypatch: pytest.MonkeyPatch) -> None:

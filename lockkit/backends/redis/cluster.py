@@ -14,7 +14,7 @@ import binascii
 import logging
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.errors import code_of, nothing_done
@@ -26,7 +26,7 @@ from lockkit.backends.redis.topology import Topology, results_of, run_group
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from lockkit.backend import Host
@@ -49,7 +49,8 @@ REDIRECTS_MAX = 8
 TRY_AGAIN_SECONDS = 0.05
 """Seconds between tries while a slot moves key by key."""
 
-Address = tuple[str, int]
+Address: TypeAlias = tuple[str, int]
+Remap: TypeAlias = "Callable[[Address], Address]"
 
 
 def slot_of(key: str) -> int:
@@ -63,7 +64,9 @@ class ClusterTopology(Topology):
 
     several = True
 
-    def __init__(self, seeds: Sequence[Address], node: Target, host: Host, prefix: str) -> None:
+    def __init__(
+        self, seeds: Sequence[Address], node: Target, host: Host, prefix: str, *, remap: Remap | None = None
+    ) -> None:
         """
         Send nothing yet.
 
@@ -72,9 +75,11 @@ class ClusterTopology(Topology):
             node: How to connect to a node, wherever it is.
             host: The engine's side.
             prefix: First part of the channels.
+            remap: From an address that a node tells to the one that is reached from here.
         """
         self._seeds = list(seeds)
         self._anywhere = node
+        self._remap = remap
         self._host = host
         self._prefix = prefix
         self._mutex = host.runtime.mutex()
@@ -168,9 +173,9 @@ class ClusterTopology(Topology):
         self._failed.update(address for address, one in list(self._nodes.items()) if one is node)
 
     def _named(self, text: str, asked: RedisNode, key: str, *, moved: bool) -> RedisNode:
-        """Return the node that ``MOVED slot host:port`` names; an empty host is that of the node that replied."""
+        """Return the node that ``MOVED slot host:port`` names."""
         host, _, port = text.split()[2].rpartition(":")
-        node = self._node_at((host or asked.target.arguments["host"], int(port)))
+        node = self._node_told(asked, host, int(port))
         if moved:
             log.info("slot %d is served by %s now", slot_of(key), node.label)
             self._slots[slot_of(key)] = node
@@ -249,8 +254,8 @@ class ClusterTopology(Topology):
         # Another thread may have another map. Under the mutex, so that neither uses a node that the other closes.
         with self._mutex:
             for first, last, (host, port, *_), *_ in ranges:
-                name = host.decode() if host else asked.target.arguments["host"]
-                slots[first : last + 1] = [self._node_at((name, port))] * (last + 1 - first)
+                node = self._node_told(asked, (host or b"").decode(), port)
+                slots[first : last + 1] = [node] * (last + 1 - first)
             changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
             self._slots = slots
             self._outdated = False
@@ -263,6 +268,11 @@ class ClusterTopology(Topology):
                 self._nodes.pop(address, None)
                 self._failed.discard(address)
             await node.close()
+
+    def _node_told(self, asked: RedisNode, host: str, port: int) -> RedisNode:
+        """Return the node at an address that another one tells; an empty host is that of the one that was asked."""
+        address = host or str(asked.target.arguments["host"]), port
+        return self._node_at(address if self._remap is None else self._remap(address))
 
     def _node_at(self, address: Address) -> RedisNode:
         node = self._nodes.get(address)

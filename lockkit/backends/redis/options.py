@@ -362,7 +362,8 @@ def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple
     node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=speaks_tls(source.connection_class))
     seeds = [(one.host, int(one.port)) for one in nodes]
     url = f"{_scheme(source.connection_class)}+cluster://{','.join(node.moved(*seed).label for seed in seeds)}"
-    return url, ClusterTopology(seeds, node, host, options["prefix"])
+    remap = getattr(client.nodes_manager, "address_remap", None)  # of later versions
+    return url, ClusterTopology(seeds, node, host, options["prefix"], remap=remap)
 
 
 def _scheme(connection_class: type) -> str:

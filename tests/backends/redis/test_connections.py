@@ -324,6 +324,34 @@ def test_cluster_client_is_used() -> None:
         asyncio.run(scenario())
 
 
+def test_addresses_that_a_cluster_client_remaps_are_remapped() -> None:
+    """As where the nodes tell addresses of their own network."""
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        return "localhost", address[1]
+
+    def hosts(client: lockkit.Client | lockkit.aio.Client) -> set[str]:
+        topology: Any = client._engine.client.backend._topology  # type: ignore[union-attr]
+        return {node.target.arguments["host"] for node in topology._nodes.values()}
+
+    with RedisCluster() as group:
+        port = group.nodes[0].port
+        driver = redis.RedisCluster(host="localhost", port=port, address_remap=remap)
+        with lockkit.from_client(driver) as client:
+            client.lock("x").acquire(timeout=PATIENCE).release()
+            assert hosts(client) == {"localhost"}
+        driver.close()
+
+        async def scenario() -> None:
+            driver = redis.asyncio.RedisCluster(host="localhost", port=port, address_remap=remap)
+            async with lockkit.aio.from_client(driver) as client:
+                await (await client.lock("x").acquire(timeout=PATIENCE)).release()
+                assert hosts(client) == {"localhost"}
+            await driver.aclose()
+
+        asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("arguments", "url"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import redis.asyncio.connection
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lockkit.runtime import Kind
     from lockkit.url import HostPort
 
-__all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "credentials"]
+__all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "credentials", "speaks_tls"]
 
 DEFAULT_PORT = 6379
 
@@ -22,6 +22,8 @@ SOCKET_TIMEOUT = 2.5
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login, a call stays below five seconds."""
+
+_DEFAULTS = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +44,22 @@ class Target:
     @classmethod
     def of(cls, host: HostPort, arguments: Mapping[str, Any], *, tls: bool) -> Target:
         """Combine a server of a URL, and its own user and password if given, with the arguments common to all."""
-        own: dict[str, Any] = {"host": host.host, "port": host.port or DEFAULT_PORT}
-        own.update(credentials(host.username, host.password))
-        return cls.at({**own, **arguments}, tls=tls)
+        own = credentials(host.username, host.password)
+        return cls.anywhere({**own, **arguments}, tls=tls).moved(host.host, host.port or DEFAULT_PORT)
 
     @classmethod
-    def at(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
-        """Make it from arguments with ``host`` and ``port``, or ``path``."""
-        defaults = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
-        if "path" in arguments:
-            return cls({**defaults, **arguments}, "unix", str(arguments["path"]))
-        host, port = arguments["host"], arguments["port"]
-        label = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return cls({**defaults, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", label)
+    def anywhere(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
+        """Make it for servers that have the arguments in common; `moved` gives it an address."""
+        return cls({**_DEFAULTS, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", "").moved("", 0)
+
+    def moved(self, host: str, port: int) -> Target:
+        """Return the same for the server at another address."""
+        return replace(self, arguments={**self.arguments, "host": host, "port": port}, label=_label(host, port))
+
+    @classmethod
+    def unix(cls, path: str, arguments: Mapping[str, Any]) -> Target:
+        """Make it for the server at a Unix socket."""
+        return cls({**_DEFAULTS, **arguments, "path": path}, "unix", path)
 
     @classmethod
     def lent(cls, pool: Any, timeout: float | None = None) -> Target:  # noqa: ANN401 - redis-py's, sync or async
@@ -75,7 +80,7 @@ class Target:
         for name, limit in limits.items():
             arguments[name] = timeout or min(arguments.get(name) or limit, limit)
         host, port = arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT)
-        return cls(arguments, pool.connection_class, str(arguments.get("path") or f"{host}:{port}"))
+        return cls(arguments, pool.connection_class, str(arguments.get("path") or _label(host, port)))
 
     @property
     def timeout(self) -> float:
@@ -96,6 +101,10 @@ class Target:
         return getattr(module, name)(**self.arguments)
 
 
+def _label(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def credentials(username: str | None, password: str | None) -> dict[str, str]:
     """
     Turn the user information of a URL into arguments.
@@ -105,3 +114,8 @@ def credentials(username: str | None, password: str | None) -> dict[str, str]:
     if password is None:
         return {} if username is None else {"password": username}
     return {"password": password} if username is None else {"username": username, "password": password}
+
+
+def speaks_tls(connection_class: type) -> bool:
+    """Tell whether a class of redis-py's connections uses TLS."""
+    return issubclass(connection_class, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))

@@ -14,10 +14,9 @@ import binascii
 import logging
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
@@ -27,10 +26,11 @@ from lockkit.backends.redis.topology import Topology, results_of, run_group
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from lockkit.backend import Host
+    from lockkit.backends.redis.address import Target
     from lockkit.backends.redis.node import RedisNode
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
@@ -49,7 +49,8 @@ REDIRECTS_MAX = 8
 TRY_AGAIN_SECONDS = 0.05
 """Seconds between tries while a slot moves key by key."""
 
-Address = tuple[str, int]
+Address: TypeAlias = tuple[str, int]
+Remap: TypeAlias = "Callable[[Address], Address]"
 
 
 def slot_of(key: str) -> int:
@@ -64,23 +65,23 @@ class ClusterTopology(Topology):
     several = True
 
     def __init__(
-        self, seeds: Sequence[Address], arguments: Mapping[str, Any], host: Host, prefix: str, *, tls: bool
+        self, seeds: Sequence[Address], node: Target, host: Host, prefix: str, *, remap: Remap | None = None
     ) -> None:
         """
         Send nothing yet.
 
         Args:
             seeds: Some nodes, which know the others.
-            arguments: redis-py's, for all nodes.
+            node: How to connect to a node, wherever it is.
             host: The engine's side.
             prefix: First part of the channels.
-            tls: The nodes use TLS.
+            remap: From an address that a node tells to the one that is reached from here.
         """
         self._seeds = list(seeds)
-        self._arguments = arguments
+        self._anywhere = node
+        self._remap = remap
         self._host = host
         self._prefix = prefix
-        self._tls = tls
         self._mutex = host.runtime.mutex()
         self._nodes: dict[Address, RedisNode] = {}
         self._failed: set[Address] = set()  # asked last for the slots
@@ -93,13 +94,15 @@ class ClusterTopology(Topology):
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
         """See `Topology.run`."""
-        return await self._follow(script, key, body, 0, end_of_call(self._host.runtime, answer_by), resend=resend)
+        answer_by = end_of_call(self._host.runtime, answer_by)
+        return await self._follow(script.in_cluster, key, body, 0, answer_by, resend=resend)
 
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
         """See `Topology.run_many`. Asks all nodes at the same time, then follows moved slots one by one."""
         answer_by = end_of_call(self._host.runtime, answer_by)
+        script = script.in_cluster
         results: list[Reply | LockError] = [None] * len(calls)
         groups: dict[int, tuple[RedisNode, list[int]]] = {}
         for index, (key, _) in enumerate(calls):
@@ -160,7 +163,9 @@ class ClusterTopology(Topology):
                         raise
                     node, asking = successor, False
         assert last is not None, "asked no node at all"
-        raise last
+        slot, said = slot_of(key), last.__cause__
+        message = f"the Cluster is moving this slot ({slot}) from node to node: try again later ({said})"
+        raise BackendUnavailable(message) from said
 
     def _suspect(self, node: RedisNode | None) -> None:
         """Load the slots anew before the next call, from this node only if no other answers."""
@@ -168,9 +173,9 @@ class ClusterTopology(Topology):
         self._failed.update(address for address, one in list(self._nodes.items()) if one is node)
 
     def _named(self, text: str, asked: RedisNode, key: str, *, moved: bool) -> RedisNode:
-        """Return the node that ``MOVED slot host:port`` names; an empty host is that of the node that replied."""
+        """Return the node that ``MOVED slot host:port`` names."""
         host, _, port = text.split()[2].rpartition(":")
-        node = self._node_at((host or asked.target.arguments["host"], int(port)))
+        node = self._node_told(asked, host, int(port))
         if moved:
             log.info("slot %d is served by %s now", slot_of(key), node.label)
             self._slots[slot_of(key)] = node
@@ -221,7 +226,7 @@ class ClusterTopology(Topology):
         until = now + seconds_left(answer_by, now) / 2
         # Nodes of the last map first, because seeds may be long gone; nodes that have failed last.
         addresses = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._failed.__contains__)
-        asks = [(self._target(address).label, partial(self._ask, address, until)) for address in addresses]
+        asks = [(self._anywhere.moved(*address).label, partial(self._ask, address, until)) for address in addresses]
         found = await ask_first(self._host.runtime, asks, until)
         if isinstance(found, list):
             raise_configuration(found)
@@ -249,8 +254,8 @@ class ClusterTopology(Topology):
         # Another thread may have another map. Under the mutex, so that neither uses a node that the other closes.
         with self._mutex:
             for first, last, (host, port, *_), *_ in ranges:
-                name = host.decode() if host else asked.target.arguments["host"]
-                slots[first : last + 1] = [self._node_at((name, port))] * (last + 1 - first)
+                node = self._node_told(asked, (host or b"").decode(), port)
+                slots[first : last + 1] = [node] * (last + 1 - first)
             changed = any(old is not None and old is not new for old, new in zip(self._slots, slots, strict=True))
             self._slots = slots
             self._outdated = False
@@ -264,13 +269,16 @@ class ClusterTopology(Topology):
                 self._failed.discard(address)
             await node.close()
 
-    def _target(self, address: Address) -> Target:
-        return Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
+    def _node_told(self, asked: RedisNode, host: str, port: int) -> RedisNode:
+        """Return the node at an address that another one tells; an empty host is that of the one that was asked."""
+        address = host or str(asked.target.arguments["host"]), port
+        return self._node_at(address if self._remap is None else self._remap(address))
 
     def _node_at(self, address: Address) -> RedisNode:
         node = self._nodes.get(address)
         if node is None:
-            node = open_node(self._host.runtime, self._target(address), self._prefix, Handshake(self._host))
+            target = self._anywhere.moved(*address)
+            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host))
             # Another thread may have opened one meanwhile. Nothing is connected yet.
             node = self._nodes.setdefault(address, node)
         return node

@@ -8,6 +8,7 @@ directly: a call through redis-py would cost about as much again as the system c
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 import socket
 import ssl
@@ -109,11 +110,12 @@ class SyncConnection(Connection):
 
     def _set_timeout(self, seconds: float) -> None:
         """Limit the time for each read and write."""
-        if isinstance(self._socket, ssl.SSLSocket):
+        self._socket.settimeout(None)
+        if isinstance(self._socket, ssl.SSLSocket) or not os.get_blocking(self._socket.fileno()):
+            # gevent's sockets never block in the kernel.
             self._socket.settimeout(seconds)
             return
         # A limit in the kernel: Python's own costs a poll(2) before each read and each write.
-        self._socket.settimeout(None)
         whole = int(seconds)
         limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -230,7 +232,7 @@ class AsyncConnection(asyncio.Protocol, Connection):
     """
 
     def __init__(self, driver_connection: Any, timeout: Seconds) -> None:  # noqa: ANN401 - redis-py's
-        """Take over a redis-py connection that is logged in, and whose reader has nothing left to read."""
+        """Take over a redis-py connection that is logged in; it may have ended already."""
         self._driver_connection = driver_connection
         self._transport: asyncio.Transport = quirks.transport_of(driver_connection)
         self._loop = asyncio.get_running_loop()
@@ -242,6 +244,8 @@ class AsyncConnection(asyncio.Protocol, Connection):
         self.on_push: Callable[[list[Reply]], None] | None = None
         self.on_lost: Callable[[BaseException], None] | None = None
         self._transport.set_protocol(self)
+        if quirks.has_ended(driver_connection):
+            self._fail(ConnectionResetError(_CLOSED))
 
     def call(self, packed: bytes, until: Instant = inf) -> Awaitable[Reply]:
         """See `Connection.call`."""
@@ -374,6 +378,7 @@ async def open_connection(runtime: Runtime, target: Target, until: float = inf) 
         until: Client monotonic time by which it must be done, if that is earlier than the target's own limits.
 
     Raises:
+        ConfigurationError: The application's class of connections has no socket.
         Exception: One of `DRIVER_ERRORS`, which `lockkit.backends.redis.errors.translate` turns into a `LockError`.
     """
     driver_connection = target.driver_connection(runtime.kind)
@@ -390,8 +395,8 @@ async def open_connection(runtime: Runtime, target: Target, until: float = inf) 
             setattr(driver_connection, limit, min(own_seconds or left_seconds, left_seconds))
     try:
         driver_connection.connect()
+        return SyncConnection(driver_connection, target.timeout)
     except BaseException as error:
         driver_connection.disconnect()
         quirks.close_interrupted_sockets(error)
         raise
-    return SyncConnection(driver_connection, target.timeout)

@@ -13,7 +13,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRIVER_ERRORS", "code_of", "nothing_done", "server_said", "translate"]
+__all__ = ["DRIVER_ERRORS", "code_of", "is_replica", "nothing_done", "server_said", "translate"]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (redis.RedisError, ServerSaid, OSError, EOFError)
 """Errors that sending, receiving and connecting may raise."""
@@ -89,6 +89,7 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
     ("invalid username-password", ConfigurationError, f"{_REFUSED}: user name or password is wrong"),
     ("unauthenticated", ConfigurationError, _NO_PASSWORD),
     ("Authentication required", ConfigurationError, _NO_PASSWORD),
+    ("HELLO must be called with the client already authenticated", ConfigurationError, _NO_PASSWORD),
     # Of a command within a script, which has the code ERR: Redis 7.0; later versions, and Valkey.
     ("The user executing the script can't", ConfigurationError, _NO_RIGHT),
     ("ACL failure in script", ConfigurationError, _NO_RIGHT),
@@ -125,11 +126,16 @@ def code_of(error: BaseException) -> str:
     return _CODE_OF_CLASS.get(type(error).__name__, "")
 
 
+def is_replica(error: ServerSaid) -> bool:
+    """Tell whether the server refused because it is a replica: it did nothing, and another may be the master now."""
+    return code_of(error) in {"READONLY", "MASTERDOWN"}
+
+
 def nothing_done(error: LockError) -> bool:
     """Tell whether the request that failed with this error was certainly not carried out."""
     cause = error.__cause__
-    # redis-py's own errors come from connecting only: then lockkit uses the socket. And a replica refuses writes.
-    return isinstance(cause, redis.RedisError) or (isinstance(cause, ServerSaid) and code_of(cause) == "READONLY")
+    # redis-py's own errors come from connecting only: then lockkit uses the socket.
+    return isinstance(cause, redis.RedisError) or (isinstance(cause, ServerSaid) and is_replica(cause))
 
 
 def translate(error: BaseException, label: str) -> LockError:

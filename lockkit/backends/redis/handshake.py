@@ -39,8 +39,7 @@ class Handshake:
         """
         self._host = host
         self._masters_only = masters_only
-        self._run_id: str | None = None
-        self._role: str | None = None
+        self._known: tuple[str | None, str | None] | None = None
         self._warned = False
 
     async def __call__(self, connection: Connection, until: Instant) -> None:
@@ -61,13 +60,14 @@ class Handshake:
                 facts.update(info_fields(reply))
         refuse_unfit(facts)
         connection.sharded = can_shard(facts)
-        role, run_id = facts.get("role"), facts.get("run_id")
+        run_id, role = facts.get("run_id"), facts.get("role")
         if role == "slave" and self._masters_only:
             message = "READONLY it is a replica now"
             raise ServerSaid(message)
         self._warn_of_eviction(facts)
-        changed = self._run_id is not None and (run_id, role) != (self._run_id, self._role)
-        self._run_id, self._role = run_id, role
+        changed = self._known is not None and self._known != (run_id, role)
+        if run_id is not None:  # else it is busy with a script and cannot tell, and may be another
+            self._known = run_id, role
         if changed:
             log.info("the Redis server has changed (restart or failover): lockkit confirms all leases")
             self._host.confirm_soon()

@@ -28,6 +28,7 @@ Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_b
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,7 +44,7 @@ from lockkit.backends.redis.connection import (
     SyncConnection,
     open_connection,
 )
-from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, translate
 from lockkit.backends.redis.keys import escape_glob
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from lockkit.units import Instant
 
 __all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "delete_keys", "end_of_call", "open_node"]
+
+log = logging.getLogger("lockkit")
 
 KEPT_MAX = 64
 """Idle connections kept. More keeps sockets open after a burst of threads, fewer reconnects in the next burst."""
@@ -207,7 +210,9 @@ class RedisNode(ABC):
                 raise
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
-        if shared is None:
+        if any(isinstance(reply, ServerSaid) and is_replica(reply) for reply in replies):
+            self._leave(connection)
+        elif shared is None:
             self.give_back(connection)
         return replies
 
@@ -235,6 +240,18 @@ class RedisNode(ABC):
             connection.close()
         if self._closed:
             self._close_idle()
+
+    def _leave(self, connection: Connection) -> None:
+        """
+        Keep no connection to a server that has become a replica.
+
+        Behind a name or an address that moves to the new master, the next connection leads there, while the old server
+        keeps those that it has.
+        """
+        log.debug("%s is a replica: connecting anew", self.label)
+        connection.close()
+        self._close_idle()
+        self.listener.drop()
 
     async def _sharable(self, until: Instant) -> Connection | None:
         """Return the connection that all tasks share; None if each call has one to itself."""
@@ -311,45 +328,63 @@ class SyncNode(RedisNode):
             else:  # limited by the kernel
                 reply = connection.call(script.command(body))
         except BaseException as error:
-            # Also on Ctrl-C: half a reply must not remain for the next caller.
-            connection.close()
+            self._fail(connection, error)
             if isinstance(error, ConnectionError) and resend:
                 return await super().run(script, key, body, answer_by=answer_by)
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self.label) from error
             raise
+        if isinstance(reply, ServerSaid):
+            self._keep_unless_replica(connection, reply)
+            if reply.code != "NOSCRIPT" and not is_replica(reply):
+                raise translate(reply, self.label) from reply
+            return await super().run(script, key, body, answer_by=answer_by)
         idle.append(connection)
         if self._closed:
             self._close_idle()
-        if isinstance(reply, ServerSaid):
-            if reply.code == "NOSCRIPT":
-                return await super().run(script, key, body, answer_by=answer_by)
-            raise translate(reply, self.label) from reply
         return reply
 
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
-        connection = cast("SyncConnection | None", self._kept())
-        fresh = connection is None
-        while True:
-            if connection is None:
-                connection = cast("SyncConnection", await self.connect(until))
-            connection.used = self._runtime.now()
+        connection = self._kept()
+        if connection is not None:
             try:
-                reply = connection.call(packed, until)
+                return self._call_on(connection, packed, until)
             except ConnectionError:
-                connection.close()
-                if fresh or not resend:
-                    raise
                 # Closed between the check and the answer: a restart, or the network dropped an idle connection.
-                connection, fresh = None, True
-            except BaseException:
-                connection.close()
-                raise
-            else:
-                self.give_back(connection)
-                if isinstance(reply, ServerSaid):
-                    raise reply
-                return reply
+                if not resend:
+                    raise
+            except ServerSaid as error:
+                if not is_replica(error):
+                    raise
+        return self._call_on(await self.connect(until), packed, until)
+
+    def _call_on(self, connection: Connection, packed: bytes, until: Instant) -> Reply:
+        """Call on a connection; keep it for the next caller if it answers."""
+        connection.used = self._runtime.now()
+        try:
+            reply = cast("SyncConnection", connection).call(packed, until)
+        except BaseException as error:
+            self._fail(connection, error)
+            raise
+        if isinstance(reply, ServerSaid):
+            self._keep_unless_replica(connection, reply)
+            raise reply
+        self.give_back(connection)
+        return reply
+
+    def _keep_unless_replica(self, connection: Connection, said: ServerSaid) -> None:
+        if is_replica(said):
+            self._leave(connection)
+        else:
+            self.give_back(connection)
+
+    def _fail(self, connection: Connection, error: BaseException) -> None:
+        """Close a connection after any exception, also Ctrl-C: half a reply must not remain for the next caller."""
+        connection.close()
+        if isinstance(error, TimeoutError):
+            # If the network has dropped it without a sign, then also others that were idle. Together they would cost
+            # many callers the time of an answer.
+            self._close_idle()
 
 
 class AsyncNode(RedisNode):
@@ -360,16 +395,20 @@ class AsyncNode(RedisNode):
 
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
         connection = self._shared
-        if connection is None or connection.stale:
-            connection = await self._connect_shared(until)
-            resend = False
-        try:
-            (reply,) = await connection.call_many(packed, 1, until)
-        except ConnectionError:
-            if not resend:
-                raise
-            connection = await self._connect_shared(until)
-            (reply,) = await connection.call_many(packed, 1, until)
+        if connection is not None and not connection.stale:
+            try:
+                (reply,) = await connection.call_many(packed, 1, until)
+            except ConnectionError:
+                if not resend:
+                    raise
+            else:
+                if not isinstance(reply, ServerSaid):
+                    return reply
+                if not is_replica(reply):
+                    raise reply
+                self._leave(connection)
+        connection = await self._connect_shared(until)
+        (reply,) = await connection.call_many(packed, 1, until)
         if isinstance(reply, ServerSaid):
             raise reply
         return reply

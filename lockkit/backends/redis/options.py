@@ -16,7 +16,7 @@ import redis.sentinel
 
 from lockkit import validation
 from lockkit.backend import Option
-from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials
+from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import open_node
@@ -158,10 +158,8 @@ def _single(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
     if url.base == "unix":
         if url.hosts or len(url.path) <= 1:
             raise wrong_url(url.safe_text, "write unix:///path/of/the.sock?db=0")
-        target = Target.at(
-            {"path": url.path, "db": options["db"] or 0, **credentials(url.username, url.password), **arguments},
-            tls=False,
-        )
+        own = credentials(url.username, url.password)
+        target = Target.unix(url.path, {"db": options["db"] or 0, **own, **arguments})
     else:
         if len(url.hosts) != 1:
             problem = f"it must name one server: {url.scheme}://host:{DEFAULT_PORT}/0"
@@ -208,15 +206,12 @@ def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
     arguments = _driver_arguments(url, options)
     common = {name: value for name, value in arguments.items() if name not in {"username", "password"}}
     own = _sentinel_arguments(common, options["sentinel_username"], options["sentinel_password"])
-    sentinels = [
-        Target.at({**own, "host": one.host, "port": one.port or DEFAULT_SENTINEL_PORT}, tls=_is_tls(url))
-        for one in url.hosts
-    ]
-    master = {
-        **credentials(url.username, url.password), **arguments, "db": database(url, path_db, options)
-    }  # fmt: skip
-    check_arguments(url, Target.at({**master, "host": "", "port": 0}, tls=_is_tls(url)), host.runtime.kind)
-    return SentinelTopology(sentinels, service_name, master, host, options["prefix"], tls=_is_tls(url))
+    sentinel = Target.anywhere(own, tls=_is_tls(url))
+    sentinels = [sentinel.moved(one.host, one.port or DEFAULT_SENTINEL_PORT) for one in url.hosts]
+    login = credentials(url.username, url.password)
+    master = Target.anywhere({**login, **arguments, "db": database(url, path_db, options)}, tls=_is_tls(url))
+    check_arguments(url, master, host.runtime.kind)
+    return SentinelTopology(sentinels, service_name, master, host, options["prefix"])
 
 
 def _sentinel_arguments(common: Mapping[str, Any], username: str | None, password: str | None) -> dict[str, Any]:
@@ -234,8 +229,9 @@ def _cluster(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
         raise wrong_url(url.safe_text, "a Cluster has only the database 0")
     arguments = {**credentials(url.username, url.password), **_driver_arguments(url, options)}
     seeds = [(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
-    check_arguments(url, Target.at({**arguments, "host": "", "port": 0}, tls=_is_tls(url)), host.runtime.kind)
-    return ClusterTopology(seeds, arguments, host, options["prefix"], tls=_is_tls(url))
+    node = Target.anywhere(arguments, tls=_is_tls(url))
+    check_arguments(url, node, host.runtime.kind)
+    return ClusterTopology(seeds, node, host, options["prefix"])
 
 
 def database(url: Url, path: str, options: Mapping[str, Any]) -> int:
@@ -338,37 +334,40 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
     if isinstance(pool, ours.sentinel.SentinelConnectionPool):
         return _adopt_sentinel(pool, options, host)
     target = Target.lent(pool)
-    url = f"redis://{target.label}/{pool.connection_kwargs.get('db', 0)}"
+    db = pool.connection_kwargs.get("db") or 0
+    is_unix = "path" in target.arguments
+    url = f"unix://{target.label}?db={db}" if is_unix else f"{_scheme(pool.connection_class)}://{target.label}/{db}"
     return url, SingleTopology(open_node(host.runtime, target, options["prefix"], Handshake(host)))
 
 
 def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
-    tls = _speaks_tls(pool.connection_class)
     sentinels = []
     for one in pool.sentinel_manager.sentinels:
         own = one.connection_pool
         arguments = {**_known_arguments(own.connection_kwargs), **_sentinel_arguments({}, None, None)}
-        address = {name: own.connection_kwargs[name] for name in ("host", "port")}
-        sentinels.append(Target.at({**arguments, **address}, tls=_speaks_tls(own.connection_class)))
+        sentinel = Target.anywhere(arguments, tls=speaks_tls(own.connection_class))
+        sentinels.append(sentinel.moved(own.connection_kwargs["host"], own.connection_kwargs["port"]))
     arguments = _known_arguments(pool.connection_kwargs)
     labels = ",".join(target.label for target in sentinels)
-    url = f"redis+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
-    return url, SentinelTopology(sentinels, pool.service_name, arguments, host, options["prefix"], tls=tls)
+    scheme = _scheme(pool.connection_class)
+    url = f"{scheme}+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
+    master = Target.anywhere(arguments, tls=speaks_tls(pool.connection_class))
+    return url, SentinelTopology(sentinels, pool.service_name, master, host, options["prefix"])
 
 
 def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
     nodes = list(client.nodes_manager.startup_nodes.values())
     # Nodes of an async client have the connection arguments themselves, those of a sync client in a pool.
     source = nodes[0] if host.runtime.kind == "asyncio" else client.get_default_node().redis_connection.connection_pool
-    arguments = _known_arguments(source.connection_kwargs)
-    seeds = [(node.host, int(node.port)) for node in nodes]
-    url = f"redis+cluster://{','.join(f'{name}:{port}' for name, port in seeds)}"
-    tls = _speaks_tls(source.connection_class)
-    return url, ClusterTopology(seeds, arguments, host, options["prefix"], tls=tls)
+    node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=speaks_tls(source.connection_class))
+    seeds = [(one.host, int(one.port)) for one in nodes]
+    url = f"{_scheme(source.connection_class)}+cluster://{','.join(node.moved(*seed).label for seed in seeds)}"
+    remap = getattr(client.nodes_manager, "address_remap", None)  # of later versions
+    return url, ClusterTopology(seeds, node, host, options["prefix"], remap=remap)
 
 
-def _speaks_tls(connection_class: type) -> bool:
-    return issubclass(connection_class, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))
+def _scheme(connection_class: type) -> str:
+    return "rediss" if speaks_tls(connection_class) else "redis"
 
 
 def _known_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

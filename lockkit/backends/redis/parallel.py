@@ -15,7 +15,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from lockkit.runtime import Runtime
+    from lockkit.runtime import Runtime, Work
 
 __all__ = ["Ask", "ask_all", "ask_first", "raise_configuration"]
 
@@ -123,12 +123,9 @@ async def _note(answers: list[T | LockError], index: int, ask: Ask[T]) -> None:
         answers[index] = error
 
 
-async def _begin(runtime: Runtime, work: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await work()
-
+async def _begin(runtime: Runtime, work: Work) -> None:
     try:
-        runtime.spawn("lockkit-redis-ask", run)
+        runtime.spawn("lockkit-redis-ask", work)
     except RuntimeError as error:  # no thread could be started (Python 3.12 and later start none at exit)
         log.debug("calling without a thread: %s", error)
         await work()

@@ -10,6 +10,9 @@ so its private attributes are used here, and only here. All of this was seen wit
                              Test: ``test_redis_py_hands_over_its_socket``
 `transport_of`               private ``Connection._writer`` (asyncio); no public way to the transport.
                              Test: ``test_redis_py_hands_over_its_transport``
+`has_ended`                  private ``Connection._reader`` (asyncio): if the server ends the connection right after
+                             the login, only redis-py's reader is told, and the transport reads no more.
+                             Test: ``test_connection_that_ends_after_its_login_is_not_used``
 `detach`                     ``Connection.__del__`` (asyncio) warns of an unclosed connection if ``_writer`` is set.
                              Test: ``test_closed_connection_gives_no_resource_warning``
 `connect_asyncio`            If the login fails or is cancelled, redis-py closes the transport politely and forgets it.
@@ -23,7 +26,8 @@ so its private attributes are used here, and only here. All of this was seen wit
                              only. Test: ``test_interrupted_connect_leaves_no_open_socket``
 ===========================  ========================================================================================
 
-If a later redis-py renames ``_sock`` or ``_writer``, every connection fails with an ``AttributeError``.
+If a later redis-py renames ``_sock`` or ``_writer``, every connection fails with a `ConfigurationError`, as it does for
+a stand-in without a socket.
 """
 
 from __future__ import annotations
@@ -33,19 +37,49 @@ import socket
 import traceback
 from typing import Any
 
-__all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "socket_of", "transport_of"]
+from lockkit.errors import ConfigurationError
+
+__all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "has_ended", "socket_of", "transport_of"]
 
 
 def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-py's
-    """Return the socket of a connected sync connection."""
-    sock: socket.socket = driver_connection._sock  # noqa: SLF001
+    """
+    Return the socket of a connected sync connection.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    sock: socket.socket | None = getattr(driver_connection, "_sock", None)
+    if sock is None or not hasattr(sock, "recv"):
+        raise _no_socket(driver_connection)
     return sock
 
 
 def transport_of(driver_connection: Any) -> asyncio.Transport:  # noqa: ANN401 - redis-py's
-    """Return the transport of a connected asyncio connection."""
-    transport: asyncio.Transport = driver_connection._writer.transport  # noqa: SLF001
+    """
+    Return the transport of a connected asyncio connection.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    transport: asyncio.Transport | None = getattr(getattr(driver_connection, "_writer", None), "transport", None)
+    if transport is None:
+        raise _no_socket(driver_connection)
     return transport
+
+
+def _no_socket(driver_connection: object) -> ConfigurationError:
+    kind = type(driver_connection)
+    message = (
+        f"connections of the class {kind.__module__}.{kind.__qualname__} have no socket that lockkit could use: a "
+        "stand-in for Redis, such as fakeredis, cannot be used. In tests, use lockkit.connect('memory://')"
+    )
+    return ConfigurationError(message)
+
+
+def has_ended(driver_connection: Any) -> bool:  # noqa: ANN401 - redis-py's
+    """Tell whether a connected asyncio connection has ended, so that whoever takes its transport is told nothing."""
+    return bool(driver_connection._reader.at_eof()) or transport_of(driver_connection).is_closing()  # noqa: SLF001
 
 
 def detach(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's

@@ -23,6 +23,17 @@ _FUNCTIONS = re.compile(r"^-- With the functions of .*:$", re.MULTILINE)
 
 # Scripts call commands on keys other than the lock's by `side`.
 _STRICT = f"local SHARED, alone, side = '{SHARED}', false, redis.call"
+# A key vanishes with its last entry. While its slot moves, the server then takes it for one at the other node, and
+# refuses the commands that follow: they find nothing.
+_IN_CLUSTER = f"""\
+local SHARED, alone = '{SHARED}', false
+local function side(...)
+  local result = redis.pcall(...)
+  if type(result) == 'table' and result.err and not string.find(result.err, 'non local key', 1, true) then
+    return redis.call(...)  -- which raises the error
+  end
+  return result
+end"""
 _LENIENT = """\
 local SHARED, alone, side = '%s', true, redis.pcall
 local KEYS, ARGV = {KEYS[1]}, ARGV
@@ -47,17 +58,19 @@ class Command:
         text: Its source.
         sha: Its SHA-1, by which the server identifies it.
         alone: A variant for a slot that moves between nodes of a Cluster; None if there is none.
+        in_cluster: What nodes of a Cluster run otherwise.
         command: Packs a call; takes its keys and arguments, each packed by `bulk`.
         loading_command: The same for a call that also loads the script.
     """
 
-    __slots__ = ("alone", "command", "loading_command", "sha", "text")
+    __slots__ = ("alone", "command", "in_cluster", "loading_command", "sha", "text")
 
     def __init__(self, text: str, *, keys: int, words: int, alone: Command | None = None) -> None:
         """Pack it. The first `keys` of the `words` that follow are keys."""
         self.text = text
         self.sha = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - what Redis uses
         self.alone = alone
+        self.in_cluster = self
         count = b"*%d\r\n" % (3 + words)
         # Methods of bytes, because each lock calls them twice.
         self.command: Pack = (count + bulk("EVALSHA") + bulk(self.sha) + bulk(keys)).__add__
@@ -102,3 +115,4 @@ class Script(Command):
         # stays the same.
         one = Command(f"{_LENIENT % (SHARED, len(keys) - 1)}\n{text}", keys=1, words=words) if alone else None
         super().__init__(f"{_STRICT}\n{text}", keys=len(keys), words=words, alone=one)
+        self.in_cluster = Command(f"{_IN_CLUSTER}\n{text}", keys=len(keys), words=words, alone=one)

@@ -14,20 +14,19 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.errors import nothing_done
+from lockkit.backends.redis.errors import code_of, nothing_done
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
-from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.resp import pack
 from lockkit.backends.redis.topology import Topology, run_group
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from lockkit.backend import Host
+    from lockkit.backends.redis.address import Target
     from lockkit.backends.redis.node import RedisNode
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Command
@@ -61,11 +60,9 @@ class SentinelTopology(Topology):
         self,
         sentinels: Sequence[Target],
         service_name: str,
-        arguments: Mapping[str, Any],
+        master: Target,
         host: Host,
         prefix: str,
-        *,
-        tls: bool,
     ) -> None:
         """
         Send nothing yet.
@@ -73,22 +70,20 @@ class SentinelTopology(Topology):
         Args:
             sentinels: Their addresses.
             service_name: Their name for the master.
-            arguments: redis-py's, for the master.
+            master: How to connect to the master, wherever it is.
             host: The engine's side.
             prefix: First part of the channels.
-            tls: The master uses TLS.
         """
         self.sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
         self.service_name = service_name
-        self._arguments = arguments
+        self._anywhere = master
         self._host = host
         self._prefix = prefix
-        self._tls = tls
         # The same for every master, so that it notices a change.
         self._handshake = Handshake(host, masters_only=True)
         self._mutex = host.runtime.mutex()
         self._master: RedisNode | None = None
-        self._last: RedisNode | None = None
+        self._suspected = False
 
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
@@ -100,7 +95,7 @@ class SentinelTopology(Topology):
         try:
             return await master.run(script, key, body, resend=resend, answer_by=answer_by)
         except BackendUnavailable as error:
-            self._suspect(master, error)
+            self._suspect(master)
             if now() >= answer_by or not (resend or nothing_done(error)):
                 raise
             successor = await self.node_for(key, answer_by)
@@ -118,15 +113,18 @@ class SentinelTopology(Topology):
         except LockError as error:
             return [error] * len(calls)
         replies = await run_group(master, script, [body for _, body in calls], replicas, answer_by)
-        for reply in replies:
-            if isinstance(reply, BackendUnavailable):
-                self._suspect(master, reply)
+        if any(isinstance(reply, BackendUnavailable) for reply in replies):
+            self._suspect(master)
         return replies
 
-    def _suspect(self, master: RedisNode, error: BackendUnavailable) -> None:
-        """Ask the Sentinels again before the next call if this error may mean a failover."""
-        if (nothing_done(error) or not isinstance(error.__cause__, ServerSaid)) and self._master is master:
-            self._master = None
+    def _suspect(self, master: RedisNode) -> None:
+        """
+        Ask the Sentinels again before the next call: another node may be the master.
+
+        Also if it answered: one that is cut off from its replicas refuses writes (``NOREPLICAS``), and is replaced.
+        """
+        if self._master is master:
+            self._suspected = True
 
     def listener_for(self, key: str) -> WakeupListener | None:
         """See `Topology.listener_for`."""
@@ -137,25 +135,20 @@ class SentinelTopology(Topology):
         """See `Topology.node_for`."""
         del key
         master = self._master
-        if master is not None:
+        if master is not None and not self._suspected:
             return master
-        address = await self._ask(answer_by)
-        last = self._last
-        target = Target.at({**self._arguments, "host": address[0], "port": address[1]}, tls=self._tls)
-        if last is not None and last.label == target.label:
-            # The same master, so its connections and its subscription may still be good.
-            self._master = last
-            return last
-        master = open_node(self._host.runtime, target, self._prefix, self._handshake)
+        target = self._anywhere.moved(*await self._ask(answer_by))
         with self._mutex:
-            # Another thread may have opened one meanwhile. Nothing is connected yet.
-            if self._last is not None and self._last is not last:
-                master = self._last
-            self._master = self._last = master
+            if self._master is not None and self._master is not master:
+                return self._master  # another thread has found it meanwhile
+            self._suspected = False
+            if master is not None and master.label == target.label:
+                return master  # its connections and its subscription may still be good
+            self._master = successor = open_node(self._host.runtime, target, self._prefix, self._handshake)
         log.info("the master of %r is at %s", self.service_name, target.label)
-        if last is not None:
-            await last.close()
-        return master
+        if master is not None:
+            await master.close()
+        return successor
 
     async def _ask(self, answer_by: float) -> tuple[str, int]:
         """Ask the Sentinels for the master's address, in turn, without waiting for those that hang."""
@@ -177,7 +170,10 @@ class SentinelTopology(Topology):
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)
-        reply = await sentinel.call(question, resend=True, answer_by=until)
+        try:
+            reply = await sentinel.call(question, resend=True, answer_by=until)
+        except ConfigurationError as error:
+            raise _explained(error, sentinel.label) from error.__cause__
         if reply is None:
             message = f"{sentinel.label} knows no master {self.service_name!r}"
             raise _UnknownMasterError(message)
@@ -190,13 +186,26 @@ class SentinelTopology(Topology):
         master = await self.node_for("", answer_by)
         try:
             await master.call(pack("PING"), resend=True, answer_by=answer_by)
-        except BackendUnavailable as error:
-            self._suspect(master, error)
+        except BackendUnavailable:
+            self._suspect(master)
             raise
 
     async def close(self) -> None:
         """See `Topology.close`."""
-        if self._last is not None:
-            await self._last.close()
+        if self._master is not None:
+            await self._master.close()
         for sentinel in self.sentinels:
             await sentinel.close()
+
+
+def _explained(error: ConfigurationError, label: str) -> ConfigurationError:
+    """Say what differs at a Sentinel: it has its own login, and no other server knows its commands."""
+    cause = error.__cause__
+    assert cause is not None, "the driver or the server has said why"
+    if "unknown command" in str(cause):
+        advice = "is no Sentinel: give the addresses of the Sentinels, not of the servers that they watch"
+    elif code_of(cause) in {"NOAUTH", "WRONGPASS"}:
+        advice = "refuses the login; a Sentinel has its own: see sentinel_username=, sentinel_password="
+    else:
+        return error
+    return ConfigurationError(f"{label} {advice} ({cause})")

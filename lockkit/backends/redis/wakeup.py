@@ -374,10 +374,9 @@ class WakeupListener:
             self._ended.set()
         return True
 
-    def close(self) -> None:
-        """Unsubscribe for good. All waiting requests retry: another node may have replaced this one."""
+    def drop(self) -> None:
+        """End the subscription, if there is one. All waiting requests retry, and the next one subscribes anew."""
         with self._mutex:
-            self._closed = True
             connection = self._connection
             if connection is not None:
                 self._forget_connection(connection)
@@ -386,3 +385,8 @@ class WakeupListener:
             connection.close()
         for event, _ in waiters:
             event.set()
+
+    def close(self) -> None:
+        """Unsubscribe for good. All waiting requests retry: another node may have replaced this one."""
+        self._closed = True
+        self.drop()

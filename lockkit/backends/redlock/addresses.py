@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 import redis.asyncio
 
-from lockkit.backends.redis.address import Target
+from lockkit.backends.redis.address import Target, speaks_tls
 from lockkit.backends.redis.options import check_arguments, check_async, database, wrong_url
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[
 
 def url_of(targets: Sequence[Target]) -> str:
     """Return the URL to show for nodes of the application's clients."""
-    return f"redlock://{','.join(target.label for target in targets)}"
+    scheme = "redlocks" if all(isinstance(one.form, type) and speaks_tls(one.form) for one in targets) else "redlock"
+    return f"{scheme}://{','.join(target.label for target in targets)}"
 
 
 def _check_nodes(targets: Sequence[Target], url: str) -> None:

@@ -323,7 +323,9 @@ class RedlockBackend(LockBackend):
         voted = [*votes.yes, *votes.silent]
         if voted:
             seconds = attempts.ttl_ms / 1000
-            await self._nodes.ask(UNDO, attempts.keys, (value,), only=voted, send_later_seconds=seconds, until=by)
+            # Others may have seen a majority, which they take for a holder who notifies them.
+            op = RELEASE if len(voted) >= self._quorum else UNDO
+            await self._nodes.ask(op, attempts.keys, (value,), only=voted, send_later_seconds=seconds, until=by)
             attempts.taken_back(value)
         else:
             attempts.unused(value)

@@ -52,6 +52,8 @@ OPENING_TIMEOUTS = 3
 UNSENT_MAX = 1000
 """Commands kept for a node that is down. Fewer leaves keys to their ttl; more takes memory."""
 
+_UNKNOWN_RUN = bulk("")
+
 
 class ClientState:
     """
@@ -67,6 +69,7 @@ class ClientState:
             outlives it, until there is another call.
         closed: The client is closed.
         closing: Set with `closed`.
+        keeping: Held while a connection is taken into use.
     """
 
     def __init__(self, host: Host, *, durable: bool) -> None:
@@ -79,6 +82,7 @@ class ClientState:
         self.ending = False
         self.closed = False
         self.closing = self.runtime.event()
+        self.keeping = self.runtime.mutex()
 
 
 class RedlockNode:
@@ -170,38 +174,38 @@ class RedlockNode:
 
     async def _try_to_connect(self) -> bool:
         """Try to connect once, and send what is unsent before the connection is used for calls."""
+        connection = None
         try:
             connection = await self._connect()
-        except LockError as error:
-            self._note_unless_up(error)
-            return False
-        try:
             await self._flush(connection)
             self._keep(connection)
-        except DRIVER_ERRORS as error:
-            connection.close()
-            self._note_unless_up(translate(error, self.label))
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if not isinstance(error, (LockError, *DRIVER_ERRORS)):
+                raise
+            self._note_unless_up(error)
             return False
-        except BaseException:
-            connection.close()
-            raise
         return True
 
-    def _note_unless_up(self, error: LockError) -> None:
+    def _note_unless_up(self, error: BaseException) -> None:
         with self._mutex:
             if not self.up:
-                self._note(error)
+                self._note(self._translated(error))
+
+    def _translated(self, error: BaseException) -> LockError:
+        return error if isinstance(error, LockError) else translate(error, self.label)
 
     def extend_soon(self) -> Event:
         """Open one more connection in the background; the event is set when that has succeeded or failed."""
 
         async def extend() -> None:
+            connection = None
             try:
                 connection = await self._connect()
-            except LockError as error:
-                self.lost(error)
-            else:
                 self._keep(connection)
+            except LockError as error:
+                self.lost(error, connection=connection)
 
         return SingleRun(self._runtime, "lockkit-redlock-connect", extend).start()
 
@@ -210,10 +214,13 @@ class RedlockNode:
         Take a connection into use.
 
         Raises:
+            ConfigurationError: It leads to the server of another node, which must not vote twice.
             Exception: One of `DRIVER_ERRORS`: it has ended already.
         """
-        with self._mutex:
+        # All nodes share one mutex for this: of two that come up at the same moment, the second finds the first.
+        with self._client.keeping, self._mutex:
             closed = self._client.closed
+            self._refuse_same_server(connection)
             if not closed:
                 assert not self.connections or self._runtime.kind != "asyncio", "tasks share one connection"
                 if isinstance(connection, AsyncConnection):
@@ -228,6 +235,15 @@ class RedlockNode:
         elif self._has_unsent(self._runtime.now()):
             self._flushing.start()
 
+    def _refuse_same_server(self, connection: Connection) -> None:
+        for other in self._client.nodes:
+            if other is not self and other.up and other.run_id == connection.run_id != _UNKNOWN_RUN:
+                message = (
+                    f"{self.label} is the same server as {other.label}: it must not vote twice. "
+                    "Give the addresses of independent servers"
+                )
+                raise ConfigurationError(message)
+
     def _ended(self, connection: Connection, error: BaseException) -> None:
         if connection in self.connections:
             self.lost(error, connection=connection)
@@ -237,7 +253,7 @@ class RedlockNode:
         Open a connection and ask for the run id of the server.
 
         Raises:
-            LockError: It cannot be reached, refuses the login, or is the server of another node.
+            LockError: It cannot be reached, or refuses the login.
         """
         until = self._runtime.now() + OPENING_TIMEOUTS * self.server.target.timeout
         try:
@@ -259,11 +275,11 @@ class RedlockNode:
 
     async def _ask_run_id(self, connection: Connection) -> bytes:
         """
-        Ask for the run id of the server, and check that no other node has it.
+        Ask for the run id of the server.
 
         Raises:
             ServerSaid: The server cannot answer now, or is too old.
-            ConfigurationError: It does not tell, or is another node.
+            ConfigurationError: It does not tell.
         """
         reply = await self._runtime.io(connection.call(pack("INFO", "server")))
         if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
@@ -280,13 +296,6 @@ class RedlockNode:
                 "appendfsync always)"
             )
             raise ConfigurationError(message)
-        for other in self._client.nodes:
-            if run_id and other is not self and other.up and other.run_id == bulk(run_id):
-                message = (
-                    f"{self.label} is the same server as {other.label}: it must not vote twice. "
-                    "Give the addresses of independent servers"
-                )
-                raise ConfigurationError(message)
         return bulk(run_id)
 
     def lost(self, error: BaseException, *, connection: Connection | None = None) -> None:
@@ -300,7 +309,7 @@ class RedlockNode:
         with self._mutex:
             connections, self.connections = self.connections, deque()
             self.up = False
-            self._note(error if isinstance(error, LockError) else translate(error, self.label))
+            self._note(self._translated(error))
             # A server that ended its connections may be back already, and connecting shows that at once: the next call
             # waits for that. It does not wait again for a server that did not answer.
             if connection is not None and isinstance(error, ConnectionError):

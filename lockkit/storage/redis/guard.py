@@ -143,7 +143,10 @@ class _Guard:
             found = await self._runtime.io(self._client.mget(self._marks(scope)))
         except DRIVER_ERRORS as error:
             raise data_error(error, self._client, scope) from error
-        return max((int(mark) for mark in found if mark is not None), default=None)
+        marks = [mark for mark in found if mark is not None]
+        if not all(mark.isdigit() for mark in marks):
+            raise self._bad_mark(text_of(scope))
+        return max(map(int, marks), default=None)
 
     def _marks(self, scope: Key) -> list[Key]:
         return [mark_of(self._prefix, scope), mark_of(self._prefix, scope, "guard-read")]
@@ -151,18 +154,17 @@ class _Guard:
     def _refusal(self, error: BaseException, token: int, name: str, *, shared: bool) -> LockError | None:
         """Make the error for a refusal by guard.lua; None if it did not refuse."""
         code, _, last = str(error).partition(" ")
-        label = label_of(self._client)
         if code == "STALETOKEN":
-            return stale_token(
-                "the read" if shared else "the change", token, int(last.split()[0]), name=name, backend=label
-            )
-        if code == "BADMARK":
-            message = (
-                f"the mark of {name!r} at {label} does not hold a token: another program uses that key. "
-                "Use another prefix"
-            )
-            return ConfigurationError(message, name=name, backend=label)
-        return None
+            what, label = "the read" if shared else "the change", label_of(self._client)
+            return stale_token(what, token, int(last.split()[0]), name=name, backend=label)
+        return self._bad_mark(name) if code == "BADMARK" else None
+
+    def _bad_mark(self, name: str) -> ConfigurationError:
+        label = label_of(self._client)
+        message = (
+            f"the mark of {name!r} at {label} does not hold a token: another program uses that key. Use another prefix"
+        )
+        return ConfigurationError(message, name=name, backend=label)
 
 
 class AsyncRedisGuard(_Guard):

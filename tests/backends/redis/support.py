@@ -85,9 +85,10 @@ async def woken(request: Request) -> bool:
 
 class Nat:
     """
-    Stands between clients and a server, and can forget subscriptions.
+    Stands between clients and a server, and can forget connections.
 
-    As a NAT does with connections that were idle for long: what comes is dropped, and neither side is told.
+    As a NAT does with connections that were idle for long: what comes is dropped, and neither side is told. Its address
+    can be moved to another server, as a name in DNS can.
     """
 
     def __init__(self, server: RedisServer) -> None:
@@ -106,10 +107,21 @@ class Nat:
 
     def forget_subscriptions(self) -> int:
         """Drop from now on what comes on the connections that subscribe; tell how many there are."""
-        found = [link for link in self._links if link.subscribes and not link.forgotten]
+        return self._forget([link for link in self._links if link.subscribes])
+
+    def forget_all(self) -> int:
+        """The same for all connections."""
+        return self._forget(self._links)
+
+    def _forget(self, links: list[_Link]) -> int:
+        found = [link for link in links if not link.forgotten]
         for link in found:
             link.forgotten = True
         return len(found)
+
+    def move_to(self, server: RedisServer) -> None:
+        """Connect what comes from now on to another server; the connections that there are stay as they are."""
+        self._target = (server.host, server.port)
 
     def close(self) -> None:
         """End all connections."""

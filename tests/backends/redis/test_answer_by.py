@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,11 +22,12 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.configuration.registry import split_options
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import drive
-from lockkit.testing.servers import RedisCluster, RedisSentinels, RedisServer, require
+from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, require
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
+from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -170,6 +174,55 @@ def test_calls_end_in_time_with_a_client_of_the_application(face: Face) -> None:
             await host.runtime.io(taken.disconnect())
 
     face.run(scenario)
+
+
+ON_GEVENT = """
+from gevent import monkey
+
+monkey.patch_all()
+import sys
+
+import lockkit
+from lockkit.backends.redis import node
+from lockkit.backends.redlock import network
+
+# So that the connection counts as one that was used just now, on a slow machine too.
+node.TRUSTED_SECONDS = network.TRUSTED_SECONDS = 600.0
+client = lockkit.connect(sys.argv[1])
+lease = client.lock("x", ttl=600).acquire()
+print("held", flush=True)
+sys.stdin.readline()
+try:
+    lease.release()
+except lockkit.BackendUnavailable as error:
+    print(error, flush=True)
+else:
+    print("released", flush=True)
+client.close()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["redis", "redlock"])
+def test_calls_end_on_gevent(count: int) -> None:
+    """Its sockets never block in the kernel, which therefore does not limit their time."""
+    with RedisNodes(count) as nodes:
+        url = nodes.url if count > 1 else f"{nodes.nodes[0].url}?socket_timeout=0.5"
+        with subprocess.Popen(
+            [sys.executable, "-c", ON_GEVENT, url],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "held\n"
+                with frozen(nodes.nodes[0]):
+                    said, _ = process.communicate("go on\n", timeout=PATIENCE)
+            finally:
+                process.kill()
+
+    assert ("did not answer in time" in said) if count == 1 else (said == "released\n")
 
 
 def test_caller_that_gives_up_leaves_the_others_their_answers() -> None:

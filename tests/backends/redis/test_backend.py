@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,10 +16,14 @@ from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
+from lockkit.backends.redis.connection import SyncConnection
+from lockkit.backends.redis.errors import translate
+from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
-from lockkit.backends.redis.resp import Parser, pack
+from lockkit.backends.redis.resp import Parser, ServerSaid, pack
+from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
@@ -30,8 +35,9 @@ from tests.interrupts import CallStrike
 
 if TYPE_CHECKING:
     from lockkit.backends.redis.backend import RedisBackend
-    from lockkit.backends.redis.connection import AsyncConnection, Connection, SyncConnection
+    from lockkit.backends.redis.connection import AsyncConnection, Connection
     from lockkit.backends.redis.node import AsyncNode, RedisNode
+    from lockkit.backends.redis.resp import Reply
 
 
 @pytest.fixture
@@ -739,7 +745,7 @@ def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, face: Face) ->
 
 def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
     """As of a Sentinel whose answer was no longer needed, or a node that left the Cluster."""
-    node = open_node(BlockingRuntime(), Target.at({"host": server.host, "port": server.port}, tls=False))
+    node = open_node(BlockingRuntime(), Target.anywhere({}, tls=False).moved(server.host, server.port))
     late = cast("SyncConnection", drive(node.take_connection()))
     assert drive(node.call(pack("PING"))) == b"PONG"
 
@@ -751,7 +757,7 @@ def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) ->
 
 def test_node_that_is_closed_connects_no_more_in_the_async_api(server: RedisServer) -> None:
     """Also for a call that was under way, which would send its command again: perhaps to a former master."""
-    target = Target.at({"host": server.host, "port": server.port}, tls=False)
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
 
     async def scenario(host: StubHost) -> None:
         node = open_node(host.runtime, target)
@@ -771,7 +777,7 @@ def test_node_that_is_closed_connects_no_more_in_the_async_api(server: RedisServ
 
 def test_connection_that_opens_while_its_node_is_closed_is_closed(server: RedisServer) -> None:
     """It may have opened when there is nothing left to cancel."""
-    target = Target.at({"host": server.host, "port": server.port}, tls=False)
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
     opened: list[Connection] = []
 
     async def scenario(host: StubHost) -> None:
@@ -798,7 +804,7 @@ def test_answer_that_is_no_number_ends_the_connection(server: RedisServer) -> No
     """As of another program at that port: an error of lockkit's, in the async API too."""
 
     async def scenario(host: StubHost) -> None:
-        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
         node = cast("AsyncNode", open_node(host.runtime, target))
         assert await node.call(pack("PING")) == b"PONG"
         connection = cast("AsyncConnection", node._shared)
@@ -822,7 +828,7 @@ def test_listener_that_is_closed_while_it_subscribes_stays_closed(server: RedisS
             del connection, until
             await node.close()
 
-        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
         node = open_node(host.runtime, target, "lockkit", close)
 
         with pytest.raises(BackendUnavailable, match="closed here"):
@@ -837,7 +843,7 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
     """They may have been lost in a failover. Closing the former node takes a round of the event loop."""
 
     async def scenario(host: StubHost) -> None:
-        topology = ClusterTopology([("127.0.0.1", 1)], {}, host, "lockkit", tls=False)
+        topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
         before, now = ([[0, 16383, [b"127.0.0.1", port]]] for port in (1, 2))
         await topology._use_map(before, topology._node_at(("127.0.0.1", 1)))
         caller = asyncio.create_task(topology._use_map(now, topology._node_at(("127.0.0.1", 2))))
@@ -856,7 +862,7 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
 @pytest.mark.parametrize("named", [b"", None])
 def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes | None) -> None:
     """Without the brackets, in which messages and URLs show an IPv6 address."""
-    topology = ClusterTopology([("::1", 7000)], {}, StubHost(BlockingRuntime()), "lockkit", tls=False)
+    topology = ClusterTopology([("::1", 7000)], Target.anywhere({}, tls=False), StubHost(BlockingRuntime()), "lockkit")
     asked = topology._node_at(("::1", 7000))
     drive(topology._use_map([[0, 16383, [named, 7000]]], asked))
 
@@ -864,10 +870,54 @@ def test_node_that_does_not_know_its_address_is_where_it_was_asked(named: bytes 
     assert topology._named(f"MOVED {slot_of('lockkit:x')} :7001", asked, "lockkit:x", moved=True).label == "[::1]:7001"
 
 
+def test_server_that_could_not_be_asked_is_compared_with_the_one_before() -> None:
+    """INFO is refused while a long script runs; afterwards it may be another run of the server."""
+    host = StubHost(BlockingRuntime())
+    look = Handshake(host)
+
+    class Connected(SyncConnection):
+        def __init__(self, *replies: Reply) -> None:
+            self.replies = list(replies)
+
+        def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
+            del packed, until
+            return self.replies * count
+
+    for info, confirmations in (
+        (b"run_id:1\r\nrole:master", 0),
+        (ServerSaid("BUSY Redis is busy running a script."), 1),  # it may be another run
+        (b"run_id:1\r\nrole:master", 1),
+        (ServerSaid("BUSY Redis is busy running a script."), 2),
+        (b"run_id:2\r\nrole:master", 3),
+        (b"run_id:2\r\nrole:slave", 4),
+    ):
+        drive(look(Connected(info), inf))
+        assert host.confirmations == confirmations
+
+
+def test_slot_that_moves_to_and_fro_is_said_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error does not advise redis+cluster:// to those who use it."""
+    topology = ClusterTopology([("h", 1)], Target.anywhere({}, tls=False), StubHost(BlockingRuntime()), "lockkit")
+    drive(topology._use_map([[0, 16383, [b"h", 1]]], topology._node_at(("h", 1))))
+    asked: list[str] = []
+
+    async def redirect(node: RedisNode, *_: object, **__: object) -> None:
+        asked.append(node.label)
+        said = ServerSaid(f"MOVED 16 h:{1 + len(asked) % 2}")
+        raise translate(said, node.label) from said
+
+    monkeypatch.setattr("lockkit.backends.redis.cluster._call", redirect)
+    with pytest.raises(BackendUnavailable, match=r"moving this slot .*from node to node.*MOVED") as caught:
+        drive(topology.run(Script("clock", keys=["lock"], arguments=0), "lockkit:x", b"", resend=True))
+
+    assert asked == ["h:1", "h:2"] * 4
+    assert "use redis+cluster" not in str(caught.value)
+
+
 def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
     """Two threads ask for the slots: what one does not know, the other may be using by now."""
     host = StubHost(BlockingRuntime())
-    topology = ClusterTopology([("127.0.0.1", 1)], {}, host, "lockkit", tls=False)
+    topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
 
     def load(port: int) -> None:
         slots = [[0, 16383, [b"127.0.0.1", port]]]
@@ -888,29 +938,43 @@ def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
     assert list(topology._nodes.values()) == [node]
 
 
-@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
-def test_node_that_two_threads_find_at_once_is_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_of_a_cluster_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would close the connections of a second one, nor end its subscription."""
-    host, address, found = StubHost(BlockingRuntime()), ("127.0.0.1", 1), []
-
-    async def named(answer_by: float) -> tuple[str, int]:
-        del answer_by
-        return address
-
-    def find() -> RedisNode:
-        return cluster._node_at(address) if kind == "cluster" else drive(group.node_for("x"))
+    host, address = StubHost(BlockingRuntime()), ("127.0.0.1", 1)
+    found: list[RedisNode] = []
+    cluster = ClusterTopology([address], Target.anywhere({}, tls=False), host, "lockkit")
 
     def open_late(*arguments: Any) -> RedisNode:
-        monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_node)
-        found.append(find())  # as another thread, at this moment
+        monkeypatch.undo()
+        found.append(cluster._node_at(address))  # as another thread, at this moment
         return open_node(*arguments)
 
-    cluster = ClusterTopology([address], {}, host, "lockkit", tls=False)
-    group = SentinelTopology([], "mymaster", {}, host, "lockkit", tls=False)
-    monkeypatch.setattr(group, "_ask", named)
-    monkeypatch.setattr(f"lockkit.backends.redis.{kind}.open_node", open_late)
+    monkeypatch.setattr("lockkit.backends.redis.cluster.open_node", open_late)
 
-    assert find() is find() is found[0]
+    assert cluster._node_at(address) is cluster._node_at(address) is found[0]
+
+
+def test_master_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the same reason. A thread that asked earlier does not bring back the master from before."""
+    host = StubHost(BlockingRuntime())
+    asked: list[bool] = []
+    found: list[RedisNode] = []
+    group = SentinelTopology([], "mymaster", Target.anywhere({}, tls=False), host, "lockkit")
+    named = iter([("127.0.0.1", 2), ("127.0.0.1", 1)])
+
+    async def ask(answer_by: float) -> tuple[str, int]:
+        del answer_by
+        if not asked:
+            asked.append(True)
+            found.append(drive(group.node_for("x")))  # as another thread, at this moment
+        return next(named)
+
+    monkeypatch.setattr(group, "_ask", ask)
+
+    master = drive(group.node_for("x"))
+
+    assert master is found[0] is drive(group.node_for("x"))
+    assert master.label == "127.0.0.1:2"
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # called when the interrupt came
@@ -919,7 +983,7 @@ def test_listener_can_subscribe_after_an_interrupt(server: RedisServer) -> None:
     runtime = BlockingRuntime()
     number, struck = 0, True
     while struck:
-        node = open_node(runtime, Target.at({"host": server.host, "port": server.port}, tls=False))
+        node = open_node(runtime, Target.anywhere({}, tls=False).moved(server.host, server.port))
         strike = CallStrike(number, WakeupListener.open.__code__)
         strike.during(partial(drive, node.listener.open()))
 
@@ -1041,7 +1105,7 @@ def test_name_that_two_nodes_have_is_listed_once(server: RedisServer, redis: Key
     redis("SET", "lockkit:seat", "foreign", "PX", 60_000)
 
     async def scenario(host: StubHost) -> None:
-        target = Target.at({"host": server.host, "port": server.port}, tls=False)
+        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
         nodes = [open_node(host.runtime, target) for _ in range(2)]
 
         async def masters() -> list[RedisNode]:

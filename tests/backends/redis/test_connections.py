@@ -324,6 +324,100 @@ def test_cluster_client_is_used() -> None:
         asyncio.run(scenario())
 
 
+def test_addresses_that_a_cluster_client_remaps_are_remapped() -> None:
+    """As where the nodes tell addresses of their own network."""
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        return "localhost", address[1]
+
+    def hosts(client: lockkit.Client | lockkit.aio.Client) -> set[str]:
+        topology: Any = client._engine.client.backend._topology  # type: ignore[union-attr]
+        return {node.target.arguments["host"] for node in topology._nodes.values()}
+
+    with RedisCluster() as group:
+        port = group.nodes[0].port
+        driver = redis.RedisCluster(host="localhost", port=port, address_remap=remap)
+        with lockkit.from_client(driver) as client:
+            client.lock("x").acquire(timeout=PATIENCE).release()
+            assert hosts(client) == {"localhost"}
+        driver.close()
+
+        async def scenario() -> None:
+            driver = redis.asyncio.RedisCluster(host="localhost", port=port, address_remap=remap)
+            async with lockkit.aio.from_client(driver) as client:
+                await (await client.lock("x").acquire(timeout=PATIENCE)).release()
+                assert hosts(client) == {"localhost"}
+            await driver.aclose()
+
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        ({"host": "h", "db": 3, "password": "hidden"}, "redis://h:6379/3"),
+        ({"host": "::1", "port": 7000}, "redis://[::1]:7000/0"),
+        ({"host": "h", "ssl": True}, "rediss://h:6379/0"),
+        ({"unix_socket_path": "/run/redis.sock", "db": 2}, "unix:///run/redis.sock?db=2"),
+    ],
+)
+def test_url_of_a_client_of_the_application(arguments: dict[str, Any], url: str) -> None:
+    """As one would write it for `lockkit.connect`, without the password."""
+    with lockkit.from_client(redis.Redis(**arguments)) as client:
+        assert client.url == url
+    if "unix_socket_path" not in arguments:
+        nodes = [redis.Redis(**{**arguments, "port": port}) for port in (1, 2, 3)]
+        scheme, _, host = url.rpartition("/")[0].rpartition(":")[0].partition("://")
+        with lockkit.from_client(nodes) as client:
+            scheme = scheme.replace("redis", "redlock")
+            assert client.url == f"{scheme}://{','.join(f'{host}:{port}' for port in (1, 2, 3))}"
+
+
+class StandIn(redis.Connection):
+    """A connection without a socket, as that of fakeredis."""
+
+    def _connect(self) -> Any:  # noqa: ANN401 - as redis-py's
+        return self
+
+    def shutdown(self, how: int) -> None:
+        """End nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class AsyncStandIn(redis.asyncio.Connection):
+    """The same for asyncio."""
+
+    async def _connect(self) -> None:
+        self._reader = self._writer = self  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def test_stand_in_without_a_socket_is_refused() -> None:
+    """The message says what to use in tests."""
+
+    def no_login(connection: object) -> None:
+        """Be logged in."""
+
+    pool = redis.ConnectionPool(connection_class=StandIn, redis_connect_func=no_login)
+    with (
+        lockkit.from_client(redis.Redis(connection_pool=pool)) as client,
+        pytest.raises(lockkit.ConfigurationError, match=r"StandIn have no socket.*use lockkit\.connect\('memory://'\)"),
+    ):
+        client.lock("x").acquire(timeout=PATIENCE)
+
+    async def scenario() -> None:
+        pool = redis.asyncio.ConnectionPool(connection_class=AsyncStandIn, redis_connect_func=no_login)
+        async with lockkit.aio.from_client(redis.asyncio.Redis(connection_pool=pool)) as client:
+            with pytest.raises(lockkit.ConfigurationError, match="AsyncStandIn have no socket"):
+                await client.lock("x").acquire(timeout=PATIENCE)
+
+    asyncio.run(scenario())
+
+
 def test_client_of_the_other_face_is_refused() -> None:
     """The message says which form is needed."""
     blocking, other = redis.Redis(), redis.asyncio.Redis()

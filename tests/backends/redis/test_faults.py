@@ -15,11 +15,16 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backends.redis import node as redis_node
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import SyncConnection
+from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.resp import pack
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.redis.support import Face, Nat, backend_at, token_in
+from tests.backends.redis.support import Face, Nat, backend_at, queue_up, token_in, woken
 from tests.backends.support import granted
 from tests.tries import busy, until_renewed
 
@@ -213,6 +218,15 @@ class TestOneNode:
                 assert "secret" not in shown
             assert time.monotonic() - began < PATIENCE / 2
 
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_missing_password_is_said_to_be_missing(self, connect: Connect, protocol: int) -> None:
+        """Not to be wrong. With RESP3, which is redis-py's default, the server says it in other words."""
+        with RedisServer(password="right one") as server:  # noqa: S106 - of a throw-away server
+            client = connect(f"redis://{server.address}/0?protocol={protocol}")
+
+            with pytest.raises(lockkit.ConfigurationError, match=r"requires a password\. Give it in the URL"):
+                client.lock("x").acquire(timeout=PATIENCE)
+
     def test_missing_rights_are_an_error_of_configuration(self, connect: Connect) -> None:
         """Retrying cannot mend them."""
         users = {"app": "on >secret ~other:* &* +@all"}
@@ -385,6 +399,22 @@ class TestLostAnswers:
         with closing(Nat(server)) as nat:
             asyncio.run(scenario(nat))
 
+    def test_connections_that_the_network_has_dropped_cost_the_time_of_one_answer(self, server: RedisServer) -> None:
+        """After a burst of threads many are kept. When one gives no answer, the others are not tried one by one."""
+        with closing(Nat(server)) as nat:
+            host, _, port = nat.address.partition(":")
+            target = Target.anywhere({"socket_timeout": 0.5}, tls=False).moved(host, int(port))
+            node = open_node(BlockingRuntime(), target)
+            for connection in [drive(node.take_connection()) for _ in range(5)]:
+                node.give_back(connection)
+            assert nat.forget_all() == 5
+
+            with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
+                drive(node.call(pack("PING")))
+
+            assert drive(node.call(pack("PING"))) == b"PONG"
+            drive(node.close())
+
     def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
         """A server that answers the PING is kept, however long it sends nothing else."""
         holder, waiter = connect(server.url), connect(server.url)
@@ -509,6 +539,71 @@ class TestReplicas:
             lease.release()
 
 
+class TestAddressThatMoves:
+    """``redis://`` with an address that leads to another server after a failover: a name in DNS, a virtual address."""
+
+    @pytest.mark.parametrize("stale", ["yes", "no"], ids=["READONLY", "MASTERDOWN"])
+    @pytest.mark.parametrize(
+        ("face", "trusted_seconds"), [("sync", 0.0), ("sync", 600.0), ("asyncio", 0.0)], ids=["sync", "hot", "asyncio"]
+    )
+    def test_new_master_is_found_although_the_old_one_keeps_its_connections(
+        self, server: RedisServer, monkeypatch: pytest.MonkeyPatch, face: str, trusted_seconds: float, stale: str
+    ) -> None:
+        """A replica refuses writes. Then lockkit connects anew, and subscribes anew, and the call succeeds."""
+        monkeypatch.setattr(redis_node, "TRUSTED_SECONDS", trusted_seconds)
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(f"redis://{nat.address}", host) as backend, backend_at(new.url, host) as other:
+                first, second = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+                waiter = host.request("x")
+                await queue_up(backend, waiter)
+                until_copied(new, "lockkit:x", "lockkit:y", "{lockkit:x}:queue")
+                promote()
+
+                assert await backend.release(second)
+
+                assert host.confirmations == 1
+                assert await woken(waiter)  # its subscription has ended
+                waiter.wake.clear()
+                await queue_up(backend, waiter)
+                assert await other.release(first)
+                assert await woken(waiter)
+                granted(await backend.try_acquire(waiter))
+
+        def promote() -> None:
+            with new.connect() as connection:
+                connection.call("REPLICAOF", "NO", "ONE")
+            with server.connect() as connection:
+                # Not of the new one, which would tell its subscribers what is published there.
+                connection.call("CONFIG", "SET", "replica-serve-stale-data", stale)
+                connection.call("REPLICAOF", "127.0.0.1", 1)
+            nat.move_to(new)
+
+        with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
+            Face(face).run(scenario)
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_leases_are_renewed_at_the_new_master(self, server: RedisServer, face: str) -> None:
+        """Renewals travel together, and are not sent again at once."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(f"redis://{nat.address}", host) as backend:
+                grants = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+                until_copied(new, "lockkit:x", "lockkit:y")
+                with server.connect() as connection, new.connect() as other:
+                    other.call("REPLICAOF", "NO", "ONE")
+                    connection.call("REPLICAOF", "127.0.0.1", 1)
+                nat.move_to(new)
+
+                outcomes = await backend.renew(grants)
+                assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]
+                assert await backend.renew(grants) == [Renewed(), Renewed()]
+                assert host.confirmations == 1
+
+        with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
+            Face(face).run(scenario)
+
+
 class TestSentinel:
     """A master, a replica, three Sentinels."""
 
@@ -573,6 +668,56 @@ class TestSentinel:
         with RedisSentinels(down_after_ms=60_000) as group:
             Face(face).run(scenario)
 
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_master_that_refuses_writes_is_left_when_it_is_replaced(self, face: str) -> None:
+        """One that is cut off from its replicas answers, with an error, while another is promoted."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(group.url, host) as backend:
+                grant = granted(await backend.try_acquire(host.request()))
+                with group.master.connect() as connection:
+                    connection.call("CONFIG", "SET", "min-replicas-to-write", 9)
+                with pytest.raises(lockkit.BackendUnavailable, match="too few replicas"):
+                    await backend.release(grant)
+                for sentinel in group.sentinels:
+                    with sentinel.connect() as connection:
+                        connection.call("SENTINEL", "REMOVE", group.name)
+                        connection.call("SENTINEL", "MONITOR", group.name, other.host, other.port, 2)
+
+                granted(await backend.try_acquire(host.request()))
+
+                with other.connect() as connection:
+                    assert connection.call("EXISTS", "lockkit:x") == 1
+
+        with RedisSentinels() as group, RedisServer() as other:
+            Face(face).run(scenario)
+
+    def test_sentinels_have_a_login_of_their_own(self, connect: Connect) -> None:
+        """What the URL has is the master's; the error says where the other one belongs."""
+        with RedisSentinels(sentinels=1) as group:
+            (sentinel,) = group.sentinels
+            with sentinel.connect() as connection:
+                connection.call("ACL", "SETUSER", "default", "resetpass", ">secret")
+            for options in ({}, {"sentinel_password": "wrong"}):
+                with pytest.raises(
+                    lockkit.ConfigurationError, match=r"see sentinel_username=, sentinel_pass"
+                ) as caught:
+                    connect(group.url, **options).lock("x").acquire(timeout=PATIENCE)
+                assert sentinel.address in str(caught.value)
+                assert "Give it in the URL" not in str(caught.value)
+            connect(group.url, sentinel_password="secret").lock("x").acquire(timeout=PATIENCE).release()  # noqa: S106
+
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_server_that_is_given_as_a_sentinel_is_recognised(self, server: RedisServer, face: str) -> None:
+        """The error names what is wrong, not a version."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(f"redis+sentinel://{server.address}/mymaster", host) as backend:
+                with pytest.raises(lockkit.ConfigurationError, match="is no Sentinel: give the addresses of the"):
+                    await backend.ping()
+
+        Face(face).run(scenario)
+
     def test_sentinel_is_no_server_for_locks(self, connect: Connect) -> None:
         """The URL has the wrong scheme, and the error says which is right."""
         with RedisSentinels() as group:
@@ -601,6 +746,12 @@ def extended(lease: Lease) -> bool:
     except lockkit.BackendUnavailable:
         return False
     return True
+
+
+def until_copied(replica: RedisServer, *keys: str) -> None:
+    """Wait until a replica has keys of its master."""
+    with replica.connect() as connection:
+        wait_until(lambda: None if connection.call("EXISTS", *keys) == len(keys) else "not copied yet")
 
 
 def confirmed(lease: Lease) -> bool:

@@ -38,8 +38,8 @@ def server() -> Iterator[RedisServer]:
 def target_of(server: RedisServer) -> Target:
     """Give the way to a server."""
     assert server.certificates is not None
-    arguments = {"host": server.host, "port": server.port, "ssl_ca_certs": str(server.certificates.ca)}
-    return Target.at(arguments, tls=True)
+    target = Target.anywhere({"ssl_ca_certs": str(server.certificates.ca)}, tls=True)
+    return target.moved(server.host, server.port)
 
 
 def test_redis_py_hands_over_its_socket(server: RedisServer) -> None:
@@ -59,6 +59,29 @@ def test_redis_py_hands_over_its_transport(server: RedisServer) -> None:
         assert await connection.call(pack("PING")) == b"PONG"
         connection.close()
         await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
+def test_connection_that_ends_after_its_login_is_not_used() -> None:
+    """The first call fails at once, and not when the time for its answer is over."""
+
+    async def log_in(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's
+        while not driver_connection._reader.at_eof():  # noqa: ASYNC110 - the server ends it
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            target = Target.anywhere({"redis_connect_func": log_in}, tls=False)
+            opening = asyncio.create_task(
+                open_connection(AsyncioRuntime(), target.moved("127.0.0.1", listener.getsockname()[1]))
+            )
+            served, _ = await asyncio.to_thread(listener.accept)
+            served.close()
+            connection = await opening
+            assert connection.stale
+            with pytest.raises(ConnectionResetError):
+                await connection.call(pack("PING"))  # type: ignore[misc]
 
     asyncio.run(scenario())
 
@@ -111,11 +134,11 @@ def test_login_that_hangs_leaves_no_open_socket(server: RedisServer) -> None:
     """The connection is ended at once, though the server takes no part in ending TLS."""
     target = target_of(server)
     with closing(SilentTlsServer(server.certificates)) as silent:
-        arguments = {**target.arguments, "host": "127.0.0.1", "port": silent.port, "username": "a", "password": "b"}
+        silence = Target.anywhere({**target.arguments, "username": "a", "password": "b"}, tls=True)
 
         async def scenario() -> None:
             with pytest.raises(TimeoutError):
-                await open_connection(AsyncioRuntime(), Target.at(arguments, tls=True), monotonic() + 2.0)
+                await open_connection(AsyncioRuntime(), silence.moved("127.0.0.1", silent.port), monotonic() + 2.0)
             assert await asyncio.to_thread(silent.client_has_gone.wait, PATIENCE)
 
         asyncio.run(scenario())
@@ -152,6 +175,6 @@ def test_interrupted_connect_leaves_no_open_socket(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(socket.socket, "connect", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        drive(open_connection(BlockingRuntime(), Target.at({"host": "127.0.0.1", "port": 1}, tls=False)))
+        drive(open_connection(BlockingRuntime(), Target.anywhere({}, tls=False).moved("127.0.0.1", 1)))
 
     assert [sock.fileno() for sock in connecting] == [-1]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -16,7 +16,7 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import Gone, Renewed, Unknown
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from tests.backends.redis.support import Face, backend_at
+from tests.backends.redis.support import Face, backend_at, queue_up, woken
 from tests.backends.support import granted
 from tests.conventions.sources import ROOT
 from tests.tries import busy, until
@@ -347,6 +347,35 @@ class TestCluster:
                     assert await backend.release(grant)
                 assert await backend.renew(grants) == [Gone("gone")] * count
                 assert not await backend.release(grants[0])
+
+        slot = cluster.slot_of("lockkit:x")
+        with moving(cluster) as (source, target):
+            Face(face).run(scenario)
+
+    @pytest.mark.parametrize("mode", ["exclusive", "permit"])
+    @pytest.mark.parametrize("face", ["sync", "asyncio"])
+    def test_release_that_empties_a_key_while_the_slot_moves(
+        self, cluster: RedisCluster, face: str, mode: Literal["exclusive", "permit"]
+    ) -> None:
+        """With its last entry a key is gone, and the server takes it for one that has moved."""
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+                requests = [host.request(ttl=60.0) for _ in range(3)]
+                for request in requests:
+                    request.mode, request.limit = "permit", 2
+                first, second = [granted(await backend.try_acquire(request)) for request in requests[:2]]
+                waiter = requests[2]
+                waiter.mode = mode
+                await queue_up(other, waiter)
+                if mode == "exclusive":
+                    assert await backend.release(second)
+                cluster.begin_move(slot, source, target)
+
+                assert await backend.release(first)
+
+                assert await woken(waiter)
+                assert not await backend.release(first)
 
         slot = cluster.slot_of("lockkit:x")
         with moving(cluster) as (source, target):

@@ -11,7 +11,7 @@ import pytest
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.handshake import can_shard
 from lockkit.testing.servers import RedisCluster, RedisServer, require
-from tests.backends.redis.support import Face, Keyspace, backend_at, queue_up, woken
+from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, woken
 from tests.backends.support import granted
 
 if TYPE_CHECKING:
@@ -190,6 +190,57 @@ def test_lock_that_moves_away_from_its_waiter_s_channel(cluster: RedisCluster, f
             with moved(cluster, moving):
                 assert not waiter.wake.is_set()
                 await woken_by_all_nodes(cluster, backend, grant, other, waiter)
+
+    face.run(scenario)
+
+
+def test_waiting_writer_stays_when_the_lock_moves_away_from_its_channel(cluster: RedisCluster, face: Face) -> None:
+    """Readers at the new node do not see its subscription, and tell it to look again before they pass it over."""
+    staying, moving = two_at_one_node(cluster)
+
+    def reader(host: StubHost) -> Request:
+        request = host.request(moving, ttl=TTL)
+        request.mode = "shared"
+        return request
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+            granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
+            await queue_up(other, host.request(staying, ttl=TTL))
+            granted(await backend.try_acquire(reader(host)))
+            waiter = host.request(moving, ttl=TTL)
+            await queue_up(other, waiter)
+
+            with moved(cluster, moving):
+                assert not waiter.wake.is_set()
+                for _ in range(2):  # the first time it finds out where the lock is now
+                    granted(await backend.try_acquire(reader(host)))
+                    assert await woken(waiter)
+                    waiter.wake.clear()
+                    await queue_up(other, waiter)
+                await busy_at(backend, reader(host))
+                assert not waiter.wake.is_set()
+
+    face.run(scenario)
+
+
+def test_waiter_in_a_long_queue_that_moves_away_from_its_channel(cluster: RedisCluster, face: Face) -> None:
+    """Entries of clients that are gone are removed now and then; one at another node is told to look again."""
+    staying, moving = two_at_one_node(cluster)
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+            granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
+            await queue_up(other, host.request(staying, ttl=TTL))
+            granted(await backend.try_acquire(host.request(moving, ttl=TTL)))
+            waiter = host.request(moving, ttl=TTL)
+            await queue_up(other, waiter)
+
+            with moved(cluster, moving):
+                await busy_at(backend, host.request(moving, ttl=TTL, queue=False))  # finds the new node
+                for _ in range(15):
+                    await queue_up(backend, host.request(moving, ttl=TTL))
+                assert await woken(waiter)
 
     face.run(scenario)
 

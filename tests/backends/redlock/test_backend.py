@@ -910,6 +910,50 @@ def test_node_restarted_empty_makes_no_second_holder(nodes: RedisNodes, face: Fa
     face.run(scenario)
 
 
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "running"])
+def test_node_that_is_replaced_must_be_stopped_first(nodes: RedisNodes, face: Face, *, stopped: bool) -> None:
+    """While processes still have the old list, others have the new one: two majorities need not share a node."""
+
+    async def scenario(host: StubHost) -> None:
+        one, two, old, new, _ = nodes.nodes
+        async with redlock_of(host, one, two, old) as before, redlock_of(host, one, two, new) as after:
+            granted(await before.try_acquire(host.request("warm", ttl=2.0)))
+            age_marks(one, two, old)
+            on(two)("SET", LOCK, "slow", "PX", 60_000)
+            grant = granted(await before.try_acquire(host.request(ttl=2.0)))
+            on(two)("DEL", LOCK)
+            began = host.runtime.now()
+            assert await before.renew([grant]) == [Renewed()]
+            if stopped:
+                old.kill()
+            request, outcome = host.request(ttl=2.0), None
+            while not await is_granted(after, request):
+                (outcome,) = await before.renew([grant])
+                await host.runtime.sleep(0.05)
+
+            assert (outcome == Renewed()) is not stopped
+            assert host.runtime.now() > began + 2.0
+
+    face.run(scenario)
+
+
+async def is_granted(backend: RedlockBackend, request: Request) -> bool:
+    """Try once; a node that a busy machine delays is no failure."""
+    with suppress(NoQuorum):
+        return isinstance(await backend.try_acquire(request), Grant)
+    return False
+
+
+@asynccontextmanager
+async def redlock_of(host: StubHost, *chosen: RedisServer) -> AsyncIterator[RedlockBackend]:
+    """Open a backend of some nodes and close it at the end."""
+    backend = open_redlock(f"redlock://{','.join(node.address for node in chosen)}", host)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
 def test_three_nodes_restarted_empty_while_two_are_down(nodes: RedisNodes, face: Face) -> None:
     """None of those that answer has a mark, but not all answer: that is no first start."""
 
@@ -1439,6 +1483,41 @@ def test_votes_without_an_answer_are_taken_back(nodes: RedisNodes, face: Face, m
 
 
 @pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
+def test_waiter_that_saw_a_majority_is_notified_when_the_votes_are_taken_back(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op
+) -> None:
+    """It takes them for a holder, and would wait for half of its ttl."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+            granted(await backend.try_acquire(host.request()))
+            waiter = host.request(ttl=600.0)
+            await queue_up(other, waiter)
+            for node in nodes.nodes:
+                on(node)("DEL", LOCK)  # which notifies nobody
+            backend._ahead_us = backend._ahead_us if op is ACQUIRE else None  # so that there is a round two
+            unheard(monkeypatch, backend, op, 0, 1, 2)
+            ask = backend._nodes.ask
+
+            async def look_before(asked: Op, *arguments: Any, **options: Any) -> list[Answer]:
+                if asked in {RELEASE, UNDO}:
+                    busy = await other.try_acquire(waiter)
+                    assert isinstance(busy, Busy)
+                    assert busy.retry_after is not None
+                    assert busy.retry_after > 60.0
+                return await ask(asked, *arguments, **options)
+
+            monkeypatch.setattr(backend._nodes, "ask", look_before)
+            with pytest.raises(NoQuorum, match="2 of 5"):
+                await backend.try_acquire(host.request(ttl=600.0, queue=False))
+
+            assert await waiter.wake.wait(PATIENCE)
+            granted(await other.try_acquire(waiter))
+
+    face.run(scenario)
+
+
+@pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
 def test_too_few_answers_are_no_answer(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
     """Two of five answer, even if with "busy": the caller gets an outage, and no holder."""
 
@@ -1813,6 +1892,35 @@ def test_same_server_by_two_names_votes_once(nodes: RedisNodes, face: Face) -> N
 
         assert sorted(up[:2]) == [False, True]
         assert "same server" in errors[0]
+
+    face.run(scenario)
+
+
+def test_same_server_by_two_names_that_connect_at_the_same_moment_votes_once(
+    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the server: both names were down."""
+    first, second, *_ = nodes.nodes
+    url = f"redlock://127.0.0.1:{first.port},localhost:{first.port},127.0.0.1:{second.port}"
+
+    async def scenario(host: StubHost) -> None:
+        backend = open_redlock(url, host, durable=True)
+        one, two, _ = nodes_of(backend).all
+        arrived: set[int] = set()
+        flush = redlock_node.RedlockNode._flush
+
+        async def meet(node: redlock_node.RedlockNode, connection: Connection) -> bool:
+            arrived.add(node.index)
+            await until(host, lambda: arrived >= {one.index, two.index})
+            return await flush(node, connection)
+
+        monkeypatch.setattr(redlock_node.RedlockNode, "_flush", meet)
+        for node in (one, two):
+            node.connect_soon()
+        await until(host, lambda: (one.up or two.up) and "same server" in f"{one.error} {two.error}")
+
+        assert one.up is not two.up
+        await backend.close()
 
     face.run(scenario)
 

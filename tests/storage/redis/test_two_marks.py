@@ -108,6 +108,16 @@ def test_foreign_content_of_the_mark_of_readers_is_named(face: Face, data: redis
     assert len(data.keys()) == 1
 
 
+@pytest.mark.parametrize("content", ["nonsense", "-1", ""])
+@pytest.mark.parametrize("mark", ["guard", "guard-read"])
+def test_foreign_content_of_a_mark_is_no_last_token(face: Face, data: redis.Redis, mark: str, content: str) -> None:
+    """Asking for the newest token names it, as a change does."""
+    data.set(f"lockkit:{mark}:{{x}}", content)
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
+        face.guard(lambda guard: guard.last("x"))
+
+
 @pytest.mark.parametrize("key", ["x", "{x}", "{x}:y", "a{x}b", "{x", "x{", "ü{é}"])
 def test_both_marks_are_in_the_slot_of_their_scope(key: str) -> None:
     """And differ, also from the marks of other scopes."""

@@ -174,9 +174,10 @@ if waiter ~= '' then
     if length % 16 == 0 then
       -- Entries of dead clients remain until it is their turn: do not let them pile up behind a long lease.
       for _, other in ipairs(redis.call('LRANGE', queue, 0, -1)) do
-        local channel = string.match(other, '^%S+ %S+ (.+)$')
+        local of, channel = string.match(other, '^(%S+) %S+ (.+)$')
         if redis.call('PUBSUB', 'NUMSUB', channel)[2] == 0 then
           redis.call('LREM', queue, 1, other)
+          send(channel, of)  -- to a client at another node of the Cluster, which looks again
         end
       end
     end

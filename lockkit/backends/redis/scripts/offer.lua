@@ -57,7 +57,8 @@ local function offer(lock, queue, shares, me, count, entry)
       if limit == '' then
         return me
       end
-    elseif not fits or not owner or send(channel, owner) == 0 then
+    elseif not owner or send(channel, owner) == 0 or not fits then
+      -- Its client is gone; or at another node of the Cluster, where this slot was, and the message has it look again.
       owner = nil
     elseif limit == '' then
       redis.call('SET', lock, 'next:' .. owner, 'PX', grace_ms)

@@ -1,4 +1,4 @@
--- Takes back the vote of one node for an attempt that won no majority. Notifies no waiter: the lock was not held.
+-- Takes back the vote of one node for an attempt that won no majority. Notifies no waiter: nobody took the lock for held.
 --
 -- KEYS  1 lock
 -- ARGV  1 value

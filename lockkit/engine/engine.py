@@ -581,8 +581,7 @@ class Engine(Generic[L]):
         until = client.close_by = self.runtime.now() + CLOSE_SECONDS
         for request in tuple(self.acquisitions.waiting):
             request.wake.set()
-        for event in tuple(client.wake_on_close):
-            event.set()
+        client.wake()
         await self.releases.end_all(until - CLOSE_SHARE)
         # Let the waiters leave the backend's queue before its connections are closed.
         await self.acquisitions.queues.close(until - self.runtime.now())

@@ -49,6 +49,28 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
         semaphore.set_cap(None)
 
 
+@pytest.mark.parametrize("ending", ["closed", "raised"])
+def test_wait_at_a_cap_of_0_ends_at_once(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """With the client, or when the same client raises the cap: it does not sleep until its next look."""
+    for module in (permits, semaphore_caps):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
+    client = lockkit.connect(f"memory://paused-{ending}")
+    semaphore = client.semaphore("x", limit=2)
+    semaphore.set_cap(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(semaphore.acquire)
+        until(lambda: bool(client._engine.client.sleeping))
+
+        if ending == "raised":
+            semaphore.set_cap(1)
+            waiting.result(PATIENCE).release()
+        client.close()
+
+        if ending == "closed":
+            with pytest.raises(lockkit.LockError, match="is closed"):
+                waiting.result(PATIENCE)
+
+
 def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one client ask at the same moment: the backend has a permit for each of them."""
     asking = threading.Barrier(3)

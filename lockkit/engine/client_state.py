@@ -112,12 +112,27 @@ class ClientState:
             with self.mutex:
                 # Another thread of the child may have been faster. A second backend would be collected with its leases.
                 backend = self.backend = opened if self.backend is None else self.backend
+        try:  # as `check_loop`, without its call: every acquisition comes here
+            self.runtime.bind()
+        except RuntimeError as error:
+            raise self._elsewhere(error) from error
+        return backend
+
+    def check_loop(self) -> None:
+        """
+        Check that the caller runs where the client belongs.
+
+        Raises:
+            LockError: In another event loop.
+        """
         try:
             self.runtime.bind()
         except RuntimeError as error:
-            message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
-            raise LockError(message, backend=self.url) from error
-        return backend
+            raise self._elsewhere(error) from error
+
+    def _elsewhere(self, error: RuntimeError) -> LockError:
+        message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
+        return LockError(message, backend=self.url)
 
     async def sleep(self, seconds: Seconds) -> None:
         """Sleep until it is worth looking again: so long at most, and not once the client is closed."""

@@ -575,8 +575,7 @@ class Engine(Generic[L]):
         if self._ended:
             return
         client, backend = self.client, self._backend
-        if backend is not None:
-            client.ready()
+        client.check_loop()
         client.closed = True
         until = client.close_by = self.runtime.now() + CLOSE_SECONDS
         for request in tuple(self.acquisitions.waiting):

@@ -17,7 +17,7 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import renewal
-from lockkit.engine.engine import EXIT_SECONDS
+from lockkit.engine.engine import EXIT_SECONDS, Engine
 from lockkit.engine.leases import Leases
 from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
@@ -30,6 +30,7 @@ from tests.tries import until, until_async, until_renewed, until_renewed_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 LONG = 60.0
 
@@ -224,6 +225,24 @@ def test_interrupted_close_can_be_finished(finish: Callable[[lockkit.Client], No
             break
         number += 1
     assert number > 1
+
+
+def test_close_by_two_threads_at_once_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes to its end when the second has just begun."""
+    client = lockkit.connect("memory://closed-twice")
+
+    def close_meanwhile(engine: Engine[Any]) -> object:
+        monkeypatch.undo()
+        backend = engine.client.backend
+        client.close()
+        return backend
+
+    monkeypatch.setattr(Engine, "_backend", property(close_meanwhile))
+
+    client.close()
+
+    with pytest.raises(LockError, match="closed"):
+        client.ping()
 
 
 def test_close_that_was_cancelled_can_be_finished() -> None:

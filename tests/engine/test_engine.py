@@ -23,6 +23,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, LockBackend, Renewed, Unknown
+from lockkit.engine import renewal
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.runtime import AsyncioRuntime, monotonic
@@ -115,6 +116,21 @@ def test_paused_holder_sees_the_clock_first() -> None:
         lease.extend()
     with pytest.raises(LockLost):
         lease.release()
+
+
+def test_loss_is_noticed_soon_after_the_machine_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch slept until a renewal that is due in 20 minutes, and its wait did not count the suspended time."""
+    monkeypatch.setattr(renewal, "SLEEP_SECONDS_MAX", 0.05)
+    clock = MovableClock()
+    client, _ = scripted(clock)
+    told: list[str] = []
+    lease = client.lock("x", ttl=3600, on_lost=lambda _, reason: told.append(reason)).acquire()
+    until(lambda: lease._record.look_at is not None)
+
+    clock.added += 7200  # and nothing wakes the watch
+
+    until(lambda: told == ["expired"])
+    client.close()
 
 
 # -- rule 3: answers that never came ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.runtime import AsyncioRuntime, monotonic
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
-from tests.tries import begin_to_wait, until, until_renewed
+from tests.tries import begin_to_wait, until, until_async, until_renewed
 
 DOWN = BackendUnavailable("connection refused")
 
@@ -131,6 +131,25 @@ def test_loss_is_noticed_soon_after_the_machine_was_suspended(monkeypatch: pytes
 
     until(lambda: told == ["expired"])
     client.close()
+
+
+def test_loss_that_another_thread_notices_is_told_in_the_event_loop() -> None:
+    """The loop is busy beyond the deadline. In debug mode asyncio refuses what other threads start in a loop."""
+    told: list[tuple[str, threading.Thread]] = []
+
+    async def main() -> None:
+        client, _ = scripted(AsyncioRuntime())
+        lease = await client.lock("x", ttl=0.1, renew=False).acquire()
+        lease.on_lost(lambda _, reason: told.append((reason, threading.current_thread())))
+        thread = threading.Thread(target=until, args=(lambda: lease.lost,))
+        thread.start()
+        thread.join()  # so long the watch, a task of this loop, cannot run
+        await until_async(lambda: bool(told))
+        await client.close()
+
+    asyncio.run(main(), debug=True)
+
+    assert told == [("expired", threading.main_thread())]
 
 
 # -- rule 3: answers that never came ---------------------------------------------------------------------------------

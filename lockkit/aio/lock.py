@@ -218,8 +218,11 @@ class Block(Generic[B]):
         if task is not None:
             lease.on_lost(self._cancel)
 
-    def _cancel(self, lease: BaseLease, reason: str) -> None:
-        del lease, reason
+    async def _cancel(self, lease: BaseLease, reason: str) -> None:
+        del reason
+        # An eager task (`asyncio.eager_task_factory`) begins within the one that is to be cancelled. A task that
+        # cancels itself goes on to its next `await`, which may be one behind the block.
+        await lease._engine.runtime.sleep(0)  # noqa: SLF001 - of the same API
         if self._task is not None:
             self._cancelled = True
             self._task.cancel("the lockkit lease was lost")

@@ -11,7 +11,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
+from lockkit.lease import INHERIT, BaseLease, Inherit, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,8 @@ class Lock:
         self._settings = settings
         self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
         self._on_busy = on_busy
-        self._blocks: WithStack[Block[Lease]] = WithStack()
+        exclusive = settings.mode == "exclusive"
+        self._blocks: WithStack[Block[Lease]] = WithStack() if exclusive else SharedWithStack()
 
     @property
     def name(self) -> str:
@@ -164,7 +165,7 @@ class Attempt:
         """Made by `Lock.attempt`."""
         self._lock = lock
         self._timeout = timeout
-        self._blocks: WithStack[Block[Lease] | None] = WithStack()
+        self._blocks: WithStack[Block[Lease] | None] = SharedWithStack()
 
     async def __aenter__(self) -> Lease | None:
         """Try to acquire."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.testing.timing import PATIENCE
+from tests.tries import until_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.asyncio
 
@@ -63,6 +65,32 @@ async def test_attempt_raises_the_loss_as_a_with_block_does() -> None:
 
         with pytest.raises(lockkit.LockLost):
             await asyncio.wait_for(lose_and_go_on(), PATIENCE / 2)
+
+
+async def test_async_generator_leaves_its_own_block_in_whichever_task_it_ends() -> None:
+    """The event loop closes one that was not read to its end in a task of its own, while others are inside."""
+    async with lockkit.aio.connect(URL) as client:
+        semaphore = client.semaphore("a", limit=2)
+
+        async def hold() -> AsyncIterator[lockkit.aio.Lease]:
+            async with semaphore as permit:
+                yield permit
+
+        async def enter(generator: AsyncIterator[lockkit.aio.Lease]) -> lockkit.aio.Lease:
+            return await anext(generator)
+
+        first, second = hold(), hold()
+        permits = [await asyncio.create_task(enter(generator)) for generator in (first, second)]
+
+        del first
+        gc.collect()
+        await until_async(lambda: not permits[0].held)
+        assert permits[1].held
+
+        del second
+        gc.collect()
+        await until_async(lambda: not permits[1].held)
+        assert await semaphore.available() == 2
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio.eager_task_factory is new in Python 3.12")

@@ -25,6 +25,7 @@ where each is kept:
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import weakref
@@ -214,6 +215,7 @@ class Engine(Generic[L]):
                 self._metadata if metadata is None else validation.metadata(metadata, self._about),
                 None if on_lost is None else validation.on_lost(on_lost, awaits=self.runtime.kind != "blocking"),
                 validation.flag(raise_on_lost, "raise_on_lost"),
+                self._about,
                 nests=nests,
                 label=None if label is None else validation.label(label),
             )
@@ -241,7 +243,14 @@ class Engine(Generic[L]):
         except ConfigurationError as error:  # as above: each decorated call comes here
             error.backend = self.url
             raise
+        if settings.about is not self._about:  # here too: each call would correct a copy
+            self._name_this_process(settings)
         return replace(settings, name=apart(space, checked) if space else checked, label=settings.label or template)
+
+    def _name_this_process(self, settings: LockSettings) -> None:
+        """Correct the metadata of a lock that was described before this process was forked."""
+        settings.metadata = json.dumps({**json.loads(settings.metadata), **self._about}, separators=(",", ":"))
+        settings.about = self._about
 
     def check_readers(self, name: str) -> None:
         """
@@ -273,6 +282,8 @@ class Engine(Generic[L]):
             LockError: The client is closed.
         """
         backend = self.client.ready()
+        if settings.about is not self._about:
+            self._name_this_process(settings)
         if self.leases.reentrant and (lease := self.leases.reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
         if observers.active is not None and settings.on_wait is None:

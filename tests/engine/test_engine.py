@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -863,6 +864,36 @@ def test_forked_child_owns_nothing() -> None:
         _, status = os.waitpid(pid, 0)
         assert status == 0
         assert lease.held
+
+
+def test_forked_child_is_named_as_the_holder() -> None:
+    """Also by a lock that was described before the fork, as decorators do where workers are forked from a program."""
+    client, _ = scripted()
+
+    @client.lock("decorated", metadata="job")
+    def held_by_decorator() -> object:
+        return client.holders("decorated")[0].metadata
+
+    plain, semaphore = client.lock("plain"), client.semaphore("semaphore", limit=2)
+    election, several = client.election("election", value="here"), client.locks(["several"])
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with plain as first, semaphore as second, election.campaign() as third, several as fourth:
+                seen = [lease.metadata for lease in (first, second, third, fourth["several"])]
+                os.write(writer, json.dumps([*map(dict, seen), held_by_decorator()]).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        told = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+
+    assert [about["pid"] for about in told] == [pid] * 5
+    assert told[4]["text"] == "job"
+    assert told[2]["value"] == "here"
+    assert told[1]["semaphore_limit"] == 2
 
 
 @pytest.mark.parametrize("face", ["sync", "aio"])

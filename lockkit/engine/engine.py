@@ -311,9 +311,8 @@ class Engine(Generic[L]):
                     return cast("L", lease)  # made by make_lease
         search = SlotSearch(self.runtime, settings, self.url, self.acquisitions.unavailable_after)
         owned = await search.run(self.acquire, timeout)
-        record = self.leases.records.get(cast("Any", owned).owner)
-        if record is not None:  # else it is lost already
-            record.mode, record.grant.slot = "permit", search.slot
+        record: LeaseRecord = cast("Any", owned)._record  # noqa: SLF001 - made by make_lease
+        record.mode, record.grant.slot = "permit", search.slot
         return owned
 
     async def _acquire_observed(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool) -> L:

@@ -28,6 +28,7 @@ import atexit
 import json
 import logging
 import os
+import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -135,18 +136,20 @@ class Engine(Generic[L]):
         )
         self.default_timeout: Seconds | None = options.get("timeout")
         self.default_ttl = validation.ttl(options.get("ttl") or DEFAULT_TTL, self.client.capabilities.min_ttl)
-        self._describe_client()
+        self._enter_process()
         _engines.add(self)
 
     def _open_again(self) -> LockBackend:
         """Open a backend in the child of a fork."""
         backend, _ = self._open_backend(self)
-        self._describe_client()
+        self._enter_process()
         return backend
 
-    def _describe_client(self) -> None:
+    def _enter_process(self) -> None:
+        """Note whose locks these are, and that they are released at the end of this process."""
         self._about = {"host": os.uname().nodename, "pid": os.getpid(), "started": round(wall_clock(), 3)}
         self._metadata = validation.metadata(None, self._about)
+        _release_at_end_of_child()
 
     def __reduce__(self) -> NoReturn:
         """
@@ -651,6 +654,26 @@ _engines: weakref.WeakSet[Engine[Any]] = weakref.WeakSet()
 def _after_fork() -> None:
     for engine in list(_engines):
         engine.forked()
+
+
+def _release_at_end_of_child() -> None:
+    """
+    Have `_at_exit` called also if this is a child of `multiprocessing`.
+
+    Such a child ends with ``os._exit``, unless it was spawned: functions of `atexit` are not called, those of
+    ``multiprocessing.util.Finalize`` are. A fork removes what the parent has registered there.
+    """
+    global _end_registered_in  # noqa: PLW0603 - once for each process
+    processes, pid = sys.modules.get("multiprocessing.process"), os.getpid()
+    if processes is None or processes.parent_process() is None or _end_registered_in == pid:
+        return
+    from multiprocessing.util import Finalize  # noqa: PLC0415 - `import lockkit` stays light
+
+    _end_registered_in = pid
+    Finalize(None, _at_exit, exitpriority=0)
+
+
+_end_registered_in = 0
 
 
 def _at_exit() -> None:

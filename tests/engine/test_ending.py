@@ -30,7 +30,7 @@ from tests.tries import until, until_async, until_renewed, until_renewed_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
+    from pathlib import Path
 
 LONG = 60.0
 
@@ -494,6 +494,41 @@ def test_exit_releases_what_is_held_at_a_server() -> None:
         with lockkit.connect(server.url) as other:
             held = [f"{number}:{name}" for number in range(3) for name in range(5) if other.holders(f"{number}:{name}")]
     assert held == []
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_end_of_a_child_of_multiprocessing_releases(method: str, tmp_path: Path) -> None:
+    """Unless it was spawned, it ends with ``os._exit``, without what `atexit` would call."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = tmp_path / "workers.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, sys
+            import lockkit
+            from lockkit.engine import engine
+            engine.EXIT_SECONDS = 30  # the machine may stand still
+
+            method, url = sys.argv[1:]
+            client, leases = lockkit.connect(url), []
+
+            def work():
+                leases.append(client.lock("of the parent's client", ttl=600).acquire())
+                leases.append(lockkit.connect(url).lock("of its own", ttl=600).acquire())
+
+            if __name__ == "__main__":
+                child = multiprocessing.get_context(method).Process(target=work)
+                child.start()
+                child.join()
+                print(child.exitcode)
+            """
+        )
+    )
+    command = [sys.executable, str(script), method, url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.stdout, run.stderr) == ("0\n", "")
+    with lockkit.connect(url) as client:
+        assert [*client.names()] == []
 
 
 def test_exit_of_many_clients_takes_one_bound_for_all() -> None:

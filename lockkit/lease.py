@@ -230,14 +230,16 @@ class SharedWithStack(WithStack[B]):
 
     def push(self, who: object, lease: B) -> None:
         """See `WithStack.push`. Called by the method that enters the block."""
-        super().push(_generator_of(sys._getframe(2)) or who, lease)  # noqa: SLF001 - documented
+        super().push(_generator_of(sys._getframe(1).f_back) or who, lease)  # noqa: SLF001 - documented
 
     def pop(self, current: Callable[[], object]) -> B:
         """See `WithStack.pop`. Called by the method that leaves the block."""
-        generator = _generator_of(sys._getframe(2))  # noqa: SLF001 - as above
+        generator = _generator_of(sys._getframe(1).f_back)  # noqa: SLF001 - as above
         return super().pop(current if generator is None else lambda: generator)
 
 
-def _generator_of(frame: FrameType) -> int | None:
+def _generator_of(frame: FrameType | None) -> int | None:
     """Identify the generator that runs in a frame; None if none does."""
-    return id(frame) if frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR) else None
+    if frame is None or not frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        return None
+    return id(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from lockkit.sync.once import Attempt as OnceAttempt
 from lockkit.sync.once import Once
 from lockkit.testing.timing import PATIENCE
 from tests.interrupts import CallStrike
+from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,3 +106,13 @@ def test_generator_leaves_its_own_block_in_whichever_thread_it_ends(kind: str) -
 
             one.submit(second.close).result(PATIENCE)
             assert [entered.held for entered in held] == [False, False]
+
+
+def test_block_that_a_thread_begins_with_is_entered() -> None:
+    """Nothing in Python has called the method."""
+    with lockkit.connect("memory://first-frame") as client:
+        semaphore = client.semaphore("x", limit=1)
+        _thread.start_new_thread(semaphore.__enter__, ())
+        until(lambda: semaphore._blocks._stacks)
+        semaphore.__exit__(None, None, None)
+        assert not semaphore.locked()

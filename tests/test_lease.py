@@ -20,7 +20,7 @@ from tests.interrupts import CallStrike
 from tests.tries import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
 pytestmark = [
@@ -93,7 +93,7 @@ def test_generator_leaves_its_own_block_in_whichever_thread_it_ends(kind: str) -
     with lockkit.connect(f"memory://generators-{kind}") as client:
         shared = SHARED[kind](client)
 
-        def hold() -> Iterator[Any]:
+        def hold() -> Generator[Any]:
             with shared as entered:
                 yield entered
 

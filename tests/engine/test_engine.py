@@ -870,7 +870,7 @@ def test_forked_child_is_named_as_the_holder() -> None:
     """Also by a lock that was described before the fork, as decorators do where workers are forked from a program."""
     client, _ = scripted()
 
-    @client.lock("decorated", metadata="job")
+    @client.lock("decorated", metadata="job")  # type: ignore[untyped-decorator]
     def held_by_decorator() -> object:
         return client.holders("decorated")[0].metadata
 

@@ -480,7 +480,8 @@ class LockBackend(ABC):
     even if the server hangs, because its caller has a deadline.
 
     Concurrency: under the blocking runtime several threads call methods at once, under asyncio several tasks of one
-    loop. For each name at most one exclusive request is in `try_acquire` or `wait`, and any number of shared ones.
+    loop. For each name at most one request is in `try_acquire` or `wait`, beside any number of shared ones, and of
+    permits without ``request.queue``.
     A method may be cancelled or interrupted (Ctrl-C) at any ``await``. After ``fork`` the child opens a backend of its
     own: it neither uses nor closes this object.
     """

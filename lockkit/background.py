@@ -58,7 +58,7 @@ class Background:
         """Forget the thread: it is the parent's. Its mutex may stay taken there."""
         self._mutex = self._runtime.mutex()
         self._event = self._runtime.event()
-        self.running = False
+        self.running: object = None  # what `start` has marked it with, then True
 
     # -- from outside ----------------------------------------------------------------------------------------------
 
@@ -73,14 +73,16 @@ class Background:
         Raises:
             RuntimeError: No thread could be started, or the event loop has ended.
         """
+        me = object()
         try:
             with self._mutex:
                 if self.running:
                     return
-                self.running = True
-            self._runtime.spawn(self._name, self._run, self._ending)
+                self.running = me
+            self._runtime.spawn(self._name, partial(self._run, me), self._ending)
         except BaseException:
-            self.running = False
+            if self.running is me:  # else an interrupt struck when it had begun
+                self.running = None
             raise
 
     # -- by the work -----------------------------------------------------------------------------------------------
@@ -93,21 +95,21 @@ class Background:
         """Wait for `wake`, at most so many seconds."""
         await self._event.wait(max(0.0, seconds))
 
-    async def _run(self) -> None:
+    async def _run(self, me: object) -> None:
         try:
             while True:
+                with self._mutex:
+                    if self.running is not None and self.running is not me:
+                        return  # another thread has started it again
+                    self.running = True
                 self.clear()
                 await self._work_on()
                 # First the flag, then the event: `wake` sets the event before `start` looks at the flag.
-                self.running = False
+                self.running = None
                 if not self._event.is_set():
                     return
-                with self._mutex:
-                    if self.running:
-                        return  # another thread has started it again
-                    self.running = True
         except BaseException:
-            self.running = False
+            self.running = None
             raise
 
     async def _work_on(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
@@ -15,13 +17,14 @@ from lockkit.errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
 
     from lockkit.backend import Mode
     from lockkit.engine.engine import Engine
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.settings import LostCallback
 
-__all__ = ["INHERIT", "BaseLease", "Inherit", "WithStack"]
+__all__ = ["INHERIT", "BaseLease", "Inherit", "SharedWithStack", "WithStack"]
 
 
 class BaseLease:
@@ -212,3 +215,31 @@ class WithStack(Generic[B]):
         if not stack:
             del self._stacks[who]
         return lease
+
+
+class SharedWithStack(WithStack[B]):
+    """
+    The same for a lock object under which several threads or tasks may be inside at once: readers, permits, sets.
+
+    A block in a generator may be entered by one thread or task and left by another that is inside too: a web framework
+    runs its dependencies so, and asyncio closes an async generator so that was not read to its end. The key of such a
+    block is the id of the generator's frame, which stays as long as the generator does.
+    """
+
+    __slots__ = ()
+
+    def push(self, who: object, lease: B) -> None:
+        """See `WithStack.push`. Called by the method that enters the block."""
+        super().push(_generator_of(sys._getframe(1).f_back) or who, lease)  # noqa: SLF001 - documented
+
+    def pop(self, current: Callable[[], object]) -> B:
+        """See `WithStack.pop`. Called by the method that leaves the block."""
+        generator = _generator_of(sys._getframe(1).f_back)  # noqa: SLF001 - as above
+        return super().pop(current if generator is None else lambda: generator)
+
+
+def _generator_of(frame: FrameType | None) -> int | None:
+    """Identify the generator that runs in a frame; None if none does."""
+    if frame is None or not frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        return None
+    return id(frame)

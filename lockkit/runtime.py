@@ -601,6 +601,12 @@ class AsyncioRuntime(_OperatingSystem):
 
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`."""
+        if self.loop is None or self.thread_id == threading.get_ident():
+            self._start(name, function, ending)
+        else:  # a thread of the application has looked at a lease, and found it lost
+            self.loop.call_soon_threadsafe(self._start, name, function, ending)
+
+    def _start(self, name: str, function: Work, ending: Work | None) -> None:
         task = self._task(function() if ending is None else _outlive_others(function, ending), name)
         task.add_done_callback(_report)
 

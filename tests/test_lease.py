@@ -1,22 +1,26 @@
-"""Ctrl-C while a block is entered, in a program that goes on with the same lock."""
+"""Which lease belongs to which block: after Ctrl-C while one is entered, and with generators."""
 
 from __future__ import annotations
 
+import _thread
 import gc
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import lockkit
-from lockkit.lease import WithStack
+from lockkit.lease import SharedWithStack, WithStack
 from lockkit.sync.lock import Attempt, Lock, ThreadingLock
 from lockkit.sync.once import Attempt as OnceAttempt
 from lockkit.sync.once import Once
+from lockkit.testing.timing import PATIENCE
 from tests.interrupts import CallStrike
+from tests.tries import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
 pytestmark = [
@@ -26,6 +30,7 @@ pytestmark = [
 
 ENTERING = [
     WithStack.push,
+    SharedWithStack.push,
     Attempt.__enter__,
     Lock.__enter__,
     Once.__enter__,
@@ -40,6 +45,7 @@ BLOCKS: dict[str, Callable[[lockkit.Client], AbstractContextManager[Any]]] = {
     "attempt": lambda client: client.lock("x").attempt(),
     "threading": lambda client: client.lock("x").as_threading_lock(),
     "once": lambda client: client.once("x", keep=60),
+    "semaphore": lambda client: client.semaphore("x", limit=2),
 }
 
 
@@ -71,3 +77,42 @@ def test_interrupted_entry_leaves_nothing_held(kind: str) -> None:
 def test_interrupted_acquire_of_a_threading_lock_leaves_nothing_held() -> None:
     """The same without a block."""
     assert entered_until_struck(BLOCKS["threading"], "acquire") > 1
+
+
+SHARED: dict[str, Callable[[lockkit.Client], AbstractContextManager[Any]]] = {
+    "semaphore": lambda client: client.semaphore("x", limit=2),
+    "attempt": lambda client: client.semaphore("x", limit=2).attempt(),
+    "reader": lambda client: client.rwlock("x").read(),
+    "set": lambda client: lockkit.locks([client.semaphore("x", limit=2)]),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_generator_leaves_its_own_block_in_whichever_thread_it_ends(kind: str) -> None:
+    """A web framework runs dependencies so. The thread that leaves a block may be inside another one itself."""
+    with lockkit.connect(f"memory://generators-{kind}") as client:
+        shared = SHARED[kind](client)
+
+        def hold() -> Generator[Any]:
+            with shared as entered:
+                yield entered
+
+        first, second = hold(), hold()
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            held = [one.submit(next, first).result(PATIENCE), other.submit(next, second).result(PATIENCE)]
+
+            other.submit(first.close).result(PATIENCE)
+            assert [entered.held for entered in held] == [False, True]
+
+            one.submit(second.close).result(PATIENCE)
+            assert [entered.held for entered in held] == [False, False]
+
+
+def test_block_that_a_thread_begins_with_is_entered() -> None:
+    """Nothing in Python has called the method."""
+    with lockkit.connect("memory://first-frame") as client:
+        semaphore = client.semaphore("x", limit=1)
+        _thread.start_new_thread(semaphore.__enter__, ())
+        until(lambda: semaphore._blocks._stacks)
+        semaphore.__exit__(None, None, None)
+        assert not semaphore.locked()

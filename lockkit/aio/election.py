@@ -136,6 +136,7 @@ class _Cancellation:
         self._cancelling = task.cancelling()
 
         async def watch() -> None:
+            await engine.runtime.sleep(0)  # not within the task that is to be cancelled, see `lockkit.aio.lock.Block`
             await tenure.must_stop(None)
             if self._task is not None:
                 self._cancelled = True

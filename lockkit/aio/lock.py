@@ -11,7 +11,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, Inherit, WithStack
+from lockkit.lease import INHERIT, BaseLease, Inherit, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,8 @@ class Lock:
         self._settings = settings
         self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
         self._on_busy = on_busy
-        self._blocks: WithStack[Block[Lease]] = WithStack()
+        exclusive = settings.mode == "exclusive"
+        self._blocks: WithStack[Block[Lease]] = WithStack() if exclusive else SharedWithStack()
 
     @property
     def name(self) -> str:
@@ -164,7 +165,7 @@ class Attempt:
         """Made by `Lock.attempt`."""
         self._lock = lock
         self._timeout = timeout
-        self._blocks: WithStack[Block[Lease] | None] = WithStack()
+        self._blocks: WithStack[Block[Lease] | None] = SharedWithStack()
 
     async def __aenter__(self) -> Lease | None:
         """Try to acquire."""
@@ -218,8 +219,11 @@ class Block(Generic[B]):
         if task is not None:
             lease.on_lost(self._cancel)
 
-    def _cancel(self, lease: BaseLease, reason: str) -> None:
-        del lease, reason
+    async def _cancel(self, lease: BaseLease, reason: str) -> None:
+        del reason
+        # An eager task (`asyncio.eager_task_factory`) begins within the one that is to be cancelled. A task that
+        # cancels itself goes on to its next `await`, which may be one behind the block.
+        await lease._engine.runtime.sleep(0)  # noqa: SLF001 - of the same API
         if self._task is not None:
             self._cancelled = True
             self._task.cancel("the lockkit lease was lost")

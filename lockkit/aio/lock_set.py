@@ -10,7 +10,7 @@ from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.errors import LockTimeout
-from lockkit.lease import INHERIT, Inherit, WithStack
+from lockkit.lease import INHERIT, Inherit, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class LockSet:
         """Made by `Client.locks` and `locks`."""
         self._core = core
         self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
-        self._blocks: WithStack[Block[LeaseSetCore[Lease]]] = WithStack()
+        self._blocks: SharedWithStack[Block[LeaseSetCore[Lease]]] = SharedWithStack()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from lockkit.errors import ConfigurationError
-from lockkit.lease import WithStack
+from lockkit.lease import SharedWithStack
 from lockkit.primitives import once as core
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Once:
     def __init__(self, once: core.Once) -> None:
         """Made by `Client.once`."""
         self._once = once
-        self._blocks: WithStack[core.Attempt] = WithStack()
+        self._blocks: SharedWithStack[core.Attempt] = SharedWithStack()
 
     async def __aenter__(self) -> Attempt:
         """Find out whether the key is done; if it is not, hold it. See `lockkit.sync.once.Once.__enter__`."""

@@ -54,12 +54,19 @@ class NameTemplate:
             backend: URL of the backend without its password, for errors.
 
         Raises:
-            ConfigurationError: The function is a generator or has no known parameters, or a field names none of them.
+            ConfigurationError: It is what another decorator has made of a function (a ``staticmethod``), it is a
+                generator or has no known parameters, or a field names none of them.
         """
         self._template = template
         self._backend = backend
         # Not the repr, which for a partial shows its arguments.
         self.label = getattr(function, "__qualname__", type(function).__qualname__)
+        if isinstance(function, staticmethod) or not callable(function):
+            message = (
+                f"lock {template!r} cannot decorate {self.label!r}, which is a {type(function).__name__} and not a "
+                "function: put the lock's decorator below the others, directly above the function"
+            )
+            raise self._error(message)
         layers = [*_wrapped(function)]
         if any(inspect.isgeneratorfunction(layer) or inspect.isasyncgenfunction(layer) for layer in layers):
             message = (

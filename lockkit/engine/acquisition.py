@@ -196,8 +196,10 @@ class Acquisition(Generic[L]):
             LockError: The client was closed.
         """
         queues, name, ticket = self._context.queues, self._settings.name, Ticket()
-        if self._settings.mode == "shared":
-            # Readers of one client do not wait for one another; no name contains NUL.
+        mode = self._settings.mode
+        if mode != "exclusive" and (mode == "shared" or not self._request.queue):
+            # A queue of its own. Readers of one client do not wait for one another, and a single try for a permit asks
+            # the backend: another call of this client may be about to get one, and there may be more.
             name = f"{name}\0{self._request.owner}"
         try:
             started = self._began

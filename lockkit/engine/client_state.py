@@ -34,7 +34,7 @@ class ClientState:
         backend: The backend in use; None in a forked child until its first use, and once the client is closed.
         url: Where the backend is, without its password.
         closed: ``close()`` has been called.
-        wake_on_close: Set when ``close()`` is called, for loops that sleep between calls.
+        sleeping: Events of those who are in `sleep`.
         close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
         renewal_share: Share of its ttl after which a lease is renewed.
     """
@@ -48,8 +48,8 @@ class ClientState:
         "mutex",
         "renewal_share",
         "runtime",
+        "sleeping",
         "url",
-        "wake_on_close",
     )
 
     def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
@@ -67,7 +67,7 @@ class ClientState:
         self.url = backend.url
         self.closed = False
         self.close_by = inf
-        self.wake_on_close: set[Event] = set()
+        self.sleeping: set[Event] = set()
         self._open_backend = open_backend
         self._capabilities = backend.capabilities
         self.draw_renewal_share()
@@ -76,7 +76,7 @@ class ClientState:
         """Let go of the parent's backend, and of its mutex: another thread of the parent may have held it."""
         self.mutex = self.runtime.mutex()
         self.backend = None
-        self.wake_on_close = set()
+        self.sleeping = set()
         self.draw_renewal_share()
 
     def draw_renewal_share(self) -> None:
@@ -112,12 +112,42 @@ class ClientState:
             with self.mutex:
                 # Another thread of the child may have been faster. A second backend would be collected with its leases.
                 backend = self.backend = opened if self.backend is None else self.backend
+        try:  # as `check_loop`, without its call: every acquisition comes here
+            self.runtime.bind()
+        except RuntimeError as error:
+            raise self._elsewhere(error) from error
+        return backend
+
+    def check_loop(self) -> None:
+        """
+        Check that the caller runs where the client belongs.
+
+        Raises:
+            LockError: In another event loop.
+        """
         try:
             self.runtime.bind()
         except RuntimeError as error:
-            message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
-            raise LockError(message, backend=self.url) from error
-        return backend
+            raise self._elsewhere(error) from error
+
+    def _elsewhere(self, error: RuntimeError) -> LockError:
+        message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
+        return LockError(message, backend=self.url)
+
+    async def sleep(self, seconds: Seconds) -> None:
+        """Sleep until it is worth looking again: so long at most, and not once the client is closed."""
+        event = self.runtime.event()
+        self.sleeping.add(event)
+        try:
+            if not self.closed:  # after the add: close() wakes who is in `sleeping`
+                await event.wait(seconds)
+        finally:
+            self.sleeping.discard(event)
+
+    def wake(self) -> None:
+        """End each `sleep` early. From any thread."""
+        for event in tuple(self.sleeping):
+            event.set()
 
     def answer_by(self, seconds: Seconds, at_latest: Instant = inf) -> Instant:
         """Return when a call that may take `seconds` must be back: not later than the end of ``close()``."""

@@ -25,8 +25,10 @@ where each is kept:
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
+import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -134,18 +136,20 @@ class Engine(Generic[L]):
         )
         self.default_timeout: Seconds | None = options.get("timeout")
         self.default_ttl = validation.ttl(options.get("ttl") or DEFAULT_TTL, self.client.capabilities.min_ttl)
-        self._describe_client()
+        self._enter_process()
         _engines.add(self)
 
     def _open_again(self) -> LockBackend:
         """Open a backend in the child of a fork."""
         backend, _ = self._open_backend(self)
-        self._describe_client()
+        self._enter_process()
         return backend
 
-    def _describe_client(self) -> None:
+    def _enter_process(self) -> None:
+        """Note whose locks these are, and that they are released at the end of this process."""
         self._about = {"host": os.uname().nodename, "pid": os.getpid(), "started": round(wall_clock(), 3)}
         self._metadata = validation.metadata(None, self._about)
+        _release_at_end_of_child()
 
     def __reduce__(self) -> NoReturn:
         """
@@ -214,6 +218,7 @@ class Engine(Generic[L]):
                 self._metadata if metadata is None else validation.metadata(metadata, self._about),
                 None if on_lost is None else validation.on_lost(on_lost, awaits=self.runtime.kind != "blocking"),
                 validation.flag(raise_on_lost, "raise_on_lost"),
+                self._about,
                 nests=nests,
                 label=None if label is None else validation.label(label),
             )
@@ -241,7 +246,14 @@ class Engine(Generic[L]):
         except ConfigurationError as error:  # as above: each decorated call comes here
             error.backend = self.url
             raise
+        if settings.about is not self._about:  # here too: each call would correct a copy
+            self._name_this_process(settings)
         return replace(settings, name=apart(space, checked) if space else checked, label=settings.label or template)
+
+    def _name_this_process(self, settings: LockSettings) -> None:
+        """Correct the metadata of a lock that was described before this process was forked."""
+        settings.metadata = json.dumps({**json.loads(settings.metadata), **self._about}, separators=(",", ":"))
+        settings.about = self._about
 
     def check_readers(self, name: str) -> None:
         """
@@ -273,6 +285,8 @@ class Engine(Generic[L]):
             LockError: The client is closed.
         """
         backend = self.client.ready()
+        if settings.about is not self._about:
+            self._name_this_process(settings)
         if self.leases.reentrant and (lease := self.leases.reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
         if observers.active is not None and settings.on_wait is None:
@@ -300,9 +314,8 @@ class Engine(Generic[L]):
                     return cast("L", lease)  # made by make_lease
         search = SlotSearch(self.runtime, settings, self.url, self.acquisitions.unavailable_after)
         owned = await search.run(self.acquire, timeout)
-        record = self.leases.records.get(cast("Any", owned).owner)
-        if record is not None:  # else it is lost already
-            record.mode, record.grant.slot = "permit", search.slot
+        record: LeaseRecord = cast("Any", owned)._record  # noqa: SLF001 - made by make_lease
+        record.mode, record.grant.slot = "permit", search.slot
         return owned
 
     async def _acquire_observed(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool) -> L:
@@ -575,14 +588,12 @@ class Engine(Generic[L]):
         if self._ended:
             return
         client, backend = self.client, self._backend
-        if backend is not None:
-            client.ready()
+        client.check_loop()
         client.closed = True
         until = client.close_by = self.runtime.now() + CLOSE_SECONDS
         for request in tuple(self.acquisitions.waiting):
             request.wake.set()
-        for event in tuple(client.wake_on_close):
-            event.set()
+        client.wake()
         await self.releases.end_all(until - CLOSE_SHARE)
         # Let the waiters leave the backend's queue before its connections are closed.
         await self.acquisitions.queues.close(until - self.runtime.now())
@@ -643,6 +654,26 @@ _engines: weakref.WeakSet[Engine[Any]] = weakref.WeakSet()
 def _after_fork() -> None:
     for engine in list(_engines):
         engine.forked()
+
+
+def _release_at_end_of_child() -> None:
+    """
+    Have `_at_exit` called also if this is a child of `multiprocessing`.
+
+    Such a child ends with ``os._exit``, unless it was spawned: functions of `atexit` are not called, those of
+    ``multiprocessing.util.Finalize`` are. A fork removes what the parent has registered there.
+    """
+    global _end_registered_in  # noqa: PLW0603 - once for each process
+    processes, pid = sys.modules.get("multiprocessing.process"), os.getpid()
+    if processes is None or processes.parent_process() is None or _end_registered_in == pid:
+        return
+    from multiprocessing.util import Finalize  # noqa: PLC0415 - `import lockkit` stays light
+
+    _end_registered_in = pid
+    Finalize(None, _at_exit, exitpriority=0)
+
+
+_end_registered_in = 0
 
 
 def _at_exit() -> None:

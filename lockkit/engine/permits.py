@@ -72,7 +72,7 @@ class PermitAcquisition(Acquisition[L]):
             raise self._caps.paused(self._settings.name)
         self._check_open()
         left = LOOK_SECONDS if self._deadline is None else self._deadline - self._runtime.now()
-        await self._runtime.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
+        await self._client.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
         self._check_open()
 
     def _busy_message(self, holder: str, advice: str = "Wait longer with timeout=, or raise the limit.") -> str:

@@ -55,6 +55,10 @@ OUTDATED_MIN = 1000
 """From how many entries on an agenda is made anew once most of them are of leases that have ended. More keeps more of
 them in memory; fewer makes small ones again and again."""
 
+SLEEP_SECONDS_MAX = 5.0
+"""Longest single wait of the watch, seconds. A wait does not count the time in which the machine was suspended; longer
+notices later what became due meanwhile, and shorter wakes up more often for nothing."""
+
 RETRY_START = 0.1
 """When to try again to start the renewer that could not be started (no more threads), seconds."""
 
@@ -206,7 +210,7 @@ class Renewer:
                 self._leases.lose(record, "expired")
             if self._due and not self._start_renewer():
                 at = min(at, now + RETRY_START)
-            await self._watching.wait(at - self._runtime.now())
+            await self._watching.wait(min(at - self._runtime.now(), SLEEP_SECONDS_MAX))
 
     def _is_over(self) -> bool:
         """Tell whether there will be nothing to renew any more: the client is closed."""

@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.backend import apart, split_space
+from lockkit.background import SingleRun
 from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.notes import Notes
     from lockkit.engine.settings import LockSettings
-    from lockkit.runtime import Event
     from lockkit.units import Instant, Seconds
 
 __all__ = ["CAPS_NAME", "LOOK_SECONDS", "SemaphoreCaps", "with_limit"]
@@ -67,13 +67,13 @@ class SemaphoreCaps:
         self._caps: Mapping[str, int] = {}
         self._known_at = -inf
         self._refused_level = logging.WARNING  # once
-        self._looking: Event | None = None
         self._compared: set[str] = set()
         self._compared_at = -inf
+        self.forked()
 
     def forked(self) -> None:
         """Wait for no answer to the parent."""
-        self._looking = None
+        self._asking = SingleRun(self._client.runtime, "lockkit-caps", self._ask)
 
     def require(self, name: str) -> None:
         """
@@ -121,6 +121,7 @@ class SemaphoreCaps:
             caps[name] = cap
         await self._notes.write(record, json.dumps(caps), KEEP_SECONDS)
         self._learn(caps, self._client.runtime.now())
+        self._client.wake()  # the calls that wait because it was 0
 
     async def cap(self, name: str, seconds: Seconds) -> int | None:
         """
@@ -133,28 +134,11 @@ class SemaphoreCaps:
         space, plain = split_space(name)
         assert space == "sem", "a lock of the same name has no cap"
         if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:
-            await self._refresh(seconds)
+            # In the background, where calls at the same time share the question.
+            await self._asking.start().wait(max(0.0, seconds))
         return self._caps.get(plain)
 
-    async def _refresh(self, seconds: Seconds) -> None:
-        """Ask in the background, and wait for the answer as long as that; calls at the same time share the question."""
-        runtime, done = self._client.runtime, self._looking
-        if done is None:
-            done = runtime.event()
-            try:
-                runtime.spawn("lockkit-caps", partial(self._look, done))
-            except RuntimeError as error:
-                log.debug("asking for the caps of semaphores: %s", error)
-                return
-            self._looking = done
-        try:
-            await done.wait(max(0.0, seconds))
-        finally:
-            if self._looking is done:
-                self._looking = None
-
-    async def _look(self, done: Event) -> None:
-        assert not done.is_set(), "each question has an event of its own"
+    async def _ask(self) -> None:
         asked_at = self._client.runtime.now()
         try:
             self._learn(await self.read(), asked_at)
@@ -164,8 +148,6 @@ class SemaphoreCaps:
             log.log(level, "caps of semaphores (lockkit limit) do not apply to this client: %s", error)
         except (LockError, ValueError) as error:
             log.debug("asking for the caps of semaphores: %s", error)
-        finally:
-            done.set()
 
     def _learn(self, caps: Mapping[str, int], asked_at: Instant) -> None:
         """Note the caps; not those of a question from before this client's own change."""

@@ -10,6 +10,7 @@ from lockkit.errors import ConfigurationError
 from lockkit.validation import nearest, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
     from lockkit.backend import Mode
@@ -57,6 +58,7 @@ class LockSettings:
     """
     The validated arguments of `Client.lock`. Not changed afterwards (``frozen`` would cost a µs per lock).
 
+    Except for `metadata` and `about` after a fork: the process is another one.
     Of a read/write lock (`nests`) the thread or task that holds it gets its lease again for reading.
     """
 
@@ -69,6 +71,8 @@ class LockSettings:
     metadata: str
     on_lost: LostCallback | None
     raise_on_lost: bool
+    about: Mapping[str, object]
+    """What `metadata` says of this process."""
     mode: Mode = "exclusive"
     nests: bool = False
     limit: int = 1

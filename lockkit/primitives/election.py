@@ -540,24 +540,19 @@ class Observer:
             ConfigurationError: The server refuses the credentials.
         """
         client = self._engine.client
-        wake = self._engine.runtime.event()
-        client.wake_on_close.add(wake)
-        try:
-            while not client.closed:
-                try:
-                    leader = await self._candidate.leader()
-                except BackendUnavailable as error:
-                    self._note_outage(error)
-                except LockError:
-                    if not self._is_closed():
-                        raise
-                else:
-                    self._failing = False
-                    if self._is_news(leader):
-                        return leader
-                await wake.wait(self._pause_max * self._engine.runtime.random.uniform(0.5, 1.0))
-        finally:
-            client.wake_on_close.discard(wake)
+        while not client.closed:
+            try:
+                leader = await self._candidate.leader()
+            except BackendUnavailable as error:
+                self._note_outage(error)
+            except LockError:
+                if not self._is_closed():
+                    raise
+            else:
+                self._failing = False
+                if self._is_news(leader):
+                    return leader
+            await client.sleep(self._pause_max * client.runtime.random.uniform(0.5, 1.0))
         raise ObservingEnded
 
     def _is_closed(self) -> bool:

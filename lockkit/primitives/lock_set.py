@@ -16,7 +16,6 @@ queue of one lock and keeps what it has, so it is served in the end.
 from __future__ import annotations
 
 import logging
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit import validation
@@ -27,7 +26,7 @@ from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
     from datetime import timedelta
 
     from lockkit.engine.engine import Engine
@@ -376,9 +375,11 @@ class LeaseSetCore(Generic[L]):
             self.on_lost(on_lost)
 
     def enter(self) -> None:
-        """Note that a ``with`` block runs under the leases."""
-        for record in self.records:
+        """Note that a ``with`` block runs under the leases, perhaps of another thread or task than acquired them."""
+        for member, record in zip(self.locks.members, self.records, strict=True):
             record.body = True
+            if record.reentry_key is not None:
+                member.engine.leases.handed_over(record)
 
     async def confirm(self) -> bool:
         """Ask each backend whether the lease still holds the lock."""
@@ -540,14 +541,14 @@ class BaseLeaseSet(Generic[L]):
         return self._core.locks.names
 
     @property
-    def tokens(self) -> Mapping[str, int]:
+    def tokens(self) -> dict[str, int]:
         """
-        Fencing token of each lock by its name. There is none for the set.
+        Fencing token of each lock by its name, as a dict of its own. There is none for the set.
 
         Raises:
             ConfigurationError: Several have the same name: use ``leases[lock].token``.
         """
-        return MappingProxyType({name: _record(self[name]).grant.token for name in self.names})
+        return {name: _record(self[name]).grant.token for name in self.names}
 
     def __getitem__(self, lock: object) -> L:
         """

@@ -12,7 +12,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, Inherit, WithStack
+from lockkit.lease import INHERIT, Inherit, SharedWithStack, WithStack
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class Lock:
         self._engine = engine
         self._settings = settings
         self._on_busy = on_busy
-        self._blocks: WithStack[Lease] = WithStack()
+        exclusive = settings.mode == "exclusive"
+        self._blocks: WithStack[Lease] = WithStack() if exclusive else SharedWithStack()
 
     @property
     def name(self) -> str:
@@ -233,7 +234,7 @@ class Attempt:
         """Made by `Lock.attempt`."""
         self._lock = lock
         self._timeout = timeout
-        self._blocks: WithStack[Lease | None] = WithStack()
+        self._blocks: WithStack[Lease | None] = SharedWithStack()
 
     def __enter__(self) -> Lease | None:
         """Try to acquire."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.errors import LockError, LockTimeout
-from lockkit.lease import INHERIT, Inherit, WithStack
+from lockkit.lease import INHERIT, Inherit, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -136,7 +136,7 @@ class LockSet:
     def __init__(self, core: LockSetCore[Lease]) -> None:
         """Made by `Client.locks` and `locks`."""
         self._core = core
-        self._blocks: WithStack[LeaseSetCore[Lease]] = WithStack()
+        self._blocks: SharedWithStack[LeaseSetCore[Lease]] = SharedWithStack()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from lockkit.lease import WithStack
+from lockkit.lease import SharedWithStack
 from lockkit.primitives import once as core
 from lockkit.runtime import drive
 
@@ -74,7 +74,7 @@ class Once:
     def __init__(self, once: core.Once) -> None:
         """Made by `Client.once`."""
         self._once = once
-        self._blocks: WithStack[core.Attempt] = WithStack()
+        self._blocks: SharedWithStack[core.Attempt] = SharedWithStack()
 
     def __enter__(self) -> Attempt:
         """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,9 +12,10 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.testing.timing import PATIENCE
+from tests.tries import until_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.asyncio
 
@@ -62,6 +65,46 @@ async def test_attempt_raises_the_loss_as_a_with_block_does() -> None:
 
         with pytest.raises(lockkit.LockLost):
             await asyncio.wait_for(lose_and_go_on(), PATIENCE / 2)
+
+
+async def test_async_generator_leaves_its_own_block_in_whichever_task_it_ends() -> None:
+    """The event loop closes one that was not read to its end in a task of its own, while others are inside."""
+    async with lockkit.aio.connect(URL) as client:
+        semaphore = client.semaphore("a", limit=2)
+
+        async def hold() -> AsyncIterator[lockkit.aio.Lease]:
+            async with semaphore as permit:
+                yield permit
+
+        async def enter(generator: AsyncIterator[lockkit.aio.Lease]) -> lockkit.aio.Lease:
+            return await anext(generator)
+
+        first, second = hold(), hold()
+        permits = [await asyncio.create_task(enter(generator)) for generator in (first, second)]
+
+        del first
+        gc.collect()
+        await until_async(lambda: not permits[0].held)
+        assert permits[1].held
+
+        del second
+        gc.collect()
+        await until_async(lambda: not permits[1].held)
+        assert await semaphore.available() == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio.eager_task_factory is new in Python 3.12")
+async def test_loss_that_the_body_notices_first_cancels_nothing_behind_the_block() -> None:
+    """An eager task that calls back begins within the body: the body was cancelled at an await behind the block."""
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    async with lockkit.aio.connect(URL) as client:
+        with pytest.raises(lockkit.LockLost):  # noqa: PT012 - the block is what is tested
+            async with client.lock("a", ttl=0.05, renew=False, cancel_on_lost=True) as lease:
+                while lease.held:  # the watch, a task, cannot run meanwhile
+                    pass
+                lease.check()
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 async def test_task_acquires_anew_after_a_loss_that_cancelled_its_block() -> None:

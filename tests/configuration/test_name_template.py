@@ -74,6 +74,15 @@ def test_generators_are_refused() -> None:
             NameTemplate("x", function)
 
 
+def test_what_is_not_a_function_is_refused() -> None:
+    """What another decorator has made of a method: it would no longer be one, or cannot be called at all."""
+    decorators: list[Callable[[Any], Any]] = [staticmethod, classmethod, property]
+    for decorated in [decorator(sell) for decorator in decorators]:
+        kind = type(decorated).__name__
+        with pytest.raises(ConfigurationError, match=f"a {kind} and not a function: put .*below the others"):
+            NameTemplate("x", decorated)
+
+
 def test_function_without_known_parameters_is_refused() -> None:
     """As many that are written in C; and one that wraps itself, whose layers are looked at once."""
 

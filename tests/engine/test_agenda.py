@@ -83,7 +83,7 @@ class Watched:
         """Add a lease, as `Engine.admit` does."""
         self.count += 1
         owner = f"{self.count:032x}"
-        settings = LockSettings("x", ttl, None, renew, False, max_hold, "{}", None, True)  # noqa: FBT003 - as Engine.settings
+        settings = LockSettings("x", ttl, None, renew, False, max_hold, "{}", None, True, {})  # noqa: FBT003 - as Engine.settings
         record = LeaseRecord(self.client, Grant("x", owner, self.count, ttl), settings, self.runtime.time, self.leases)
         self.leases.add(record, settings)
         self.renewer.reschedule(record)

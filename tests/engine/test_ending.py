@@ -17,7 +17,7 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import renewal
-from lockkit.engine.engine import EXIT_SECONDS
+from lockkit.engine.engine import EXIT_SECONDS, Engine
 from lockkit.engine.leases import Leases
 from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
@@ -30,6 +30,7 @@ from tests.tries import until, until_async, until_renewed, until_renewed_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 LONG = 60.0
 
@@ -224,6 +225,24 @@ def test_interrupted_close_can_be_finished(finish: Callable[[lockkit.Client], No
             break
         number += 1
     assert number > 1
+
+
+def test_close_by_two_threads_at_once_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes to its end when the second has just begun."""
+    client = lockkit.connect("memory://closed-twice")
+
+    def close_meanwhile(engine: Engine[Any]) -> object:
+        monkeypatch.undo()
+        backend = engine.client.backend
+        client.close()
+        return backend
+
+    monkeypatch.setattr(Engine, "_backend", property(close_meanwhile))
+
+    client.close()
+
+    with pytest.raises(LockError, match="closed"):
+        client.ping()
 
 
 def test_close_that_was_cancelled_can_be_finished() -> None:
@@ -475,6 +494,41 @@ def test_exit_releases_what_is_held_at_a_server() -> None:
         with lockkit.connect(server.url) as other:
             held = [f"{number}:{name}" for number in range(3) for name in range(5) if other.holders(f"{number}:{name}")]
     assert held == []
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_end_of_a_child_of_multiprocessing_releases(method: str, tmp_path: Path) -> None:
+    """Unless it was spawned, it ends with ``os._exit``, without what `atexit` would call."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = tmp_path / "workers.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, sys
+            import lockkit
+            from lockkit.engine import engine
+            engine.EXIT_SECONDS = 30  # the machine may stand still
+
+            method, url = sys.argv[1:]
+            client, leases = lockkit.connect(url), []
+
+            def work():
+                leases.append(client.lock("of the parent's client", ttl=600).acquire())
+                leases.append(lockkit.connect(url).lock("of its own", ttl=600).acquire())
+
+            if __name__ == "__main__":
+                child = multiprocessing.get_context(method).Process(target=work)
+                child.start()
+                child.join()
+                print(child.exitcode)
+            """
+        )
+    )
+    command = [sys.executable, str(script), method, url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.stdout, run.stderr) == ("0\n", "")
+    with lockkit.connect(url) as client:
+        assert [*client.names()] == []
 
 
 def test_exit_of_many_clients_takes_one_bound_for_all() -> None:

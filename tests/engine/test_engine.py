@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -23,12 +24,13 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, LockBackend, Renewed, Unknown
+from lockkit.engine import renewal
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.runtime import AsyncioRuntime, monotonic
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
-from tests.tries import begin_to_wait, until, until_renewed
+from tests.tries import begin_to_wait, until, until_async, until_renewed
 
 DOWN = BackendUnavailable("connection refused")
 
@@ -115,6 +117,40 @@ def test_paused_holder_sees_the_clock_first() -> None:
         lease.extend()
     with pytest.raises(LockLost):
         lease.release()
+
+
+def test_loss_is_noticed_soon_after_the_machine_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch slept until a renewal that is due in 20 minutes, and its wait did not count the suspended time."""
+    monkeypatch.setattr(renewal, "SLEEP_SECONDS_MAX", 0.05)
+    clock = MovableClock()
+    client, _ = scripted(clock)
+    told: list[str] = []
+    lease = client.lock("x", ttl=3600, on_lost=lambda _, reason: told.append(reason)).acquire()
+    until(lambda: lease._record.look_at is not None)
+
+    clock.added += 7200  # and nothing wakes the watch
+
+    until(lambda: told == ["expired"])
+    client.close()
+
+
+def test_loss_that_another_thread_notices_is_told_in_the_event_loop() -> None:
+    """The loop is busy beyond the deadline. In debug mode asyncio refuses what other threads start in a loop."""
+    told: list[tuple[str, threading.Thread]] = []
+
+    async def main() -> None:
+        client, _ = scripted(AsyncioRuntime())
+        lease = await client.lock("x", ttl=0.1, renew=False).acquire()
+        lease.on_lost(lambda _, reason: told.append((reason, threading.current_thread())))
+        thread = threading.Thread(target=until, args=(lambda: lease.lost,))
+        thread.start()
+        thread.join()  # so long the watch, a task of this loop, cannot run
+        await until_async(lambda: bool(told))
+        await client.close()
+
+    asyncio.run(main(), debug=True)
+
+    assert told == [("expired", threading.main_thread())]
 
 
 # -- rule 3: answers that never came ---------------------------------------------------------------------------------
@@ -828,6 +864,36 @@ def test_forked_child_owns_nothing() -> None:
         _, status = os.waitpid(pid, 0)
         assert status == 0
         assert lease.held
+
+
+def test_forked_child_is_named_as_the_holder() -> None:
+    """Also by a lock that was described before the fork, as decorators do where workers are forked from a program."""
+    client, _ = scripted()
+
+    @client.lock("decorated", metadata="job")  # type: ignore[untyped-decorator]
+    def held_by_decorator() -> object:
+        return client.holders("decorated")[0].metadata
+
+    plain, semaphore = client.lock("plain"), client.semaphore("semaphore", limit=2)
+    election, several = client.election("election", value="here"), client.locks(["several"])
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with plain as first, semaphore as second, election.campaign() as third, several as fourth:
+                seen = [lease.metadata for lease in (first, second, third, fourth["several"])]
+                os.write(writer, json.dumps([*map(dict, seen), held_by_decorator()]).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        told = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+
+    assert [about["pid"] for about in told] == [pid] * 5
+    assert told[4]["text"] == "job"
+    assert told[2]["value"] == "here"
+    assert told[1]["semaphore_limit"] == 2
 
 
 @pytest.mark.parametrize("face", ["sync", "aio"])

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
+from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import permits, semaphore_caps
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
+
+if TYPE_CHECKING:
+    from lockkit.backend import Busy, Grant, Request
 
 URL = "memory://permits"
 
@@ -41,6 +47,50 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
         for lease in got:
             lease.release()
         semaphore.set_cap(None)
+
+
+@pytest.mark.parametrize("ending", ["closed", "raised"])
+def test_wait_at_a_cap_of_0_ends_at_once(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """With the client, or when the same client raises the cap: it does not sleep until its next look."""
+    for module in (permits, semaphore_caps):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
+    client = lockkit.connect(f"memory://paused-{ending}")
+    semaphore = client.semaphore("x", limit=2)
+    semaphore.set_cap(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(semaphore.acquire)
+        until(lambda: bool(client._engine.client.sleeping))
+
+        if ending == "raised":
+            semaphore.set_cap(1)
+            waiting.result(PATIENCE).release()
+        client.close()
+
+        if ending == "closed":
+            with pytest.raises(lockkit.LockError, match="is closed"):
+                waiting.result(PATIENCE)
+
+
+def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of one client ask at the same moment: the backend has a permit for each of them."""
+    asking = threading.Barrier(3)
+    try_acquire = MemoryBackend.try_acquire
+
+    async def ask_together(backend: MemoryBackend, request: Request) -> Grant | Busy:
+        asking.wait(PATIENCE)
+        return await try_acquire(backend, request)
+
+    monkeypatch.setattr(MemoryBackend, "try_acquire", ask_together)
+    with lockkit.connect("memory://tries") as client, ThreadPoolExecutor(3) as pool:
+        semaphore = client.semaphore("x", limit=3)
+        tries = [pool.submit(semaphore.try_acquire) for _ in range(3)]
+
+        got = [each.result(2 * PATIENCE) for each in tries]
+
+        assert {permit.slot for permit in got if permit is not None} == {0, 1, 2}
+        for permit in got:
+            if permit is not None:
+                permit.release()
 
 
 def test_client_knows_its_own_cap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def nothing_in_flight(lease: lockkit.Lease) -> bool:
 
 def test_older_renewal_without_answer_does_not_shorten_what_a_newer_one_needs() -> None:
     """A call that is interrupted before its turn has looked at the clock before the renewal that it waited for."""
-    settings = LockSettings("x", 30.0, None, True, False, None, "{}", None, True)  # noqa: FBT003 - as Engine.settings
+    settings = LockSettings("x", 30.0, None, True, False, None, "{}", None, True, {})  # noqa: FBT003 - as Engine.settings
     plan = RenewalPlan(settings, 0.0)
     plan.note_unanswered(10.0, 200.0)
     plan.note_unanswered(20.0, 100.0)

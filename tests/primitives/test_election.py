@@ -741,7 +741,7 @@ def test_closing_the_client_ends_an_observer_that_waits() -> None:
     seen: list[Any] = []
     thread = threading.Thread(target=lambda: seen.extend(leaders))
     thread.start()
-    until(lambda: bool(client._engine.client.wake_on_close))
+    until(lambda: bool(client._engine.client.sleeping))
     client.close()
     thread.join(PATIENCE)
 

@@ -6,8 +6,10 @@ import asyncio
 import functools
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -183,7 +185,9 @@ def test_leases_are_found_by_name_and_by_lock() -> None:
     with client.locks(["b", "a"], timeout=PATIENCE) as leases:
         assert leases["a"].name == "a"
         assert leases[client.lock("b")] is leases["b"]
-        assert dict(leases.tokens) == {"a": leases["a"].token, "b": leases["b"].token}
+        assert leases.tokens == {"a": leases["a"].token, "b": leases["b"].token}
+        # As the error of a set that is to be pickled advises.
+        assert pickle.loads(pickle.dumps(leases.tokens)) == leases.tokens  # noqa: S301
         assert "a" in leases
         assert "c" not in leases
         assert leases["b"] in leases
@@ -345,6 +349,21 @@ def test_reentrant_locks_are_counted() -> None:
             assert first.held
         assert held(client, "a", "b") == ["b"]
         assert outer.held
+    assert held(client, "a", "b") == []
+
+
+def test_set_that_another_thread_enters_does_not_count_for_this_one() -> None:
+    """As a single lease that was handed over: this thread then reads under a lease of its own."""
+    client, _ = scripted()
+    rwlock = client.rwlock("a", timeout=PATIENCE)
+    leases = lockkit.locks([rwlock.read(), client.lock("b")], timeout=PATIENCE).acquire()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(leases.__enter__).result(PATIENCE)
+
+        with rwlock.read() as own:
+            assert own is not leases["a"]
+
+        pool.submit(leases.__exit__, None, None, None).result(PATIENCE)
     assert held(client, "a", "b") == []
 
 

@@ -158,6 +158,17 @@ def test_result_that_is_no_json_is_done_without_a_result(client: lockkit.Client,
     assert len(runs) == 1
 
 
+def test_repeat_gets_what_json_keeps_of_the_result(client: lockkit.Client) -> None:
+    """As the guide says."""
+
+    @client.once("tuple", keep=60)
+    def work() -> object:
+        return {1: ("a", "b")}
+
+    assert work() == {1: ("a", "b")}
+    assert work() == {"1": ["a", "b"]}
+
+
 def test_unfinished_result_is_not_done(client: lockkit.Client) -> None:
     """A generator has not run yet."""
     decorated = client.once("key", keep=KEEP)(lambda: (number for number in range(3)))

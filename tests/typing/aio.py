@@ -68,6 +68,33 @@ async def elect(client: lockkit.aio.Client, stop: asyncio.Event) -> str | None:
         return str(term.token)
 
 
+async def share(client: lockkit.aio.Client) -> None:
+    """Readers, permits and several locks."""
+    async with client.rwlock("a").read() as reader:
+        assert_type(reader, lockkit.aio.Lease)
+    semaphore = client.semaphore("a", limit=5)
+    async with semaphore as permit:
+        assert_type(permit.slot, int | None)
+    assert_type(await semaphore.available(), int)
+    async with client.locks(["a", "b"]) as leases:
+        assert_type(leases, lockkit.aio.LeaseSet)
+        assert_type(leases["a"], lockkit.aio.Lease)
+
+
+async def work_once(client: lockkit.aio.Client) -> None:
+    """The decorator keeps the signature of a coroutine function."""
+
+    @client.once("charge:{order}", keep=60)
+    async def charge(order: int) -> str:
+        return str(order)
+
+    assert_type(await charge(1), str)
+    await charge("1")  # type: ignore[arg-type]
+    async with client.once("charge:1", keep=60) as attempt:
+        assert_type(attempt.first, bool)
+        await attempt.done({"id": 1})
+
+
 async def decorate(client: lockkit.aio.Client) -> None:
     """The decorator keeps the signature of a coroutine function."""
 

@@ -59,6 +59,38 @@ def several(client: lockkit.Client, other: lockkit.Client) -> None:
     assert_type(across.try_acquire(), lockkit.LeaseSet | None)
 
 
+def share(client: lockkit.Client) -> None:
+    """Readers and permits have leases as any lock."""
+    rwlock = client.rwlock("a", ttl=30)
+    assert_type(rwlock, lockkit.RWLock)
+    with rwlock.read() as reader, rwlock.write() as writer:
+        assert_type(reader, lockkit.Lease)
+        writer.downgrade()
+    semaphore = client.semaphore("a", limit=5, timeout=5)
+    with semaphore as permit:
+        assert_type(permit.slot, int | None)
+    assert_type(semaphore.try_acquire(), lockkit.Lease | None)
+    assert_type(semaphore.available(), int)
+    assert_type(semaphore.cap(), int | None)
+    client.semaphore("a")  # type: ignore[call-arg]
+
+
+def work_once(client: lockkit.Client) -> None:
+    """The decorator keeps the signature; a result may be any JSON."""
+
+    @client.once("charge:{order}", keep=timedelta(days=1), match="{amount}", store_errors=KeyError)
+    def charge(order: int, amount: int) -> dict[str, int]:
+        return {"order": order, "amount": amount}
+
+    assert_type(charge(1, amount=2), dict[str, int])
+    charge("1", 2)  # type: ignore[arg-type]
+    client.once("charge:1")  # type: ignore[call-arg]
+    with client.once("charge:1", keep=60) as attempt:
+        assert_type(attempt.first, bool)
+        assert_type(attempt.key, str)
+        attempt.done({"id": 1})
+
+
 def decorate(client: lockkit.Client) -> None:
     """The decorator keeps the signature."""
 

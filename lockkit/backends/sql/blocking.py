@@ -118,10 +118,18 @@ class DbapiConnection(Connection):
         return is_mysql_session_end(error)
 
     def terminate(self) -> None:
-        """See `Connection.terminate`."""
-        dbapi, self.dbapi, self._cursor = self.dbapi, None, None
+        """
+        See `Connection.terminate`.
+
+        First the cursor: the traceback of an interrupt may refer to it, and while it is open SQLite keeps the lock of a
+        statement whose rows were not read, although the connection was closed (sqlite3_close_v2).
+        """
+        dbapi, self.dbapi = self.dbapi, None
+        cursor, self._cursor = self._cursor, None
         if dbapi is not None:
             self._fd = -1
+            if cursor is not None:
+                end_quietly(cursor.close)
             end_quietly(dbapi.close)
 
 

@@ -1,4 +1,4 @@
-"""Drivers that block their thread, without a database."""
+"""Drivers that block their thread, without a server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from lockkit.backends.sql.blocking import in_time
+import lockkit
+from lockkit.backends.sql.blocking import DbapiConnection, in_time
+from tests.interrupts import CallStrike
 
 PATIENCE = 60.0
 
@@ -53,3 +56,22 @@ def test_error_leaves_nothing_to_the_garbage_collector(*, late: bool) -> None:
         assert held[0]() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_statement_of_sqlite_that_is_interrupted_locks_the_file_no_longer(tmp_path: Path) -> None:
+    """Ctrl-C between the statement and its rows: what frees the lock again waited in vain for the one before."""
+    url, number = f"sqlite:///{tmp_path}/locks.db", 0
+    with lockkit.connect(url) as client:
+        client.lock("x").acquire().release()  # makes the table
+    while True:
+        with lockkit.connect(url) as client, lockkit.connect(url) as other:
+            client.ping()
+            lock = client.lock("x", timeout=PATIENCE)
+            strike = CallStrike(number, DbapiConnection._run_text.__code__)
+            strike.during(lambda lock=lock: lock.acquire().release())  # type: ignore[misc] # of this round
+            if not strike.struck:
+                break
+            assert other.holders("x") == [], f"instant {number}"
+        number += 1
+    assert number > 1

@@ -28,6 +28,11 @@ __all__ = ["LockQueue"]
 JOINS_MAX = 5
 """How often a node that another client removed is created anew in one attempt."""
 
+LOOKS_MAX = 10
+"""How often a single try for a permit looks without news at those ahead of it, who may be about to get theirs. More
+keeps a caller waiting behind one that waits because of a lower limit; fewer tells callers that come together that it is
+busy, although there is a permit for each."""
+
 
 class LockQueue:
     """The queue of a lock, for one attempt of a request, whose `LockNode` is in ``request.state``."""
@@ -47,6 +52,8 @@ class LockQueue:
         self._request = request
         self._session = session
         self._until = until
+        self._ahead: tuple[int, int] | None = None
+        self._looks = 0
 
     async def attempt(self) -> LockNode | Busy:
         """
@@ -101,6 +108,8 @@ class LockQueue:
         own, holders = queue[position], held(queue)
         node.slot = own.slot
         if position > len(holders):
+            if self._may_get_permit(position, len(holders)):
+                return None
             return await self._wait_for(node, queue, queue[position - 1])
         if position == len(holders):  # the first that waits
             if position >= self._request.limit:
@@ -113,6 +122,15 @@ class LockQueue:
             # First without a mark. The next may have seen it wait behind another one, and watches it.
             return node if await mark(node, slot_mark(0), self._until) else None
         return node
+
+    def _may_get_permit(self, position: int, holders_count: int) -> bool:
+        """Tell whether a single try should look again: those ahead get their permits one after the other."""
+        if self._request.queue or position >= self._request.limit:
+            return False
+        ahead = position, holders_count
+        self._looks = self._looks + 1 if ahead == self._ahead else 1
+        self._ahead = ahead
+        return self._looks < LOOKS_MAX
 
     async def _wait_for(self, node: LockNode, queue: Sequence[Contender], ahead: Contender) -> Busy | None:
         if not self._request.queue or await self._watch(node, ahead):

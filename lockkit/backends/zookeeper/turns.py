@@ -43,12 +43,13 @@ def held(queue: Sequence[Contender]) -> Sequence[Contender]:
 
 
 def would_wait(queue: Sequence[Contender], request: Request) -> bool:
-    """Tell whether a request that joined this queue now would have to wait."""
+    """Tell whether a request that joined this queue now would have to wait. A permit may have to also if it need not."""
     if request.mode == "exclusive":
         return bool(queue)
     if request.mode == "shared":
         return any(one.mode != "shared" for one in queue)
-    return len(held(queue)) < len(queue) or len(queue) >= request.limit
+    # Those without a permit may wait because of a lower limit, or be about to create their marks.
+    return len(queue) >= request.limit
 
 
 def blocker(queue: Sequence[Contender], position: int) -> Contender | None:

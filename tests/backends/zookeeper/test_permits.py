@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
+from lockkit.backends.zookeeper import queue
 from lockkit.backends.zookeeper.marks import mark
 from lockkit.backends.zookeeper.path import slot_mark
 from lockkit.backends.zookeeper.wakeup import Watches
@@ -78,6 +79,34 @@ def test_first_come_first_served_with_different_limits(ours: Client, tree: Tree,
     for lease in (held[0], first.result(), second.result()):
         lease.release()
     tree.until_empty(f"{ROOT}/mixed")
+
+
+def test_single_tries_that_come_together_all_get_permits(
+    ours: Client, tree: Tree, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has joined the queue, and has no mark yet, is not taken for one that has to wait."""
+    monkeypatch.setattr(queue, "LOOKS_MAX", 1_000_000)
+    marking, go_on = threading.Event(), threading.Event()
+
+    async def stopped(*arguments: Any, **keywords: Any) -> bool:
+        if not marking.is_set():
+            marking.set()
+            assert go_on.wait(PATIENCE)
+        return await mark(*arguments, **keywords)
+
+    monkeypatch.setattr(queue, "mark", stopped)
+    clients = [connect(ours.url) for _ in range(2)]
+    first = ours.semaphore("together", limit=3, ttl=LONG).try_acquire()
+    second = Background(clients[0].semaphore("together", limit=3, ttl=LONG).try_acquire)
+    assert marking.wait(PATIENCE)
+    third = Background(clients[1].semaphore("together", limit=3, ttl=LONG).try_acquire)
+    tree.until_waiting(f"{ROOT}/together", 3)
+    go_on.set()
+
+    got = [first, second.result(), third.result()]
+    assert [lease.slot for lease in got] == [0, 1, 2]
+    for lease in got:
+        lease.release()
 
 
 def test_slots_are_the_lowest_free_ones(ours: Client) -> None:

@@ -93,7 +93,8 @@ def test_whom_readers_and_writers_wait_for(modes: str, position: int, expected: 
         ("p", "permit", 2, False),
         ("p1", "permit", 2, True),
         ("p1", "permit", 3, False),
-        ("pp", "permit", 3, True),  # behind one that waits, although a permit is free
+        ("pp", "permit", 2, True),
+        ("pp", "permit", 3, False),  # the second may be about to create its mark
     ],
 )
 def test_who_would_wait(modes: str, mode: Mode, limit: int, *, expected: bool) -> None:

@@ -43,7 +43,7 @@ def held(queue: Sequence[Contender]) -> Sequence[Contender]:
 
 
 def would_wait(queue: Sequence[Contender], request: Request) -> bool:
-    """Tell whether a request that joined this queue now would have to wait. A permit may have to also if it need not."""
+    """Tell whether a request that joined this queue now would have to wait; for a permit, whether it surely would."""
     if request.mode == "exclusive":
         return bool(queue)
     if request.mode == "shared":

@@ -82,7 +82,7 @@ def connection_failed(error: BaseException | None, label: str) -> BackendUnavail
         return BackendUnavailable(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
     advice = "is it running, and reachable from here?"
-    if isinstance(error, kazoo.ConnectionDropped):
+    if isinstance(error, (kazoo.ConnectionDropped, BrokenPipeError, ConnectionResetError)):
         advice = (
             "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
         )

@@ -97,13 +97,19 @@ class Nat:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._links: list[_Link] = []
-        threading.Thread(target=self._accept, name="nat", daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, name="nat", daemon=True)
+        self._thread.start()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                self._links.append(_Link(client, socket.create_connection(self._target)))
+                try:
+                    server = socket.create_connection(self._target)
+                except OSError:  # it is down
+                    client.close()
+                else:
+                    self._links.append(_Link(client, server))
 
     def forget_subscriptions(self) -> int:
         """Drop from now on what comes on the connections that subscribe; tell how many there are."""
@@ -125,6 +131,8 @@ class Nat:
 
     def close(self) -> None:
         """End all connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # which ends a call of accept, as closing does not
+        self._thread.join()
         self._listener.close()
         for link in self._links:
             link.close()

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
 from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
 import lockkit.aio
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.errors import connection_failed
 from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
@@ -592,6 +594,14 @@ class TestBadInput:
 
         with pytest.raises(lockkit.ConfigurationError, match="ephemeral"):
             connect(f"{server.url}?prefix=odd").lock("x", ttl=LONG).acquire(timeout=5)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionDropped("closed"), BrokenPipeError(32, "x"), ConnectionResetError(104, "x")]
+)
+def test_connection_that_is_closed_at_once_is_told_in_each_of_its_forms(error: Exception) -> None:
+    """Which one kazoo gets depends on whether it writes or reads when the member closes."""
+    assert "maxClientCnxns" in str(connection_failed(error, "h1:2181"))
 
 
 def test_several_hosts_are_an_ensemble() -> None:

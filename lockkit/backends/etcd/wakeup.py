@@ -260,9 +260,10 @@ class _WatchStream(ABC):
         self.login = login
         self.has_reported = False
         self._listener = ref(listener)
+        self._call: Any = None
+        # Last, also after what a subclass adds: an interrupt before it leaves nothing that could be dropped.
         self._if_dropped = finalize(listener, self.drop)
         self._if_dropped.atexit = False
-        self._call: Any = None
 
     def _report(self, answer: Any) -> bool:  # noqa: ANN401 - a WatchResponse
         """Hand on an answer. False: the stream is of no use."""
@@ -314,9 +315,9 @@ class _ThreadStream(_WatchStream):
     """
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
+        super().__init__(*arguments)
 
     def open(self) -> None:
         threading.Thread(target=self._read, name="lockkit-etcd-watch", daemon=True).start()
@@ -358,10 +359,10 @@ class _TaskStream(_WatchStream):
     """With ``grpc.aio``: a task reads."""
 
     def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
+        super().__init__(*arguments)
 
     def open(self) -> None:
         self._task = self._loop.create_task(self._read(), name="lockkit-etcd-watch")

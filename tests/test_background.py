@@ -162,8 +162,7 @@ def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
 
     # It goes on: a loss is told, and the lease is renewed.
     assert client.lock("lost", ttl=SOON, renew=False).acquire().wait_lost(PATIENCE)
-    client._engine.confirm_soon()
-    until_renewed(kept)
+    until_renewed(kept, begin=client._engine.confirm_soon)
     assert len(many) == 5000
     client.close()
 
@@ -175,8 +174,7 @@ def test_renewer_that_cannot_be_started_is_started_later(monkeypatch: pytest.Mon
     client = lockkit.connect("memory://renewer")
 
     with client.lock("x", ttl=LONG) as lease:
-        client._engine.confirm_soon()
-        until_renewed(lease)
+        until_renewed(lease, begin=client._engine.confirm_soon)
     assert system.refused["lockkit-renew"] == 0
     client.close()
 
@@ -202,14 +200,12 @@ def test_renewals_go_on_when_all_tasks_are_cancelled() -> None:
     async def run() -> None:
         async with lockkit.aio.connect("memory://cancelled") as client:
             lease = await client.lock("x", ttl=LONG).acquire()
-            client._engine.confirm_soon()
-            await until_renewed_async(lease)  # the renewer runs too
+            await until_renewed_async(lease, begin=client._engine.confirm_soon)  # the renewer runs too
             for _ in range(3):
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
                 await asyncio.sleep(0)
-                client._engine.confirm_soon()
-                await until_renewed_async(lease)
+                await until_renewed_async(lease, begin=client._engine.confirm_soon)
             other = await client.lock("y", ttl=SOON, renew=False).acquire()
             assert await other.wait_lost(PATIENCE)
             await lease.release()
@@ -234,8 +230,7 @@ def test_nothing_is_started_under_the_mutex() -> None:
         backend.before["abandon"] = fail(lockkit.BackendUnavailable("away"))
         async with client.lock("x", ttl=LONG) as held:
             assert await client.lock("x").try_acquire(0.01) is None
-            client._engine.confirm_soon()
-            await until_renewed_async(held)
+            await until_renewed_async(held, begin=client._engine.confirm_soon)
             lease = await client.lock("y", ttl=SOON, renew=False, on_lost=lambda *_: None).acquire()
             assert await lease.wait_lost(PATIENCE)
             await until_async(lambda: "lockkit-on-lost" in {task.get_name() for task in started})
@@ -255,8 +250,7 @@ def test_eager_tasks_do_not_freeze_the_loop() -> None:
     async def run() -> None:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
         async with lockkit.aio.connect("memory://eager") as client, client.lock("x", ttl=LONG) as lease:
-            client._engine.confirm_soon()
-            await until_renewed_async(lease)
+            await until_renewed_async(lease, begin=client._engine.confirm_soon)
 
     asyncio.run(run())
 

@@ -114,9 +114,14 @@ async def busy_async(lock: lockkit.aio.Lock) -> bool:
                 raise
 
 
-def until_renewed(*leases: lockkit.Lease) -> None:
-    """Return once the deadline of each lease has moved since this call; fail if one is lost."""
+def until_renewed(*leases: lockkit.Lease, begin: Callable[[], object] = bool) -> None:
+    """
+    Return once the deadline of each lease has moved since this call; fail if one is lost.
+
+    `begin` asks for the renewals: called before this, they could be over when this looks first.
+    """
     before = [lease._record.valid_until for lease in leases]
+    begin()
 
     def renewed() -> str | None:
         for lease in leases:
@@ -127,9 +132,10 @@ def until_renewed(*leases: lockkit.Lease) -> None:
     wait_until(renewed)
 
 
-async def until_renewed_async(lease: lockkit.aio.Lease) -> None:
+async def until_renewed_async(lease: lockkit.aio.Lease, *, begin: Callable[[], object] = bool) -> None:
     """See `until_renewed`."""
     before = lease._record.valid_until
+    begin()
 
     def renewed() -> bool:
         lease.check()

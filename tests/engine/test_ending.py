@@ -103,8 +103,7 @@ def test_threads_end_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewal, "LINGER", 3600.0)
     client = lockkit.connect("memory://threads-end")
     lease = client.lock("x", ttl=LONG).acquire()
-    client._engine.confirm_soon()
-    until_renewed(lease)
+    until_renewed(lease, begin=client._engine.confirm_soon)
     renewer = client._engine.renewer
     assert renewer._watching.running
     assert renewer._renewing.running
@@ -412,8 +411,7 @@ def test_bodies_that_clean_up_while_the_loop_ends_keep_their_leases() -> None:
             finally:
                 with lockkit.connect(space) as other:
                     for _ in range(3):
-                        client._engine.confirm_soon()
-                        await until_renewed_async(lease)
+                        await until_renewed_async(lease, begin=client._engine.confirm_soon)
                         if (found := other.lock("x", ttl=1).try_acquire()) is not None:
                             overlaps.append(f"held={lease.held} lost={lease.lost}")
                             found.release()

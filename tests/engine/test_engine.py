@@ -986,8 +986,7 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.lock("soon due", ttl=0.05, renew=False).acquire().wait_lost(PATIENCE)  # the watch looks again
     until(lambda: not renewer._watching.running and not renewer._renewing.running)
     with client.lock("x", ttl=600) as lease:
-        client._engine.confirm_soon()
-        until_renewed(lease)
+        until_renewed(lease, begin=client._engine.confirm_soon)
 
 
 def test_asyncio_client_belongs_to_its_loop() -> None:
@@ -1526,14 +1525,12 @@ def test_released_lease_is_not_renewed() -> None:
     second.release()
     go_on.set()
     third = client.lock("third", ttl=600).acquire()
-    client._engine.confirm_soon()
-    until_renewed(third)
+    until_renewed(third, begin=client._engine.confirm_soon)
 
     assert second.owner not in renewed
     third.release()
     count = renewed.count(third.owner)
-    client._engine.confirm_soon()
-    until_renewed(first)
+    until_renewed(first, begin=client._engine.confirm_soon)
     assert renewed.count(third.owner) == count
     client.close()
 
@@ -1573,8 +1570,7 @@ def test_child_of_a_fork_renews_its_own_leases() -> None:
 
         client = lockkit.connect("memory://")
         lease = client.lock("x", ttl=60).acquire()
-        client._engine.confirm_soon()
-        until_renewed(lease)  # the watch and the renewer run
+        until_renewed(lease, begin=client._engine.confirm_soon)  # the watch and the renewer run
         pid = os.fork()
         if pid == 0:
             mine = client.lock("y", ttl=4.5).acquire()

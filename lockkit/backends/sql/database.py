@@ -46,7 +46,7 @@ from lockkit.backend import seconds_left
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, take_last
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
@@ -270,17 +270,11 @@ class Database:
 
     def _kept(self) -> Connection | None:
         """Take a kept connection, if one is still open. There is none while a caller waits for one."""
-        while (connection := self._pop_idle()) is not None:
+        while (connection := take_last(self._idle)) is not None:
             if self._usable(connection):
                 return connection
             self._drop(connection)
         return None
-
-    def _pop_idle(self) -> Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:  # there was none, or another thread took the last
-            return None
 
     def _usable(self, connection: Connection) -> bool:
         if connection.file is not None and connection.file.moved:
@@ -381,7 +375,7 @@ class Database:
         Where one did not answer, each of the others would cost its caller a wait. And when the event loop ends they are
         of no more use: aiomysql complains if they are left to the garbage collector then.
         """
-        while (connection := self._pop_idle()) is not None:
+        while (connection := take_last(self._idle)) is not None:
             self._drop(connection)
 
     def _wake_one(self) -> None:
@@ -595,7 +589,7 @@ class Database:
         self._closed = True
         if self._blocking is not None:
             await self._blocking.close()
-        while (connection := self._pop_idle()) is not None:
+        while (connection := take_last(self._idle)) is not None:
             self._counted.discard(connection)
             try:
                 await connection.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, cast
 
+from lockkit.backends.sql.connection import take_last
 from lockkit.backends.sql_session.session import Session
 from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.errors import BackendUnavailable, ConfigurationError
@@ -81,7 +82,7 @@ class Sessions:
         now = self._runtime.now()
         if now >= self._sweep_at:
             self._sweep(now)
-        while (session := self._pop_idle()) is not None:
+        while (session := take_last(self._idle)) is not None:
             idle = now - session.connection.used
             if idle < TRUSTED_SECONDS:
                 return session
@@ -90,12 +91,6 @@ class Sessions:
                 return session
             self.drop(session)
         return await self._open(answer_by)
-
-    def _pop_idle(self) -> Session | None:
-        try:
-            return self._idle.pop()
-        except IndexError:  # there was none, or another thread took the last
-            return None
 
     def _sweep(self, now: float) -> None:
         """Close sessions of leases that expired without a renewal: the server has ended them, or does so now."""
@@ -167,7 +162,7 @@ class Sessions:
 
     def drop_idle(self) -> None:
         """Close what is kept for the next locks."""
-        while (session := self._pop_idle()) is not None:
+        while (session := take_last(self._idle)) is not None:
             self.drop(session)
 
     def drop(self, session: Session) -> None:
@@ -191,7 +186,7 @@ class Sessions:
         """Close what is kept, and what is given back from now on."""
         self._closed = True
         self._watcher.close()
-        while (session := self._pop_idle()) is not None:
+        while (session := take_last(self._idle)) is not None:
             self._forget(session)
             await self._close(session)
         # Sessions that were lost, or dropped by an interrupt.

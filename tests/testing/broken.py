@@ -79,7 +79,7 @@ class RenewalRecreates(Silent):
 
 
 class RenewalOfAnybody(Silent):
-    """Renews whoever holds the lock."""
+    """Renews for any owner, also if another one holds the lock."""
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See the class."""

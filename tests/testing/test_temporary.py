@@ -68,7 +68,7 @@ def test_directory_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
 def test_directory_of_a_killed_process_is_removed_by_the_next(
     tmp_path: Path, holder: Holder, signum: signal.Signals
 ) -> None:
-    """Whoever makes a directory beside it."""
+    """Another process makes a directory beside it."""
     holder.end(signum)
     assert holder.path.is_dir()
 

@@ -78,7 +78,7 @@ def _no_socket(driver_connection: object) -> ConfigurationError:
 
 
 def has_ended(driver_connection: Any) -> bool:  # noqa: ANN401 - redis-py's
-    """Tell whether a connected asyncio connection has ended, so that whoever takes its transport is told nothing."""
+    """Tell whether an asyncio connection has ended since it connected: its transport will not report that again."""
     return bool(driver_connection._reader.at_eof()) or transport_of(driver_connection).is_closing()  # noqa: SLF001
 
 

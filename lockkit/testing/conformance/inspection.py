@@ -22,7 +22,7 @@ class Inspection(Cases):
 
     backend_part = (
         "`holders` returns owner, token, seconds left and metadata as `try_acquire` stored them; `break_lock` frees "
-        "the lock whoever holds it; `update` replaces the metadata if the owner is unchanged; `url` contains no "
+        "the lock for any holder; `update` replaces the metadata if the owner is unchanged; `url` contains no "
         "password."
     )
 

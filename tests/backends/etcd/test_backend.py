@@ -51,7 +51,7 @@ from tests.interrupts import CallStrike
 from tests.tries import busy, until_renewed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lockkit.backends.etcd.contender import Contender
     from lockkit.sync import Client, Lease
@@ -612,6 +612,17 @@ class TestWatch:
         asyncio.run(scenario())
 
 
+def add_user(member: EtcdServer, rights: Mapping[str, str]) -> None:
+    """Require a login, also of a user ``app:secret`` with some rights, by the prefix of the keys."""
+    member.enable_auth("secret")
+    as_root = "--user=root:secret"
+    member.etcdctl(as_root, "role", "add", "app")
+    member.etcdctl(as_root, "user", "add", "app:secret")
+    member.etcdctl(as_root, "user", "grant-role", "app", "app")
+    for prefix, right in rights.items():
+        member.etcdctl(as_root, "role", "grant-permission", "app", right, prefix, "--prefix=true")
+
+
 class TestLogin:
     """User, password and certificates."""
 
@@ -724,7 +735,7 @@ class TestLogin:
         assert number > 10
 
     def test_login_of_another_thread_that_hangs(self) -> None:
-        """Whoever waits for it asks the next member, as the one that logs in does."""
+        """A caller that waits for it asks the next member, as the one that logs in does."""
         stop, asked = threading.Event(), threading.Event()
 
         class Member:
@@ -774,18 +785,8 @@ class TestLogin:
     def test_rights_of_a_user(self) -> None:
         """Those that the page of the backend names suffice: for locks, records of once, semaphores and their caps."""
         with EtcdServer() as member:
-            member.enable_auth("secret")
-            as_root = "--user=root:secret"
-            member.etcdctl(as_root, "role", "add", "app")
-            member.etcdctl(as_root, "user", "add", "app:secret")
-            member.etcdctl(as_root, "user", "grant-role", "app", "app")
-            for right, prefix in (
-                ("readwrite", "lockkit/"),
-                ("readwrite", "lockkit+once"),
-                ("readwrite", "lockkit+sem/"),
-                ("read", "lockkit+limit"),
-            ):
-                member.etcdctl(as_root, "role", "grant-permission", "app", right, prefix, "--prefix=true")
+            rights = {"lockkit/": "readwrite", "lockkit+once": "readwrite", "lockkit+sem/": "readwrite"}
+            add_user(member, rights | {"lockkit+limit": "read"})
             with (
                 lockkit.connect(f"etcd://root:secret@{member.address}") as operator,
                 lockkit.connect(f"etcd://app:secret@{member.address}") as client,
@@ -812,12 +813,7 @@ class TestLogin:
 
         monkeypatch.setattr(Sessions, "delete_keys", refuse)
         with EtcdServer() as member:
-            member.enable_auth("secret")
-            as_root = "--user=root:secret"
-            member.etcdctl(as_root, "role", "add", "app")
-            member.etcdctl(as_root, "user", "add", "app:secret")
-            member.etcdctl(as_root, "user", "grant-role", "app", "app")
-            member.etcdctl(as_root, "role", "grant-permission", "app", "readwrite", "lockkit/", "--prefix=true")
+            add_user(member, {"lockkit/": "readwrite"})
             with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=TTL) as client:
                 lease = client.lock("x").acquire(PATIENCE)
                 with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):

@@ -1563,8 +1563,9 @@ def test_child_of_a_fork_renews_its_own_leases() -> None:
     script = """
         import os, time, lockkit
 
-        def until_renewed(lease):
+        def until_renewed(lease, begin=bool):
             before = lease._record.valid_until
+            begin()
             while lease._record.valid_until == before and lease.held:
                 time.sleep(0.005)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -143,5 +145,20 @@ def packets_count(server: ZooKeeperServer) -> int:
 def end_session(server: ZooKeeperServer, client: Client) -> None:
     """Have the server end the only session of a client, as it does when no packet came for too long."""
     (session,) = sessions_of(client)
-    with kazoo_client(server.address, client_id=session.client.client_id):
-        pass
+    end_at_server(server, session)
+
+
+def end_at_server(server: ZooKeeperServer, session: Session) -> None:
+    """
+    Have the server end a session.
+
+    Connecting to it and ending it are sent together: the client loses its connection by the first, connects again, and
+    would take the session back before a second packet came.
+    """
+    number, password = session.client.client_id
+    connect = struct.pack(f">iqiqi{len(password)}sx", 0, 0, 30_000, number, len(password), password)
+    close = struct.pack(">ii", 1, -11)
+    with socket.create_connection((server.host, server.port), PATIENCE) as connection:
+        connection.sendall(b"".join(struct.pack(">i", len(packet)) + packet for packet in (connect, close)))
+        while connection.recv(4096):
+            pass

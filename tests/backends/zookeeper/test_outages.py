@@ -40,6 +40,7 @@ from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
     answer,
+    end_at_server,
     end_session,
     holding,
     kazoo_client,
@@ -623,7 +624,7 @@ class TestWhatAnswersProve:
 
         async def attempt_and_end(queue: LockQueue) -> object:
             found = await attempt(queue)
-            end_at_server(server, session)
+            replace_session(server, session)
             return found
 
         monkeypatch.setattr(LockQueue, "attempt", attempt_and_end)
@@ -821,11 +822,10 @@ def test_deadline_after_a_short_wait_counts_from_the_leaders_last_answer(
     assert after.anchor <= answered_by
 
 
-def end_at_server(server: ZooKeeperServer, session: Session) -> None:
+def replace_session(server: ZooKeeperServer, session: Session) -> None:
     """Have the server end a session, and wait until the client is in the next one."""
     before = session.id
-    with kazoo_client(server.address, client_id=session.client.client_id):
-        pass
+    end_at_server(server, session)
     wait_until(lambda: None if session.id not in {0, before} else "not noticed", timeout=PATIENCE)
 
 

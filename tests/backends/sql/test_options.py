@@ -78,9 +78,10 @@ except lockkit.ConfigurationError as error:
 
 
 @pytest.mark.parametrize("query", ["", "?sslmode=require"])
-def test_driver_that_is_missing_is_named(query: str) -> None:
-    """Also where an option is the driver's: it is not unknown."""
-    words = refusal(f"postgresql://h/db{query}", before="sys.modules['psycopg'] = None")
+@pytest.mark.parametrize("call", [CONNECT, "from lockkit import doctor; doctor.examine(sys.argv[1])"])
+def test_driver_that_is_missing_is_named(query: str, call: str) -> None:
+    """Also where an option is the driver's: it is not unknown. And by the doctor, to whom it may come first."""
+    words = refusal(f"postgresql://h/db{query}", call, before="sys.modules['psycopg'] = None")
 
     assert words.endswith("pip install 'lockkit[postgresql]'\n")
     assert "the driver psycopg" in words

@@ -124,7 +124,7 @@ class DriverLoop:
             What the coroutine returned.
 
         Raises:
-            BackendUnavailable: In the sync API, `stop` was called meanwhile.
+            BackendUnavailable: In the sync API, `stop` was called meanwhile, or no thread can be started for the loop.
             BaseException: What the coroutine raised.
         """
         if self._runtime.kind == "asyncio":
@@ -142,10 +142,15 @@ class DriverLoop:
         def cancel() -> None:
             tasks.append(loop.create_task(_end(tasks[0])))
 
-        with self._mutex:  # so that `stop` comes before this or after `begin`
-            loop = self._started()
-            calls = self._calls
-            loop.call_soon_threadsafe(begin)
+        try:
+            with self._mutex:  # so that `stop` comes before this or after `begin`
+                loop = self._started()
+                calls = self._calls
+                loop.call_soon_threadsafe(begin)
+        except (OSError, RuntimeError) as error:
+            coroutine.close()
+            message = f"the driver gets no event loop: {error}. Raise the limits of this user or container"
+            raise BackendUnavailable(message) from error
         try:
             await outcome.ended.wait(None)
         except BaseException:
@@ -156,10 +161,14 @@ class DriverLoop:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            loop = self._loop = asyncio.new_event_loop()
             self._calls = set()
-            given = (self._loop, self._calls)
-            threading.Thread(target=_serve, args=given, name="lockkit-driver", daemon=True).start()
+            try:
+                threading.Thread(target=_serve, args=(loop, self._calls), name="lockkit-driver", daemon=True).start()
+            except RuntimeError:  # too many threads: the next call must not wait for a loop that nobody runs
+                self._loop = None
+                loop.close()
+                raise
         return self._loop
 
     def stop(self) -> None:

@@ -169,7 +169,8 @@ def parse(text: object) -> Url:
     elif rest and rest[0] not in "/?":
         if "@" in rest:
             raise _no_scheme()  # user:password@host
-        problem = f"has no // after its scheme: write {scheme}://…"
+        slashes = "///" if scheme.partition("+")[0] in _FILES else "//"
+        problem = f"has no // after its scheme: write {scheme}:{slashes}…"
         if rest[0].isdigit():  # host:port
             problem += f"; if {scheme} is a host, put a scheme before it, such as redis://{scheme}:…"
         raise _error(scheme, problem)

@@ -458,7 +458,7 @@ def parse_seconds(value: object) -> float:
     """
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 <= number < math.inf:
-        message = "must be 0 or more seconds"
+        message = f"must be 0 or more seconds{_without_unit(value)}"
         raise ValueError(message)
     return number
 
@@ -494,9 +494,14 @@ def parse_ttl(value: object) -> float:
     """
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 < number < TTL_MAX:
-        message = f"must be more than 0 and less than {TTL_MAX:g} seconds"
+        message = f"must be more than 0 and less than {TTL_MAX:g} seconds{_without_unit(value)}"
         raise ValueError(message)
     return number
+
+
+def _without_unit(value: object) -> str:
+    """Say what is wrong with ``30s``, which `parse_duration` takes."""
+    return ", without a unit" if isinstance(value, str) and _DURATION.fullmatch(value) else ""
 
 
 def parse_bool(value: object) -> bool:

@@ -202,6 +202,25 @@ def test_stopped_loop_ends_its_thread_and_starts_anew() -> None:
     loop.stop()
 
 
+def test_loop_without_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system gives no more of them for a while: a call would wait for ever for a loop that nobody runs."""
+    loop = DriverLoop(BlockingRuntime())
+
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(BackendUnavailable, match="can't start new thread"):
+            drive(loop.run(thread()))
+
+    assert drive(loop.run(thread())) is not threading.current_thread()
+    loop.stop()
+
+
 @pytest.mark.parametrize("swallows", [False, True])
 def test_stopped_loop_ends_calls_under_way(*, swallows: bool) -> None:
     """With an error that backends know: a CancelledError would end the caller's thread, or nothing would."""

@@ -115,7 +115,7 @@ def test_parts_of_a_url(text: str, scheme: str, hosts: str, path: str, query: di
         ('"redis://:hunter2@h"', "remove the quotation marks around it"),
         ("'redis://:hunter2@h'", "remove the quotation marks around it"),
         ("redis.example:6379", "if redis.example is a host, put a scheme before it, such as redis://redis.example:…"),
-        ("file:relative", "no // after its scheme"),
+        ("file:relative", "no // after its scheme: write file:///…"),
         ("redis://h ", "space"),
         (" redis://h", "does not start with a scheme"),
         ("redis://h\n", "control character"),

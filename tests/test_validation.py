@@ -5,6 +5,7 @@ import math
 from datetime import timedelta
 from enum import Enum, StrEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BASE = {"host": "h", "pid": 7, "started": 1.5}
 SPECIALS = ["", "{}", "/", "/.\x00 ", "%", "]^-\\[", frozenset("é/😀")]
@@ -349,6 +353,15 @@ def test_parse_seconds_refuses_the_rest(value: object) -> None:
         validation.parse_seconds(value)
     with pytest.raises(ValueError, match="more than 0"):
         validation.parse_ttl(value)
+
+
+@pytest.mark.parametrize("parse", [validation.parse_seconds, validation.parse_ttl])
+def test_unit_is_what_is_wrong_with_it(parse: Callable[[object], float]) -> None:
+    """The command line takes it, a URL does not."""
+    with pytest.raises(ValueError, match=r"seconds, without a unit$"):
+        parse("1m30s")
+    with pytest.raises(ValueError, match=r"seconds$"):
+        parse("soon")
 
 
 def test_parse_ttl_refuses_zero_and_forever() -> None:

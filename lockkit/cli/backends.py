@@ -72,6 +72,7 @@ def _rows() -> list[_Row]:
         for mode in registry.modes(scheme):
             try:
                 backend_class = registry.find(scheme, mode)
+                backend_class.driver_options()  # of SQL, loading the class needs no driver
             except ConfigurationError as error:
                 builtin = registry.BUILTIN.get(scheme)
                 key: object = scheme if builtin is None else (builtin.target, mode)

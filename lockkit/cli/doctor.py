@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -90,14 +91,7 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 
 def _summary(diagnosis: Diagnosis) -> str:
-    if not diagnosis.findings:
-        return "nothing found"
-    counts: dict[str, int] = {}
-    for finding in diagnosis.findings:
-        severity = finding.check.severity.value
-        counts[severity] = counts.get(severity, 0) + 1
-    plurals = {"error": "errors", "warning": "warnings", "info": "notes"}
-    singulars = {"error": "error", "warning": "warning", "info": "note"}
-    return ", ".join(
-        f"{count} {singulars[severity] if count == 1 else plurals[severity]}" for severity, count in counts.items()
-    )
+    counts = Counter(finding.check.severity.value for finding in diagnosis.findings)
+    words = {"info": "note"}
+    parts = (f"{count} {words.get(name, name)}{'' if count == 1 else 's'}" for name, count in counts.items())
+    return ", ".join(parts) or "nothing found"

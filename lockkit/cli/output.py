@@ -61,7 +61,7 @@ _WORDS: Final = tuple(
         (r"(?<=\d), or None(?=, not )", ", or none"),
         (r"\ba longer ttl\b", "a longer --ttl"),
         (r"^profile= ", "--profile "),
-        (r": give it as url\b", ": give it as --url"),
+        (r": give it as url\b", ": give it as --url, or as the argument URL"),
         (r", or sasl_options= of connect\(\)", ""),
     )
 )

@@ -109,7 +109,7 @@ def _table(verification: Verification) -> Table:
 def _summary(verification: Verification) -> str:
     verdict = "conforms" if verification.passed else "does not conform"
     place = (
-        f"The suite ran in {verification.place} and removed it."
+        f"The suite ran in {verification.place}{' and removed it' if verification.removed else ''}."
         if verification.place is not None
         else "The suite used prefixed lock names in the backend's own namespace."
     )

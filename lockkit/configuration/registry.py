@@ -315,11 +315,20 @@ def split_options(
         elif name in backend_class.options:
             options[name] = _parse(backend_class.options[name], name, value, backend_class, safe_url)
         else:
-            driver = backend_class.driver_options() if driver is None else driver
+            driver = _driver_options(backend_class, url) if driver is None else driver
             if name not in driver:
                 raise _unknown_option(name, driver, backend_class, safe_url)
             options[name] = _parse(driver[name], name, value, backend_class, safe_url)
     return engine_options, options
+
+
+def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mapping[str, Option]:
+    try:
+        return backend_class.driver_options()
+    except ConfigurationError:
+        if url is not None:
+            raise
+        return {}  # the driver is missing: then the object is not one of its own
 
 
 def _unknown_option(

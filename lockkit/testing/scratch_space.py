@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 from lockkit import url
 from lockkit.configuration import registry
@@ -76,5 +77,6 @@ def scratch_space(given: url.Url, options: Mapping[str, Any]) -> ScratchSpace:
         backend, _ = registry.open_backend(given, options, DetachedHost())
         above = Path(cast("Any", backend).url.removeprefix("file://"))
         made = None if above.exists() else above
-        return ScratchSpace(url.parse(f"file://{above}/{name}"), options, name, made)
+        _, question, query = given.text.partition("?")
+        return ScratchSpace(url.parse(f"file://{quote(f'{above}/{name}')}{question}{query}"), options, name, made)
     return ScratchSpace(given, options, None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockkit.backend import Grant, Renewed
+from lockkit.backend import Grant, Option, Renewed
 from lockkit.backends.file.backend import FileBackend
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
@@ -33,10 +33,12 @@ class _Renamed(FileBackend):
 
 class FaultyBackend(_Renamed):
     """
-    ``faulty:///path``: files, until ``/path.acquire``, ``.renew`` or ``.names`` exists: then that has no answer.
+    ``faulty:///path``: files, until ``/path.acquire``, or another of its calls, exists: then that has no answer.
 
     Where ``/path.rights`` exists, the rights do not suffice.
     """
+
+    options: ClassVar[Mapping[str, Option]] = {**FileBackend.options, "prefix": Option(str, "Is ignored.")}
 
     def _answer(self, what: str) -> None:
         if Path(f"{self._directory.path}.rights").exists():
@@ -58,6 +60,11 @@ class FaultyBackend(_Renamed):
         """See `LockBackend.names`."""
         self._answer("names")
         return await super().names(prefix, after)
+
+    async def erase(self) -> None:
+        """See `LockBackend.erase`."""
+        self._answer("erase")
+        await super().erase()
 
 
 class SieveBackend(_Renamed):

@@ -131,6 +131,18 @@ def test_backends_as_json(cli: Cli) -> None:
     assert "no_such_driver" in by_scheme["driverless"]["problem"]
 
 
+def test_database_without_its_driver_is_not_available(cli: Cli) -> None:
+    """SQLAlchemy alone locks nothing there."""
+    cli.env |= {"PSYCOPG_IMPL": "none"}
+
+    rows = json.loads(cli.run("backends", "--json").stdout)
+
+    missing = [row for row in rows if "postgresql" in row["schemes"]]
+    assert [row["mode"] for row in missing] == ["table", "row", "advisory"]
+    assert not any(row["available"] for row in missing)
+    assert all("pip install 'lockkit[postgresql]'" in row["problem"] for row in missing)
+
+
 @pytest.mark.parametrize("no_color", [False, True])
 def test_no_color_counts_even_where_colours_are_forced(cli: Cli, *, no_color: bool) -> None:
     """NO_COLOR is the user's last word; without it a forced progress bar is green."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 import redis
 import sqlalchemy as sa
 
+from lockkit.testing.scratch_space import scratch_space
 from lockkit.testing.servers import RedisNodes, RedisServer, require
+from lockkit.url import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,17 +72,25 @@ def test_temporary_directory_is_as_it_was(cli: Cli) -> None:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_directory_is_as_it_was(cli: Cli, tmp_path: Path, there: bool) -> None:  # noqa: FBT001 - a parameter
-    """The suite has one of its own inside, so on the same file system."""
-    directory = tmp_path / "locks"
+    """The suite has one of its own inside, so on the same file system; whatever the directory is called."""
+    directory = tmp_path / "locks? 50%"
     if there:
         directory.mkdir(mode=0o700)
 
-    done = cli.run("verify", f"file://{directory}", *FEW)
+    done = cli.run("verify", f"file://{quote(str(directory))}", *FEW)
 
     assert done.returncode == 0, done.stdout
     assert "and removed it" in done.stdout
     assert directory.exists() is there
     assert not there or [*directory.iterdir()] == []
+
+
+def test_options_of_the_url_count() -> None:
+    """They are part of what is checked."""
+    place = scratch_space(parse("file:///nowhere/locks?group=1&ttl=5"), {})
+
+    assert place.url.path.startswith("/nowhere/locks/lockkit_verify_")
+    assert dict(place.url.query) == {"group": "1", "ttl": "5"}
 
 
 def test_database_is_as_it_was(cli: Cli, tmp_path: Path) -> None:
@@ -91,6 +102,18 @@ def test_database_is_as_it_was(cli: Cli, tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{path}")
     assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
+
+
+def test_report_outlives_a_server_that_is_not_there_at_the_end(cli: Cli) -> None:
+    """Minutes of work are not lost because something could not be removed."""
+    (cli.home / "locks.erase").touch()
+
+    done = cli.run("verify", f"faulty://{cli.home}/locks", *FEW)
+
+    assert done.returncode == 0, done.stderr
+    assert "conforms: " in done.stdout
+    assert "and removed it" not in done.stdout
+    assert "could not be removed: no answer to erase" in done.stderr
 
 
 def test_redis_is_as_it_was(cli: Cli) -> None:

@@ -32,6 +32,7 @@ def said(*args: str) -> str:
     ("args", "words"),
     [
         (["list", "--profile", "redis://h"], "this looks like a URL: give it as --url"),
+        (["ping", "--profile", "redis://h"], "this looks like a URL: give it as --url, or as the argument URL"),
         (["list", "--profile", "nope"], "--profile asks for the profile 'nope'"),
         (["run", "a", "--url", "redis://127.0.0.1:1", "--ttl", "1ms", "--", "true"],
          "--ttl must be 0.01 or more seconds on this backend (see lockkit backends), not 0.001"),

@@ -98,8 +98,7 @@ class Backend:
         page: Its page in docs/backends; empty without URL.
         promises: Sentences, where no capabilities say it.
         limits: As `promises`.
-        extra: The extra to install, where no URL says it.
-        check: The command that checks the servers, as `extra`.
+        check: The command that checks the servers, where there is no URL.
         more: Links, in place of the page of a backend.
         alternative: Others, and when they are better.
     """
@@ -110,7 +109,6 @@ class Backend:
     page: str = ""
     promises: Sequence[str] = ()
     limits: Sequence[str] = ()
-    extra: str = ""
     check: str = ""
     more: str = ""
     alternative: Sequence[Alternative] = ()

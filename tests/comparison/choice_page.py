@@ -102,7 +102,8 @@ def _series(words: list[str], last: str = "and") -> str:
 
 def install(backend: Backend) -> str:
     """The command that installs what a backend needs, and the command line."""
-    extra = registry.BUILTIN[parse(backend.url).scheme].extra if backend.url else backend.extra
+    url = backend.url or backend.check.rpartition(" ")[2]
+    extra = registry.BUILTIN[parse(url).scheme].extra
     return f'pip install "lockkit[{",".join(filter(None, ["cli", extra]))}]"'
 
 

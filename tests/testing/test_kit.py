@@ -711,6 +711,15 @@ def test_guarded_write_is_fenced() -> None:
     assert len(written) == 2
 
 
+def test_leases_write_before_and_after_the_check(lockkit_client: KitClient) -> None:
+    """On the same storage: its token is one of now."""
+    guard = TokenGuard()
+    for _ in range(3):
+        with lockkit_client.lock("a") as lease:
+            guard.accept(lease.token)
+        assert_fenced(guard.accept)
+
+
 def test_write_that_accepts_any_token_is_not_fenced() -> None:
     """The older one came through."""
     written: list[int] = []

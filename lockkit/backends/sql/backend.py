@@ -45,7 +45,7 @@ class SqlBackend(LockBackend):
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
         """See `LockBackend.driver_options`."""
-        return driver_options()
+        return driver_options(cls._dialect)
 
     @classmethod
     def examiner(cls, url: Url) -> str | None:

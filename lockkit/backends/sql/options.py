@@ -53,13 +53,28 @@ def mode_option(mode: str) -> Option:
 
 
 @cache
-def driver_options() -> Mapping[str, Option]:
-    """Return what all installed drivers take, whichever the URL is for: `open_database` checks for its own."""
-    names: set[str] = set()
-    for driver in ("psycopg", "pymysql", "aiomysql", "asyncmy", "sqlite3"):
-        if find_spec(driver) is not None:
-            names |= _keywords(driver)
+def driver_options(dialect: str) -> Mapping[str, Option]:
+    """
+    Return what the installed drivers of a dialect take: `open_database` checks for the one that it uses.
+
+    Raises:
+        ConfigurationError: None is installed, or one cannot be loaded.
+    """
+    installed = {driver for kind in ("blocking", "asyncio") for driver in _find_drivers(dialect, kind)}
+    if not installed:
+        needed = " or ".join(_DRIVERS[dialect, "blocking"])
+        message = f"{dialect}: URLs need the driver {needed}, which is not installed: {_hint(dialect)}"
+        raise ConfigurationError(message)
+    try:
+        names = {name for driver in installed for name in _keywords(driver)}
+    except ImportError as error:
+        message = f"a driver of {dialect}: URLs cannot be loaded ({_in_one_line(error)}): {_hint(dialect)}"
+        raise ConfigurationError(message) from error
     return {name: Option(_PARSERS.get(name, _as_it_is), "Passed on to the driver.") for name in names}
+
+
+def _find_drivers(dialect: str, kind: str) -> list[str]:
+    return [driver for driver in _DRIVERS[dialect, kind] if find_spec(driver) is not None]
 
 
 @cache
@@ -114,7 +129,6 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "connect_timeout": _parse_connect_limit,
     "read_timeout": _parse_limit,
     "write_timeout": _parse_limit,
-    "timeout": _parse_limit,
     "cached_statements": validation.parse_int(0),
     "ssl_disabled": validation.parse_bool,
     "ssl_verify_cert": validation.parse_bool,
@@ -149,7 +163,10 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
     try:
         engine = _engine_for(kind)(target, poolclass=NullPool, connect_args={**defaults, **arguments})
     except ImportError as error:
-        message = f"the driver {driver} for {url.safe_text} is not installed: {_hint(dialect.name)}"
+        hint = _hint(dialect.name)
+        if driver != _DRIVERS[dialect.name, kind][0]:
+            hint = f"install it, or leave +{driver} out ({hint})"
+        message = f"the driver {driver} for {url.safe_text} cannot be loaded ({_in_one_line(error)}): {hint}"
         raise ConfigurationError(message, backend=url.safe_text) from error
     except NoSuchModuleError as error:
         message = f"{url.safe_text}: SQLAlchemy knows no driver {driver} for {dialect.title}"
@@ -168,16 +185,19 @@ def _other_api(url: str, driver: str, kind: str) -> ConfigurationError:
 
 
 def _installed(dialect: str, kind: str, url: Url) -> str:
-    drivers = _DRIVERS[dialect, kind]
-    found = next((driver for driver in drivers if find_spec(driver) is not None), None)
-    if found is None:
-        message = f"{url.safe_text} needs the driver {' or '.join(drivers)}: {_hint(dialect)}"
+    found = _find_drivers(dialect, kind)
+    if not found:
+        message = f"{url.safe_text} needs the driver {' or '.join(_DRIVERS[dialect, kind])}: {_hint(dialect)}"
         raise ConfigurationError(message, backend=url.safe_text)
-    return _SPELLED.get(found, found)
+    return _SPELLED.get(found[0], found[0])
 
 
 def _hint(dialect: str) -> str:
     return f"pip install 'lockkit[{_EXTRAS[dialect]}]'"
+
+
+def _in_one_line(error: ImportError) -> str:
+    return " ".join(str(error).split())
 
 
 def _check_arguments(url: Url, driver: str, arguments: Mapping[str, Any]) -> None:

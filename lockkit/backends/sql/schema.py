@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.database import Database
 
 __all__ = [
+    "BEYOND_LOCKS",
     "TABLE",
     "columns_of",
     "create",
@@ -50,6 +51,9 @@ __all__ = [
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
+
+BEYOND_LOCKS = {"lockkit": "beyond locks"}
+"""The ``info`` of columns without which locks work."""
 
 _STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000"
 """Of PostgreSQL: room in each page for new versions of its rows, and soon cleaned up. Each acquisition is an update."""
@@ -102,16 +106,17 @@ def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
         # A client waits, and the release must notify it by NOTIFY.
         Column("wanted", Boolean, nullable=False, server_default=no),
         # The note on the lock, and the end of its life. Only what reads and writes notes names these columns.
-        Column("note", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")),
-        Column("note_until_us", BigInteger, nullable=False, server_default=zero),
+        Column("note", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb"), info=BEYOND_LOCKS),
+        Column("note_until_us", BigInteger, nullable=False, server_default=zero, info=BEYOND_LOCKS),
         # Readers or permits; the writer that waits for them, and until when no reader gets in before it.
         # Only what they need names these columns.
         Column(
             "shares",
             Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb").with_variant(JSONB(), "postgresql"),
+            info=BEYOND_LOCKS,
         ),
-        Column("writer", key),
-        Column("writer_until_us", BigInteger, nullable=False, server_default=zero),
+        Column("writer", key, info=BEYOND_LOCKS),
+        Column("writer_until_us", BigInteger, nullable=False, server_default=zero, info=BEYOND_LOCKS),
         schema=schema or None,
         mysql_engine="InnoDB",
         sqlite_with_rowid=False,

@@ -85,8 +85,8 @@ def assert_fenced(
     from lockkit.backends.lock_state import wall_clock_us  # noqa: PLC0415 - pytest loads this module in every run
     from lockkit.testing.kit.done import Done  # noqa: PLC0415 - see above
 
-    # Above all that memory has granted so far: the storage may have seen those.
-    older = wall_clock_us() + 1_000_000
+    # Above all that memory has granted so far, which the storage may have seen, and below all that it will grant.
+    older = wall_clock_us()
     newer = older + 1
     try:
         answer = write(newer)

@@ -345,3 +345,21 @@ def test_sqlite_file_with_another_table(tmp_path: Path) -> None:
     connection.close()
 
     assert "expires_at_us" in found(f"sqlite:///{tmp_path}/app.db")["sql-columns-missing"].seen
+
+
+def test_table_that_is_enough_for_locks(tmp_path: Path) -> None:
+    """What it lacks is not needed for them: the page on tables says so, and the doctor too."""
+    url = f"sqlite:///{tmp_path}/app.db"
+    lock_once(url)
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        for column in ("shares", "writer", "writer_until_us", "note", "note_until_us"):
+            connection.execute(f"ALTER TABLE lockkit_locks DROP COLUMN {column}")
+    connection.close()
+
+    lock_once(url)
+    finding = found(url)["sql-further-columns-missing"]
+
+    assert set(found(url)) == {"sql-further-columns-missing"}
+    assert finding.check.severity is Severity.WARNING
+    assert "shares" in finding.seen
+    assert "note" in finding.seen

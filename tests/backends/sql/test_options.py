@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 # A thread is held up in the middle of its first import of a driver while another thread asks what the driver takes.
 SCRIPT = """
@@ -50,3 +53,57 @@ def test_sync_client_loads_nothing_of_sqlalchemy_for_asyncio() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=110, text=True)
 
     assert done.stdout == "False\n"
+
+
+CONNECT = "lockkit.connect(sys.argv[1])"
+
+
+def refusal(url: str, call: str = CONNECT, *, before: str = "", **environment: str) -> str:
+    """What `lockkit.connect`, or another call, says of a URL in a new process."""
+    code = f"""
+import sys
+{before}
+import lockkit
+try:
+    {call}
+except lockkit.ConfigurationError as error:
+    print(error)
+"""
+    variables = {**os.environ, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code, url], capture_output=True, text=True, check=False, timeout=110, env=variables
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("query", ["", "?sslmode=require"])
+@pytest.mark.parametrize("call", [CONNECT, "from lockkit import doctor; doctor.examine(sys.argv[1])"])
+def test_driver_that_is_missing_is_named(query: str, call: str) -> None:
+    """Also where an option is the driver's: it is not unknown. And by the doctor, to whom it may come first."""
+    words = refusal(f"postgresql://h/db{query}", call, before="sys.modules['psycopg'] = None")
+
+    assert words.endswith("pip install 'lockkit[postgresql]'\n")
+    assert "the driver psycopg" in words
+    assert "unknown option" not in words
+
+
+@pytest.mark.parametrize("query", ["", "?sslmode=require"])
+def test_driver_that_cannot_be_loaded_is_no_traceback(query: str) -> None:
+    """As psycopg without libpq, which is what `pip install psycopg` gives."""
+    words = refusal(f"postgresql://h/db{query}", PSYCOPG_IMPL="none")
+
+    assert "cannot be loaded (requested psycopg implementation 'none' unknown)" in words
+    assert words.endswith("pip install 'lockkit[postgresql]'\n")
+
+
+def test_driver_of_another_database_does_not_matter() -> None:
+    """It is not loaded."""
+    assert "unknown option 'tll' for sqlite:///x.db" in refusal("sqlite:///x.db?tll=3", PSYCOPG_IMPL="none")
+
+
+def test_driver_of_another_engine_does_not_matter() -> None:
+    """The engine has its own; what is wrong is the option."""
+    call = "import sqlalchemy; lockkit.from_client(sqlalchemy.create_engine(sys.argv[1]), tll=3)"
+
+    assert "unknown option 'tll'" in refusal("sqlite:///x.db", call, before="sys.modules['psycopg'] = None")

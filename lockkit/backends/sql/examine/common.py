@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any, cast
 
-from lockkit.backends.sql.schema import columns_of, quoted
+from lockkit.backends.sql.schema import BEYOND_LOCKS, columns_of, quoted
 from lockkit.backends.sql.statement import Statement
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Severity
@@ -44,6 +44,13 @@ TABLE_MISSING = Check("sql-table-missing", Severity.ERROR, "No lock can be taken
 TABLE_TO_BE_MADE = Check("sql-table-to-be-made", Severity.INFO, "None: the first lock makes the table.", _PAGE)
 COLUMNS_MISSING = Check(
     "sql-columns-missing", Severity.ERROR, "No lock can be taken: the table is of another version of lockkit.", _PAGE
+)
+FURTHER_COLUMNS_MISSING = Check(
+    "sql-further-columns-missing",
+    Severity.WARNING,
+    "Read locks, semaphores and notes (client.once) cannot be used: the table is of another version of lockkit. Locks "
+    "work.",
+    _PAGE,
 )
 RIGHTS = Check("sql-rights", Severity.ERROR, "Locks cannot be taken, renewed or released.", _PAGE)
 READ_ONLY = Check(
@@ -179,10 +186,13 @@ async def examine_tables(examination: Examination, server: SqlServer, *, creatab
                 examination.find(TABLE_MISSING, where, seen, fix)
             continue
         present.append(table)
-        missing = [column.name for column in table.columns if column.name not in columns]
-        if missing:
-            seen = f"The table {table.fullname} has no {', '.join(missing)}."
-            examination.find(COLUMNS_MISSING, where, seen, migrate_command(examination))
+        missing = [column for column in table.columns if column.name not in columns]
+        further = [column.name for column in missing if column.info == BEYOND_LOCKS]
+        needed = [column.name for column in missing if column.name not in further]
+        for check, names in ((COLUMNS_MISSING, needed), (FURTHER_COLUMNS_MISSING, further)):
+            if names:
+                seen = f"The table {table.fullname} has no {', '.join(names)}."
+                examination.find(check, where, seen, migrate_command(examination))
     return present
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lockkit.backends.sql.examine import common
-from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.schema import quoted
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.findings import Check, Severity
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.examine.common import SqlServer
+    from lockkit.backends.sql.postgresql import PsycopgConnection
     from lockkit.doctor.examination import Examination
 
 __all__ = ["examine"]
@@ -107,14 +107,11 @@ def _examine_access(examination: Examination, server: SqlServer, facts: dict[str
     local = host is None or is_loopback(host)
     fix = "ALTER SYSTEM SET ssl = on, and ?sslmode=verify-full in the URL"
     common.examine_network(examination, encrypted=facts["encrypted"], loopback=local, fix=fix)
-    connection = server.connection
+    # Other drivers do not tell. By its name: where psycopg is missing, its class cannot be imported.
+    tells = server.database.engine.dialect.driver == "psycopg"
+    asked = not tells or cast("PsycopgConnection", server.connection).pgconn.used_password
     # A certificate, Kerberos or the socket's owner would do as well, but none of them looks so from here.
-    if (
-        host is not None
-        and isinstance(connection, PsycopgConnection)
-        and not connection.pgconn.used_password
-        and not facts["encrypted"]
-    ):
+    if host is not None and not asked and not facts["encrypted"]:
         examination.find(
             common.NO_PASSWORD,
             examination.url.safe_text,

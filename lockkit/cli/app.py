@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,11 +30,11 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Name all commands, in the order of the help."""
-        return [*super().list_commands(ctx), "bench"]
+        return [*super().list_commands(ctx), *(["bench"] if _has_bench() else [])]
 
     def get_command(self, ctx: typer.Context, name: str) -> Any:  # type: ignore[override] # noqa: ANN401
         """Give the command of that name, or None."""
-        if name != "bench":
+        if name != "bench" or not _has_bench():
             return super().get_command(ctx, name)
         holder = _make_app(TyperGroup)
         import_module("lockkit.bench.command").register(holder)
@@ -79,6 +80,11 @@ class _CommandStarter(TyperCommand):
             elif not equals:
                 next(words, None)  # its value
         return None
+
+
+def _has_bench() -> bool:
+    # find_spec of an inner module imports the outer one, which must exist for that.
+    return find_spec("lockkit.bench") is not None and find_spec("lockkit.bench.command") is not None
 
 
 def _make_app(cls: type[TyperGroup]) -> typer.Typer:

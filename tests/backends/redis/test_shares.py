@@ -152,6 +152,34 @@ def test_writer_and_then_the_readers_behind_it_are_let_in(server: RedisServer, r
     face.run(scenario)
 
 
+def test_grant_by_an_entry_of_an_ended_subscription_leaves_no_other_entry(
+    server: RedisServer, redis: Keyspace, face: Face
+) -> None:
+    """What is still in the queue would be offered the lock: that cut a reader's lease to the time of the offer."""
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            kinds: list[Callable[[], Request]] = [host.request, lambda: reader(host), lambda: permit(host, 3)]
+            for make in kinds:
+                granted(await other.try_acquire(host.request()))
+                waiter, behind = make(), host.request()
+                await busy(backend, waiter)
+                await busy(other, behind)
+                waiter.state.listener.drop()
+                await busy(backend, waiter)
+                assert redis("LLEN", "{lockkit:x}:queue") == 3
+                redis("DEL", "lockkit:x")  # as if the holder's ttl had ended
+
+                grant = await held(backend, waiter)
+                await other.abandon(behind)
+
+                assert 25_000 < redis("PTTL", "lockkit:x") <= 30_000 + ROUNDED_MS
+                assert await backend.release(grant)
+                assert redis.keys() == FREE
+
+    face.run(scenario)
+
+
 def test_permits_have_the_lowest_free_numbers(server: RedisServer, face: Face) -> None:
     """A released one is offered to the first waiter; the limit is each request's own."""
 

@@ -89,6 +89,14 @@ local function grant_share()
   return number and token .. ' ' .. number or tonumber(token)
 end
 
+-- Removes the entry of a request that has got the lock by an earlier entry, of a subscription that has ended: an offer to
+-- it would set the end of the lease, or keep a free lock for nobody.
+local function leave_queue()
+  if waiter ~= '' then
+    side('LREM', queue, 1, owner .. ' ' .. waiter)
+  end
+end
+
 -- Tells whether a place beside the shares is offered to this request, or is free and nobody waits for it.
 local first_again = false
 local function has_place()
@@ -100,8 +108,11 @@ local function has_place()
       return false
     end
   end
-  return mine
-    or (redis.call('EXISTS', queue) == 0 and (limit == '0' or count_shares(shares) < tonumber(limit)))
+  if mine then
+    leave_queue()
+    return true
+  end
+  return redis.call('EXISTS', queue) == 0 and (limit == '0' or count_shares(shares) < tonumber(limit))
 end
 
 local holder, session
@@ -124,6 +135,7 @@ if free then
   -- The lock expired or a foreign client freed it, so nothing notified the waiters: they come first.
   holder = offer(lock, queue, shares, owner)
   if holder == nil or holder == owner then
+    leave_queue()
     return granted((next_token('+')))
   end
 else

@@ -104,20 +104,13 @@ class ClusterTopology(Topology):
         answer_by = end_of_call(self._host.runtime, answer_by)
         script = script.in_cluster
         results: list[Reply | LockError] = [None] * len(calls)
-        groups: dict[int, tuple[RedisNode, list[int]]] = {}
-        for index, (key, _) in enumerate(calls):
-            try:
-                node = await self.node_for(key, answer_by)
-            except LockError as error:
-                results[index] = error
-            else:
-                groups.setdefault(id(node), (node, []))[1].append(index)
+        groups = await self._grouped([key for key, _ in calls], answer_by, results)
         asks = [
             (node.label, partial(run_group, node, script, [calls[index][1] for index in indexes], replicas, answer_by))
-            for node, indexes in groups.values()
+            for node, indexes in groups
         ]
         answers = await ask_all(self._host.runtime, asks, answer_by)
-        for (_, indexes), replies in zip(groups.values(), answers, strict=True):
+        for (_, indexes), replies in zip(groups, answers, strict=True):
             for number, index in enumerate(indexes):
                 results[index] = replies if isinstance(replies, LockError) else replies[number]
         for index, result in enumerate(results):
@@ -129,6 +122,25 @@ class ClusterTopology(Topology):
             elif isinstance(result, LockError) and not isinstance(result.__cause__, ServerSaid):
                 self._suspect(self._slots[slot_of(calls[index][0])])
         return results
+
+    async def _grouped(
+        self, keys: Sequence[str], answer_by: float, results: list[Reply | LockError]
+    ) -> list[tuple[RedisNode, list[int]]]:
+        """Return each node with the indexes of its keys; where there is none, put the error into `results`."""
+        groups: dict[int, tuple[RedisNode, list[int]]] = {}
+        failure: LockError | None = None
+        for index, key in enumerate(keys):
+            if failure is not None and self._outdated:
+                # No node can be asked for the slots: not again for each of perhaps thousands of keys.
+                results[index] = failure
+                continue
+            try:
+                node = await self.node_for(key, answer_by)
+            except LockError as error:
+                results[index] = failure = error
+            else:
+                groups.setdefault(id(node), (node, []))[1].append(index)
+        return list(groups.values())
 
     async def _follow(
         self, script: Command, key: str, body: bytes, replicas: int, answer_by: float, *, resend: bool = False
@@ -288,11 +300,8 @@ class ClusterTopology(Topology):
         await self._load_slots(inf)
 
     async def close(self) -> None:
-        """See `Topology.close`."""
-        nodes, self._nodes = self._nodes, {}
-        self._slots = [None] * SLOTS_COUNT
-        self._outdated = True
-        for node in nodes.values():
+        """See `Topology.close`. The nodes stay known: a call that is under way must not open others in their place."""
+        for node in list(self._nodes.values()):
             await node.close()
 
 

@@ -22,6 +22,7 @@ from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.parallel import ask_first
 from lockkit.backends.redis.resp import Parser, ServerSaid, pack
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
@@ -857,6 +858,28 @@ def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() 
         await topology.close()
 
     Face("asyncio").run(scenario)
+
+
+def test_cluster_that_is_away_is_asked_once_for_all_leases(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time takes a thread for each node: a client with thousands of leases would do nothing else."""
+    rounds: list[int] = []
+
+    async def counted(*arguments: Any) -> object:
+        rounds.append(1)
+        return await ask_first(*arguments)
+
+    monkeypatch.setattr("lockkit.backends.redis.cluster.ask_first", counted)
+
+    async def scenario(host: StubHost) -> None:
+        topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
+        calls = [(f"lockkit:{number}", b"") for number in range(100)]
+        results = await topology.run_many(Script("clock", keys=["lock"], arguments=0), calls)
+
+        assert {type(result) for result in results} == {BackendUnavailable}
+        assert len(rounds) == 1
+        await topology.close()
+
+    face.run(scenario)
 
 
 @pytest.mark.parametrize("named", [b"", None])

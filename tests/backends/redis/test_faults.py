@@ -26,7 +26,7 @@ from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, Re
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.redis.support import Face, Nat, backend_at, queue_up, token_in, woken
 from tests.backends.support import granted
-from tests.tries import busy, until_renewed
+from tests.tries import busy, until_async, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -775,6 +775,13 @@ def cluster() -> Iterator[RedisCluster]:
         yield group
 
 
+def clients_of(node: RedisServer) -> list[str]:
+    """Connections of clients, but for the one that asks."""
+    with node.connect() as connection:
+        clients = str(connection.call("CLIENT", "LIST", "TYPE", "normal")).splitlines()
+    return [client for client in clients if "cmd=client" not in client]
+
+
 @contextmanager
 def move_called_off(slot: int, *nodes: RedisServer) -> Iterator[None]:
     """Call the move of a slot off."""
@@ -914,6 +921,27 @@ class TestCluster:
                 until_renewed(lease)
 
             lease.release()
+
+    def test_call_that_outlives_its_client_leaves_no_connection(self, cluster: RedisCluster) -> None:
+        """It fails, and does not look for the nodes anew: nobody would close those connections."""
+        owner = cluster.owner_of(cluster.slot_of("lockkit:x"))
+
+        async def scenario(host: StubHost) -> None:
+            async with backend_at(cluster.url, host) as backend:
+                await backend.holders("x")
+                node = await backend._topology.node_for("lockkit:x")
+                assert isinstance(node, redis_node.AsyncNode)
+                shared = node._shared
+                assert shared is not None
+                owner.pause()
+                asking = asyncio.create_task(backend.holders("x"))
+                await until_async(lambda: bool(shared._expected))
+            owner.resume()
+            with pytest.raises(lockkit.BackendUnavailable):
+                await asking
+            await until_async(lambda: not any(map(clients_of, cluster.nodes)))
+
+        Face("asyncio").run(scenario)
 
     def test_renewals_of_many_slots_travel_by_node(self, cluster: RedisCluster, connect: Connect) -> None:
         """300 leases on three nodes are renewed and released."""

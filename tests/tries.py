@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from lockkit import observers
+from lockkit.engine import acquisition
 from lockkit.engine.acquisition import Acquisition
 from lockkit.errors import BackendUnavailable
 from lockkit.testing.servers import wait_until
@@ -25,6 +26,7 @@ __all__ = [
     "begin_to_wait",
     "busy",
     "busy_async",
+    "have_time_to_answer",
     "tried",
     "until",
     "until_async",
@@ -81,6 +83,15 @@ def begin_to_wait(patch: pytest.MonkeyPatch) -> None:
         return (call._waiting or not call._request.queue) and out_of_time(call)
 
     patch.setattr(Acquisition, "_out_of_time", property(over))
+
+
+def have_time_to_answer(patch: pytest.MonkeyPatch) -> None:
+    """
+    Wait for the answer to a single try as long as for any other.
+
+    Where `tried` cannot ask again: its first request was answered, or is what the test is about.
+    """
+    patch.setattr(acquisition, "ANSWER_GRACE", PATIENCE)
 
 
 def tried(lock: lockkit.Lock | lockkit.Semaphore, timeout: float = 0) -> lockkit.Lease | None:

@@ -21,7 +21,7 @@ from lockkit.testing.processes import Worker
 from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
 from lockkit.testing.target import Target
 from tests.comparison.support import LONG, PATIENCE, Program, run_out
-from tests.tries import busy
+from tests.tries import busy, have_time_to_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,8 +169,11 @@ class TestDeleteWithoutOwner:
 
         assert c.redis.setnx(LOCK, 1)
 
-    def test_lockkit_loser_has_nothing_to_free(self, a: Program, b: Program, c: Program) -> None:
+    def test_lockkit_loser_has_nothing_to_free(
+        self, a: Program, b: Program, c: Program, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A lease is what frees a lock, and the loser gets none."""
+        have_time_to_answer(monkeypatch)
         with a.locks.lock(LOCK, ttl=LONG) as lease:
             with pytest.raises(lockkit.LockTimeout), b.locks.lock(LOCK, timeout=0):
                 pytest.fail("the body ran without the lock")

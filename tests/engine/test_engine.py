@@ -1574,7 +1574,7 @@ def test_child_of_a_fork_renews_its_own_leases() -> None:
         until_renewed(lease, begin=client._engine.confirm_soon)  # the watch and the renewer run
         pid = os.fork()
         if pid == 0:
-            mine = client.lock("y", ttl=4.5).acquire()
+            mine = client.lock("y", ttl=15).acquire()
             until_renewed(mine)
             os._exit(0 if mine.held and not lease.held else 1)
         _, status = os.waitpid(pid, 0)

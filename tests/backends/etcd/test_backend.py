@@ -48,7 +48,7 @@ from tests.backends.etcd.support import (
     until_waiting,
 )
 from tests.interrupts import CallStrike
-from tests.tries import busy, until_renewed
+from tests.tries import busy, have_time_to_answer, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -782,8 +782,9 @@ class TestLogin:
         with connect(f"etcd://root:pw@{server.address}").lock("x", ttl=LONG):
             pass
 
-    def test_rights_of_a_user(self) -> None:
+    def test_rights_of_a_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those that the page of the backend names suffice: for locks, records of once, semaphores and their caps."""
+        have_time_to_answer(monkeypatch)
         with EtcdServer() as member:
             rights = {"lockkit/": "readwrite", "lockkit+once": "readwrite", "lockkit+sem/": "readwrite"}
             add_user(member, rights | {"lockkit+limit": "read"})
@@ -814,7 +815,7 @@ class TestLogin:
         monkeypatch.setattr(Sessions, "delete_keys", refuse)
         with EtcdServer() as member:
             add_user(member, {"lockkit/": "readwrite"})
-            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=TTL) as client:
+            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=3 * TTL) as client:
                 lease = client.lock("x").acquire(PATIENCE)
                 with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
                     client.semaphore("x", limit=2).acquire(PATIENCE)
@@ -826,7 +827,7 @@ class TestLogin:
     def test_login_that_the_cluster_requires_later(self) -> None:
         """An operator gives all clients user and password, and then turns logins on: no lease is lost."""
         with EtcdServer() as member, lockkit.connect(f"etcd://root:secret@{member.address}") as client:
-            lease = client.lock("held", ttl=TTL).acquire(PATIENCE)
+            lease = client.lock("held", ttl=3 * TTL).acquire(PATIENCE)
 
             member.enable_auth("secret")
 

@@ -14,6 +14,7 @@ import lockkit
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import queue_of, session_of, until_waiting
+from tests.tries import have_time_to_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +48,11 @@ def etcdctl_elect(server: EtcdServer, *arguments: str) -> Iterator[IO[str]]:
         process.communicate(timeout=4 * PATIENCE)
 
 
-def test_etcdctl_waits_for_our_leader_and_we_for_theirs(server: EtcdServer, client: lockkit.Client) -> None:
+def test_etcdctl_waits_for_our_leader_and_we_for_theirs(
+    server: EtcdServer, client: lockkit.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One queue; each sees the other's leader."""
+    have_time_to_answer(monkeypatch)
     contest = client.election("shared", ttl=LONG, value="ours:80")
     ours = contest.campaign(PATIENCE)
     with etcdctl_elect(server, "lockkit/shared", "theirs:80") as output:

@@ -32,7 +32,7 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
-from tests.tries import busy
+from tests.tries import busy, tried
 
 if TYPE_CHECKING:
     from lockkit.backends.etcd.backend import EtcdBackend
@@ -249,7 +249,7 @@ class TestDowngrade:
         lease.downgrade()
 
         assert busy(other.lock("beside", ttl=LONG))
-        reader = other.rwlock("beside", ttl=LONG).read().try_acquire()
+        reader = tried(other.rwlock("beside", ttl=LONG).read())
 
         assert reader is not None
         lease.release()

@@ -26,7 +26,7 @@ from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, Re
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.redis.support import Face, Nat, backend_at, queue_up, token_in, woken
 from tests.backends.support import granted
-from tests.tries import busy, until_async, until_renewed
+from tests.tries import busy, have_time_to_answer, until_async, until_renewed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -274,8 +274,11 @@ class TestLostAnswers:
         with FaultProxy(server.host, server.port, count_commands=True) as proxy:
             yield proxy
 
-    def test_grant_is_had_all_the_same(self, server: RedisServer, proxy: FaultProxy, connect: Connect) -> None:
+    def test_grant_is_had_all_the_same(
+        self, server: RedisServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Asked again under the same owner, on a new connection."""
+        have_time_to_answer(monkeypatch)
         client = connect(f"redis://{proxy.address}")
         client.lock("x").acquire().release()
         dropped = proxy.drop_next_reply(match=b"EVALSHA")
@@ -323,9 +326,10 @@ class TestLostAnswers:
         newer.release()
 
     def test_kept_connection_that_the_server_closed_is_replaced(
-        self, server: RedisServer, proxy: FaultProxy, connect: Connect
+        self, server: RedisServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An idle connection that was cut on the way is no error, not even for a single try."""
+        have_time_to_answer(monkeypatch)
         client = connect(f"redis://{proxy.address}")
         lock = client.lock("x")
         for _ in range(5):
@@ -821,8 +825,11 @@ class TestCluster:
         got[0].release()
         cluster.move_slot(slot, source)
 
-    def test_lock_in_a_slot_that_is_moving(self, cluster: RedisCluster, connect: Connect) -> None:
+    def test_lock_in_a_slot_that_is_moving(
+        self, cluster: RedisCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Scripts with several keys are refused meanwhile (TRYAGAIN): a held lease is not lost, a new one waits."""
+        have_time_to_answer(monkeypatch)
         client = connect(cluster.url)
         lease = client.lock("moving", ttl=120).acquire()
         slot = cluster.slot_of("lockkit:moving")

@@ -19,7 +19,7 @@ from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, Re
 from tests.backends.redis.support import Face, backend_at, queue_up, woken
 from tests.backends.support import granted
 from tests.conventions.sources import ROOT
-from tests.tries import busy, until
+from tests.tries import busy, have_time_to_answer, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,8 +211,9 @@ def downgraded(lease: Lease) -> bool:
     return True
 
 
-def test_lost_answers_of_shares(server: RedisServer, connect: Connect) -> None:
+def test_lost_answers_of_shares(server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked again: the grant, the downgrade, the renewal. A release is sent once, and can be called again."""
+    have_time_to_answer(monkeypatch)
     with FaultProxy(server.host, server.port, count_commands=True) as proxy:
         client = connect(f"redis://{proxy.address}")
         lock = client.rwlock("x", ttl=30)

@@ -16,7 +16,7 @@ from lockkit.runtime import drive, monotonic
 from lockkit.testing.servers import FaultProxy
 from tests.backends.zookeeper.support import PATIENCE, kazoo_client, packets_count
 from tests.backends.zookeeper.test_readers import Background
-from tests.tries import busy
+from tests.tries import busy, have_time_to_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +86,7 @@ def test_single_tries_that_come_together_all_get_permits(
 ) -> None:
     """A client that has joined the queue, and has no mark yet, is not taken for one that has to wait."""
     monkeypatch.setattr(queue, "LOOKS_MAX", 1_000_000)
+    have_time_to_answer(monkeypatch)
     marking, go_on = threading.Event(), threading.Event()
 
     async def stopped(*arguments: Any, **keywords: Any) -> bool:

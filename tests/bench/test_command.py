@@ -179,7 +179,7 @@ def test_workload_that_is_given_twice_is_measured_once() -> None:
 
 def test_workload_without_anything_to_measure_says_why() -> None:
     """In place of its table."""
-    status, text = bench("memory://", "--workload", "crash", "--workload", "import", "--face", "blocking", *FEW)
+    status, text = bench("memory://", "--workload", "crash", "--workload", "pair", "--face", "blocking", *FEW)
 
     assert status == 0
     reason = "there is nobody left to take over when the only process dies: lockkit (blocking) at memory://"

@@ -17,6 +17,9 @@ from lockkit.testing.fork_servers import environment, fork_server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PATIENCE = 100.0
+"""Seconds that another process may take on a busy machine."""
+
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 
 
@@ -73,12 +76,42 @@ class Forked:
         with self.stdout:
             return self.stdout.read(), None
 
+    def line(self) -> str:
+        """Read the next line that it says."""
+        line = self.stdout.readline().strip()
+        assert line, f"the process ended with {self.wait(PATIENCE)}"
+        return line
+
+    def go(self) -> None:
+        """Let it go on, where it waits for a line."""
+        self.stdin.write("go\n")
+        self.stdin.flush()
+
     def close(self) -> None:
         """End it."""
         self.kill()
         self.wait()
         self.stdin.close()
         self.stdout.close()
+
+
+def all_done(processes: Sequence[Forked]) -> list[str]:
+    """Let processes that have said a line go on together, and give what each says at the end."""
+    try:
+        for process in processes:
+            process.line()
+        for process in processes:
+            process.go()
+        return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
+    finally:
+        for process in processes:
+            process.close()
+
+
+def say(text: object) -> None:
+    """In the process: say a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def arguments() -> list[str]:

@@ -21,6 +21,7 @@ import lockkit
 from lockkit.fencing import TOKEN_MAX, AsyncRedisGuard, RedisGuard, TokenGuard
 from lockkit.storage.redis.guard import mark_of
 from lockkit.testing.servers import RedisServer, require
+from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face
 
@@ -293,7 +294,7 @@ def test_full_server_is_unavailable_and_nothing_is_written(face: Face, data: red
 
 def test_eight_processes_are_let_in_in_the_order_of_their_tokens(server: RedisServer, data: redis.Redis) -> None:
     """Without any lock, as the worst of holders: what the guard lets through never goes back."""
-    accepted = support.all_done([support.start("append", server.port, "log", 200) for _ in range(8)])
+    accepted = all_done([support.start("append", server.port, "log", 200) for _ in range(8)])
 
     log = [int(token) for token in data.lrange("log", 0, -1)]
     assert log == sorted(log)
@@ -306,16 +307,16 @@ def test_paused_holder_is_refused_after_the_next_one_has_written(server: RedisSe
     """Stopped between its check and its write, it wakes up believing; only the guard keeps it out."""
     holder = support.start("hold", server.port, "seat", "Ada")
     try:
-        token = int(support.line_of(holder))
+        token = int(holder.line())
         os.kill(holder.pid, signal.SIGSTOP)
         with lockkit.connect(server.url) as client, client.lock("seat", timeout=support.PATIENCE) as lease:
             RedisGuard(data).set("seat", "Ben", token=lease.token)
             assert lease.token > token
         os.kill(holder.pid, signal.SIGCONT)
-        said, _ = holder.communicate("go\n", timeout=support.PATIENCE)
+        holder.go()
+        said, _ = holder.communicate(timeout=support.PATIENCE)
     finally:
-        holder.kill()
-        holder.wait()
+        holder.close()
 
     assert said.startswith("StaleToken: ")
     assert data.get("seat") == "Ben"

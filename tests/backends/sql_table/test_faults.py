@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
@@ -24,11 +25,11 @@ from lockkit.backends.sql.database import Database
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from tests.backends.sql_table.support import DRIVERS, Look, counted, demote, waits, with_driver
+from tests.forked import Forked, all_done, arguments, modules_of, say
 from tests.tries import busy, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from lockkit.backends.sql.statement import Result
     from lockkit.sync import Client, Lease
@@ -735,24 +736,32 @@ class TestSqlite:
     @pytest.mark.slow
     def test_sixteen_processes_on_one_file(self, tmp_path: Path) -> None:
         """Nobody is told that the database is locked, and nobody's update is lost."""
-        program = (
-            "import sys, pathlib, lockkit\n"
-            "file = pathlib.Path(sys.argv[2])\n"
-            "with lockkit.connect(sys.argv[1], ttl=60) as client:\n"
-            "    for _ in range(3):\n"
-            f"        with client.lock('x', timeout={PATIENCE}) as lease:\n"
-            "            number, token = map(int, file.read_text().split())\n"
-            "            assert lease.token > token\n"
-            "            file.write_text(f'{number + 1} {lease.token}')\n"
-        )
-        counter = tmp_path / "counter"
+        url, counter = f"sqlite:///{tmp_path}/locks.db", tmp_path / "counter"
         counter.write_text("0 0")
-        command = [sys.executable, "-c", program, f"sqlite:///{tmp_path}/locks.db", str(counter)]
-        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(16)]
-        failures = [process.communicate(timeout=150)[1] for process in processes]
+        main = "tests.backends.sql_table.test_faults:count_up"
+        processes = [Forked(main, [url, str(counter)], modules_of(url)) for _ in range(16)]
+        said = all_done(processes)
 
-        assert [failure for failure in failures if failure] == []
+        assert said == [""] * 16
+        assert [process.returncode for process in processes] == [0] * 16
         assert counter.read_text().split()[0] == "48"
+
+
+def count_up() -> None:
+    """In a process: read a number and a token under the lock, and write the next ones; say what went wrong."""
+    url, path = arguments()
+    counter = Path(path)
+    say("ready")
+    sys.stdin.readline()
+    try:
+        with lockkit.connect(url, ttl=60) as client:
+            for _ in range(3):
+                with client.lock("x", timeout=PATIENCE) as lease:
+                    number, token = map(int, counter.read_text().split())
+                    assert lease.token > token
+                    counter.write_text(f"{number + 1} {lease.token}")
+    except (lockkit.LockError, AssertionError) as error:
+        say(repr(error))
 
 
 class SlowToClose(sqlite3.Connection):

@@ -1,14 +1,8 @@
-"""
-Redis, faces and other processes for the tests of guards and optimistic updates.
-
-``python -m tests.storage.redis.support ORDER PORT KEY …`` is one such process: see `append`, `count` and `hold`.
-"""
+"""Redis, faces and other processes for the tests of guards and optimistic updates."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +11,7 @@ import redis
 import redis.asyncio
 
 import lockkit
-from tests.conventions.sources import ROOT
+from tests.forked import Forked, arguments, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,49 +62,16 @@ class Face:
         return asyncio.run(main())
 
 
-def start(order: str, port: int, *arguments: object) -> subprocess.Popen[str]:
+# What they import when they begin.
+IMPORTS = (
+    *("lockkit.sync.client", "lockkit.backends.redis.backend", "lockkit.storage.redis.guard"),
+    *("lockkit.storage.redis.update", "lockkit.fencing", "lockkit.optimistic"),
+)
+
+
+def start(order: str, port: int, *given: object) -> Forked:
     """Start another process; it says a line when it is ready, and goes on when it gets one."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.storage.redis.support", order, str(port), *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    """Read the next line that a process says."""
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line, f"the process ended with {process.wait(PATIENCE)}"
-    return line
-
-
-def all_done(processes: list[subprocess.Popen[str]]) -> list[str]:
-    """Let processes go on together, and give what each says at the end."""
-    try:
-        for process in processes:
-            line_of(process)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-
-def say(text: object) -> None:
-    """Say a line."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    return Forked("tests.storage.redis.support:main", [order, str(port), *map(str, given)], IMPORTS)
 
 
 def append(client: redis.Redis, key: str, times: str) -> None:
@@ -163,7 +124,8 @@ def hold(client: redis.Redis, key: str, value: str) -> None:
             say("written")
 
 
-if __name__ == "__main__":
-    order, port, *arguments = sys.argv[1:]
+def main() -> None:
+    """Carry out an order: `append`, `count` or `hold`."""
+    order, port, *given = arguments()
     with redis.Redis(port=int(port)) as connected:
-        {"append": append, "count": count, "hold": hold}[order](connected, *arguments)
+        {"append": append, "count": count, "hold": hold}[order](connected, *given)

@@ -16,6 +16,7 @@ import lockkit
 from lockkit.optimistic import DELETE, with_retry, with_retry_async
 from lockkit.testing.servers import FaultProxy, RedisServer, require
 from lockkit.testing.timing import PATIENCE
+from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face
 
@@ -350,7 +351,7 @@ def test_asyncio_cluster_is_unsupported_with_the_reason() -> None:
 
 def test_eight_processes_lose_no_update(server: RedisServer, data: redis.Redis) -> None:
     """The value is the sum of what eight processes added, although they collided."""
-    asked = support.all_done([support.start("count", server.port, "x", 100) for _ in range(8)])
+    asked = all_done([support.start("count", server.port, "x", 100) for _ in range(8)])
 
     assert data.get("x") == "800"
     # Some were asked again: otherwise the processes never met, and this shows nothing.

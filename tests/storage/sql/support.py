@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import lockkit
 from lockkit.sql import lock_in
 from lockkit.testing.servers import MariaServer, PostgresServer, require
-from tests.forked import Forked, arguments
+from tests.forked import Forked, arguments, say
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -119,43 +119,6 @@ IMPORTS = (
 def start(order: str, *arguments: object) -> Forked:
     """Start another process; it says a line when it is ready, and goes on when it gets one."""
     return Forked("tests.storage.sql.support:main", [order, *map(str, arguments)], IMPORTS)
-
-
-def line_of(process: Forked) -> str:
-    """Read the next line that a process says."""
-    line = process.stdout.readline().strip()
-    assert line, f"the process ended with {process.wait(PATIENCE)}"
-    return line
-
-
-def go(process: Forked) -> None:
-    """Let a process go on."""
-    process.stdin.write("go\n")
-    process.stdin.flush()
-
-
-def end(processes: list[Forked]) -> None:
-    """End processes, whatever they do."""
-    for process in processes:
-        process.close()
-
-
-def all_done(processes: list[Forked]) -> list[str]:
-    """Let processes go on together, and give what each says at the end."""
-    try:
-        for process in processes:
-            line_of(process)
-        for process in processes:
-            go(process)
-        return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
-    finally:
-        end(processes)
-
-
-def say(text: object) -> None:
-    """Say a line."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def work(url: str, journal: str, times: str, isolation: str) -> None:

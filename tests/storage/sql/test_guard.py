@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 import lockkit
 import lockkit.sql
 from lockkit.fencing import TOKEN_MAX, AsyncSqlGuard, FenceMixin, SqlGuard, fenced
+from tests.forked import all_done
 from tests.storage.sql import support
 
 if TYPE_CHECKING:
@@ -482,7 +483,7 @@ def test_eight_processes_write_in_the_order_of_their_tokens(bases: dict[str, Bas
     base.rows("DROP TABLE IF EXISTS lockkit_fences")
     journal = tmp_path / "tokens"
 
-    accepted = support.all_done([support.start("write", base.url, journal, 15) for _ in range(8)])
+    accepted = all_done([support.start("write", base.url, journal, 15) for _ in range(8)])
 
     tokens = [int(line) for line in journal.read_text().split()]
     assert tokens == sorted(tokens)

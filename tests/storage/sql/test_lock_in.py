@@ -25,6 +25,7 @@ import lockkit
 from lockkit import optimistic, sql
 from lockkit.sql import TransactionLock, create_tables, ddl, lock_in
 from lockkit.testing.servers import MariaServer, PostgresServer, require
+from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import Base
 from tests.tries import until
@@ -355,7 +356,7 @@ def test_eight_processes_lose_no_update_and_tokens_follow_grants(server: Base, i
     server.rows(f"DROP TABLE IF EXISTS {sql.TABLE}")
     journal = tmp_path / "tokens"
 
-    kept = support.all_done([support.start("work", server.url, journal, 8, isolation) for _ in range(8)])
+    kept = all_done([support.start("work", server.url, journal, 8, isolation) for _ in range(8)])
 
     tokens = [int(line) for line in journal.read_text().split()]
     assert len(tokens) == 8 * 8
@@ -370,7 +371,7 @@ def test_eight_processes_on_sqlite(tmp_path: Any) -> None:  # noqa: ANN401 - a P
     base.rows("INSERT INTO numbers VALUES (0)")
     journal = tmp_path / "tokens"
 
-    kept = support.all_done([support.start("work", base.url, journal, 10, "") for _ in range(8)])
+    kept = all_done([support.start("work", base.url, journal, 10, "") for _ in range(8)])
 
     tokens = [int(line) for line in journal.read_text().split()]
     assert tokens == sorted(set(tokens))
@@ -469,7 +470,7 @@ def test_killed_holder_frees_its_lock(base: Base, engine: sa.Engine) -> None:
     """Its connection ends with it."""
     process = support.start("hold", base.url, "x")
     try:
-        token = int(support.line_of(process))
+        token = int(process.line())
         assert taken(engine, "x")
         process.kill()
         process.wait()
@@ -477,7 +478,7 @@ def test_killed_holder_frees_its_lock(base: Base, engine: sa.Engine) -> None:
         with engine.begin() as connection:
             assert lock_in(connection, "x", timeout=support.PATIENCE).token > token
     finally:
-        support.end([process])
+        process.close()
 
 
 def test_stopped_holder_is_ended_by_the_server_if_it_was_told_to(server: Base) -> None:
@@ -490,13 +491,13 @@ def test_stopped_holder_is_ended_by_the_server_if_it_was_told_to(server: Base) -
     server.rows(statement.format(limit))
     process = support.start("hold", server.url, "x")
     try:
-        token = int(support.line_of(process))
+        token = int(process.line())
         process.send_signal(signal.SIGSTOP)
 
         with server.engine() as engine, engine.begin() as connection:
             assert lock_in(connection, "x", timeout=support.PATIENCE).token > token
     finally:
-        support.end([process])
+        process.close()
         server.rows(statement.format(none))
 
 

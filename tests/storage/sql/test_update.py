@@ -15,6 +15,7 @@ import lockkit
 from lockkit.optimistic import DELETE, transact, transact_async, update_row, update_row_async, versioned
 from lockkit.sql import lock_in
 from lockkit.testing.servers import FaultProxy
+from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import COUNTERS, PATIENCE, Base
 
@@ -533,7 +534,7 @@ def test_eight_processes_lose_no_update(bases: dict[str, Base], kind: str) -> No
     """The value is the sum of what eight processes added, although they collided."""
     base = prepared(bases[kind])
 
-    asked = support.all_done([support.start("count", base.url, 10) for _ in range(8)])
+    asked = all_done([support.start("count", base.url, 10) for _ in range(8)])
 
     assert base.rows("SELECT value, version FROM counters") == [(8 * 10, 8 * 10)]
     # Some were asked again: otherwise the processes never met, and this shows nothing.

@@ -366,8 +366,9 @@ class FileBackend(LockBackend):
             # No await from here on: a cancelled call must not leave the client file flocked.
             stopped = None if self._listener is None else self._listener.stop()
             self._closed = True
+            self._client_file.refuse()
+            self._store.close()
             self._client_file.close()
-            self._store.clear()
         if stopped is not None:
             await stopped.wait(CLOSE_PATIENCE_SECONDS)
 

@@ -188,6 +188,45 @@ def test_undo_is_repeated_until_it_succeeds() -> None:
     until(lambda: not client._engine.cleanups._background.running)  # its thread does not stay
 
 
+def test_many_requests_that_cannot_be_undone_leave_the_event_loop_to_others() -> None:
+    """Each try of a waiter leaves one in a long outage. Tried without a pause, they kept renewals from being sent."""
+    client, _ = scripted(AsyncioRuntime())
+    tried: list[None] = []
+
+    async def refused() -> None:
+        tried.append(None)
+        raise DOWN
+
+    async def run() -> None:
+        async with client:
+            for _ in range(1000):
+                client._engine.cleanups.add(60.0, refused)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert 0 < len(tried) < 1000
+
+    asyncio.run(run())
+
+
+def test_request_whose_ttl_has_passed_is_not_undone_again() -> None:
+    """The ttl has freed the lock."""
+    client, _ = scripted(MovableClock())
+    cleanups = client._engine.cleanups
+    tried: list[None] = []
+
+    async def refused() -> None:
+        tried.append(None)
+        raise DOWN
+
+    cleanups.add(60.0, refused)
+    until(lambda: tried)
+    client._engine.runtime.added += 100.0
+    cleanups._background.wake()
+
+    until(lambda: not cleanups._background.running)
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("first", ["works", "fails"])
 def test_caller_that_is_cancelled_again_is_undone_by_one_call_at_a_time(
     first: str, monkeypatch: pytest.MonkeyPatch

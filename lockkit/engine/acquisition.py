@@ -313,6 +313,8 @@ class Acquisition(Generic[L]):
                 await request.wake.wait(max(0.0, pause))
             else:
                 await self._backend.wait(request, busy, until)
+            # All calls of a name are woken when one of them is given up: left set, it would end each further wait.
+            request.wake.clear()
         finally:
             context.waiting.discard(request)
         self._check_open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -345,6 +346,23 @@ def test_line_is_first_come_first_served() -> None:
         thread.join()
 
     assert served == list(range(8))
+
+
+def test_waiter_that_was_woken_for_another_pauses_between_its_polls() -> None:
+    """The stop of an election wakes all calls of its name, also one that goes on waiting."""
+    client, backend = scripted()
+    backend.capabilities = dataclasses.replace(backend.capabilities, wakeup="poll")
+    held = client.lock("x").acquire()
+    waiter = threading.Thread(target=lambda: client.lock("x").acquire().release())
+    waiter.start()
+    (request,) = until(lambda: tuple(client._engine.acquisitions.waiting))
+
+    request.wake.set()
+
+    until(lambda: not request.wake.is_set())  # else each further pause would be over at once
+    held.release()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive()
 
 
 def test_long_wait_is_logged_once_with_the_holder(caplog: pytest.LogCaptureFixture) -> None:

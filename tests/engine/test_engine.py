@@ -1401,6 +1401,30 @@ def test_blocking_wait_that_stops_its_own_event_loop_is_refused() -> None:
     asyncio.run(run())
 
 
+def test_blocking_wait_for_a_permit_that_a_thread_will_release_is_not_refused() -> None:
+    """The event loop stands still meanwhile, but only one of the two holders runs in it."""
+
+    async def run() -> int | None:
+        with lockkit.connect("memory://loop3") as client, client.semaphore("x", limit=2):
+            semaphore = client.semaphore("x", limit=2)
+            others: list[lockkit.Lease] = []
+            thread = threading.Thread(target=lambda: others.append(semaphore.acquire()))
+            thread.start()
+            thread.join(PATIENCE)
+
+            def release() -> None:
+                until(lambda: client._engine.acquisitions.waiting)
+                others.pop().release()
+
+            thread = threading.Thread(target=release)
+            thread.start()
+            with semaphore as permit:
+                thread.join(PATIENCE)
+                return permit.slot
+
+    assert asyncio.run(run()) == 1
+
+
 def test_blocking_wait_in_an_event_loop_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ class Leases:
         record.lost_reason = reason
         # It stays the reentrant lease of its thread until released: entering again must say "lost", not acquire.
         self.forget(record)
+        record.renewal.wake_waiters()
         callbacks, record.callbacks = record.callbacks or [], None
         return callbacks
 
@@ -287,7 +288,7 @@ class Leases:
                 else:
                     record.state = RELEASED
                     self.drop(record)
-                record.renewal.wake_waiters()
+                    record.renewal.wake_waiters()
                 if record.lost_event is not None:
                     record.lost_event.set()
             for record in cut_short:

@@ -811,8 +811,9 @@ def test_extend_waits_for_the_renewal_in_flight() -> None:
     lease.release()
 
 
-def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> None:
-    """The renewal of a lease is queued behind one that hangs; the lease is released: `LockLost`, and at once."""
+@pytest.mark.parametrize("ending", ["release", "loss"])
+def test_extend_does_not_wait_for_a_renewal_that_has_become_pointless(ending: str) -> None:
+    """The renewal of a lease is queued behind one that hangs; the lease ends: `LockLost`, and at once."""
     client, backend = scripted()
     hang, sent = threading.Event(), threading.Event()
 
@@ -837,7 +838,10 @@ def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> Non
     extending = threading.Thread(target=extend)
     extending.start()
     until(lambda: lease._record.renewal.answered is not None)
-    lease.release()
+    if ending == "release":
+        lease.release()
+    else:
+        client._engine.lost(lease.owner, "session")
     extending.join(30)
 
     assert [type(error) for error in errors] == [LockLost]

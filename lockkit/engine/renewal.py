@@ -513,6 +513,8 @@ class Renewer:
                 elif plan.next_at != inf:
                     plan.next_at = 0.0  # the deadline may now be earlier than the next renewal was planned
                 self.reschedule(record)
+            elif isinstance(outcome, Renewed):
+                plan.note_unanswered(ttl, started)  # too late to be believed, but the server keeps the lock for it
             plan.finish()
         if extended:
             observation.post("renewed", record)

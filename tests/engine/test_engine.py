@@ -905,6 +905,22 @@ def test_extend_whose_answer_comes_after_the_loss_says_so() -> None:
     assert lease.lost
 
 
+def test_long_extension_whose_answer_comes_after_the_deadline_is_undone() -> None:
+    """The server has it, but the holder may not believe in it: the lock would stay held for an hour, for nobody."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+    lease = client.lock("x", ttl=30, renew=False).acquire()
+
+    def late() -> None:
+        clock.added += 60
+
+    backend.after["renew"] = late
+    with pytest.raises(LockLost, match="deadline"):
+        lease.extend(3600)
+
+    until(lambda: not client.lock("x").locked())
+
+
 def test_forked_child_owns_nothing() -> None:
     """Its copies are lost, it frees nothing of the parent's, and can use the client anew."""
     client, backend = scripted()

@@ -28,7 +28,7 @@ from lockkit.backend import Grant, LockBackend, Renewed, Unknown
 from lockkit.engine import renewal
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
-from lockkit.runtime import AsyncioRuntime, monotonic
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
 from tests.tries import begin_to_wait, until, until_async, until_renewed
@@ -643,6 +643,28 @@ def test_broken_lock_is_told_once_and_callback_errors_are_contained(caplog: pyte
     late: list[str] = []
     lease.on_lost(lambda _, reason: late.append(reason))
     until(lambda: late == ["broken"])
+
+
+def test_callback_that_finds_no_thread_is_called_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of leases may be lost at once, and each callback has a thread of its own."""
+    monkeypatch.setattr("lockkit.engine.renewal.SLEEP_SECONDS_MAX", 0.05)
+    client, _ = scripted()
+    runtime, told, refusals = client._engine.runtime, [], [None] * 4
+
+    def spawn(name: str, *arguments: Any) -> None:
+        if name == "lockkit-on-lost" and refusals:
+            refusals.pop()
+            message = "can't start new thread"
+            raise RuntimeError(message)
+        BlockingRuntime.spawn(runtime, name, *arguments)
+
+    monkeypatch.setattr(runtime, "spawn", spawn)
+    leases = [client.lock(name, ttl=600, on_lost=lambda lease, _: told.append(lease.name)).acquire() for name in "xyz"]
+    for lease in leases:
+        client._engine.lost(lease.owner, "session")
+
+    until(lambda: len(told) == len(leases))
+    assert sorted(told) == ["x", "y", "z"]
 
 
 def test_reentering_a_lost_lease_says_so() -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from lockkit.backend import Grant
     from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
     from lockkit.units import Instant
 
 __all__ = ["RELEASE_SECONDS", "PendingCleanups"]
@@ -85,11 +85,12 @@ class PendingCleanups:
         except RuntimeError as error:  # the next call starts it
             log.warning("could not start the cleanup of %d requests: %s", len(self._pending), error)
 
-    def release_later(self, grant: Grant) -> None:
-        """Release a grant in the background, until its ttl has passed."""
-        backend = self._client.backend
+    def release_later(self, record: LeaseRecord) -> None:
+        """Release a lease in the background, until its ttl has passed."""
+        backend, grant = self._client.backend, record.grant
         if backend is not None:
-            self.add(grant.ttl, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
+            seconds = max(grant.ttl, record.renewal.unanswered_ttl_max)
+            self.add(seconds, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
 
     async def flush(self, until: Instant) -> None:
         """

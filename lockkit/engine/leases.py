@@ -193,7 +193,7 @@ class Leases:
         grant = record.grant
         if reason == "expired" and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
-            self._cleanups.release_later(grant)
+            self._cleanups.release_later(record)
         observation.post("lost", record, reason)
         log.warning("lost lock %r (token %d) at %s: %s", grant.name, grant.token, client.url, LOSS_REASONS[reason])
 

@@ -159,17 +159,17 @@ class Releases:
             raise client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
         # If it was sent, the backend compares the owner.
         if begun and record.state is RELEASING and not isinstance(error, Exception):
-            await self._send_again(grant)
+            await self._send_again(record)
 
-    async def _send_again(self, grant: Grant) -> None:
+    async def _send_again(self, record: LeaseRecord) -> None:
         """Release as well as possible: now, else in the background until the ttl has passed."""
-        client, backend = self._client, self._client.backend
+        client, backend, grant = self._client, self._client.backend, record.grant
         if backend is None:
             return
         try:
             await client.runtime.settle(backend.release(grant, client.answer_by(RELEASE_SECONDS)), INTERRUPTED_SECONDS)
         except BaseException as error:
-            self._cleanups.release_later(grant)
+            self._cleanups.release_later(record)
             if not isinstance(error, Exception):
                 raise
 
@@ -198,7 +198,7 @@ class Releases:
             if error is not None:
                 error.add_note(f"lockkit: {failed}")
             log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, record.grant.ttl)
-            self._cleanups.release_later(record.grant)
+            self._cleanups.release_later(record)
 
     # -- all leases ------------------------------------------------------------------------------------------------
 

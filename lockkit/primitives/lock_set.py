@@ -467,7 +467,7 @@ class LeaseSetCore(Generic[L]):
             log.debug("releasing a lock of a set: %s", error)
         except LockError as error:
             log.debug("releasing a lock of a set, lockkit retries: %s", error)
-            member.engine.cleanups.release_later(record.grant)
+            member.engine.cleanups.release_later(record)
 
     async def _each(
         self, action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]], seconds: Seconds

@@ -943,6 +943,26 @@ def test_long_extension_whose_answer_comes_after_the_deadline_is_undone() -> Non
     until(lambda: not client.lock("x").locked())
 
 
+def test_long_extension_without_answer_is_undone_for_as_long_as_the_server_may_have_it() -> None:
+    """Also if the server comes back when the former ttl is over."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+    lease = client.lock("x", ttl=30, renew=False).acquire()
+    backend.after["renew"] = backend.before["release"] = fail(DOWN)
+    with pytest.raises(BackendUnavailable):
+        lease.extend(3600)
+    clock.added += 40
+    assert lease.lost
+    until(lambda: "release" in backend.calls)
+    clock.added += 100
+    client._engine.cleanups._background.wake()
+    until(lambda: backend.calls.count("release") > 1)
+
+    del backend.before["release"]
+
+    until(lambda: not client.lock("x").locked())
+
+
 def test_forked_child_owns_nothing() -> None:
     """Its copies are lost, it frees nothing of the parent's, and can use the client anew."""
     client, backend = scripted()

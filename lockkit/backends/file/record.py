@@ -265,6 +265,7 @@ class RecordFile:
         name: The lock.
         path: Of the file.
         boot: Boot id of this machine.
+        look_at: When a reader must look at it again that nothing has woken.
     """
 
     __slots__ = (
@@ -276,6 +277,7 @@ class RecordFile:
         "_text",
         "boot",
         "fd",
+        "look_at",
         "mutex",
         "name",
         "path",
@@ -305,6 +307,7 @@ class RecordFile:
         self.name = name
         self.path = path
         self.boot = boot_id()
+        self.look_at = 0.0
         self._escaped = escaped
         self._check_at = 0.0
         self._status = status
@@ -371,6 +374,10 @@ class RecordFile:
             finally:
                 if self.fd >= 0:
                     _flock(fd, _UNLOCK)
+
+    def is_linked(self) -> bool:
+        """Tell whether this is the record still: another program may have removed it."""
+        return is_at(self._status, self.path)
 
     def _check_link(self, now: float) -> None:
         if not is_at(self._status, self.path):

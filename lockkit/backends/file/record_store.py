@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from lockkit.backend import NamesPage, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
-from lockkit.backends.file.client_file import live_ttl_max
+from lockkit.backends.file.client_file import CHECK_SECONDS, live_ttl_max
 from lockkit.backends.file.directory import Directory, boot_id, record_file_prefix, record_name
 from lockkit.backends.file.errors import explain
 from lockkit.backends.file.record import (
@@ -209,6 +209,20 @@ class RecordStore:
         """Read an open record without its flock, so that it may be out of date; None if that fails."""
         file = self._files.get(name)
         return None if file is None else file.peek()
+
+    def must_look(self, name: str) -> bool:
+        """
+        Tell a reader that nothing has woken for `CHECK_SECONDS` whether to try again.
+
+        Of all readers of this client that wait for a lock, only one: reading a record takes the longer, the more wait,
+        and a thousand that each read it once a second would use up a core.
+        """
+        file, now = self._files.get(name), self._now()
+        if file is None or now >= file.look_at:
+            if file is not None:
+                file.look_at = now + CHECK_SECONDS / 2  # less, in case that a wait ends a moment early
+            return True
+        return not file.is_linked()
 
     # -- listing -----------------------------------------------------------------------------------------------------
 

@@ -321,6 +321,18 @@ def test_permits_that_are_locks_of_slots(recorder: Recorder, monkeypatch: pytest
     assert {(event.name, event.mode) for _, event in recorder.events} == {("b", "permit")}
 
 
+def test_permit_of_slots_that_is_had_again_is_one_lease(recorder: Recorder) -> None:
+    """As a lock that is entered again: what counts leases would count it twice, and its end once."""
+    client, backend = scripted()
+    backend.capabilities = dataclasses.replace(backend.capabilities, permits="slots")
+    semaphore = client.semaphore("b", limit=2, reentrant=True)
+
+    with semaphore as outer, semaphore as inner:
+        assert inner is outer
+
+    assert recorder.calls == ["granted", "released"]
+
+
 # -- templates -------------------------------------------------------------------------------------------------------
 
 

@@ -316,6 +316,7 @@ class Engine(Generic[L]):
     async def _acquire_slot(self, settings: LockSettings, timeout: Seconds | None) -> L:
         """Acquire a permit where the backend has locks only."""
         assert settings.mode == "permit", "anything else is one lock"
+        self.caps.compare(settings)
         search = SlotSearch(self.runtime, settings, self.url, self.acquisitions.unavailable_after)
         owned = await search.run(self.acquire, timeout)
         record: LeaseRecord = cast("Any", owned)._record  # noqa: SLF001 - made by make_lease

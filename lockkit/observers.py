@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive, in_forked_child
@@ -36,9 +36,12 @@ Call = Literal["waiting", "granted", "refused", "renewed", "jeopardy", "lost", "
 
 CALLS: tuple[Call, ...] = get_args(Call)
 
+_ENDS: tuple[Call, ...] = ("lost", "released")
+
 QUEUE_EVENTS = 10_000
-"""How many events wait for one observer; then the oldest is dropped. More keeps more of a burst and takes more memory
-(about 1 KB each) when an observer hangs."""
+"""How many events wait for one observer; then the oldest is dropped, unless it is the end of a lease whose grant the
+observer has seen: what counts leases would be wrong for ever. More keeps more of a burst and takes more memory (about
+1 KB each) when an observer hangs."""
 
 WAIT_SECONDS = 0.05
 """How long a call waits until an observer has seen its event, seconds. Longer makes the first call after an observer
@@ -211,12 +214,16 @@ async def tell(runtime: Runtime, call: Call, event: LockEvent) -> None:
             channel.behind = True
 
 
+_Item: TypeAlias = "tuple[Call, LockEvent, contextvars.Context, Event | None] | Event"
+"""An event with the context of its call, and what is set when the observer has seen it; or that alone."""
+
+
 class Channel:
     """
     The queue of one observer, and the thread that calls it.
 
-    Putting something in takes no lock (``deque`` and ``Lock.release`` are atomic), because the garbage collector may do
-    it in a thread that holds any lock.
+    Putting something in takes no lock (``deque``, ``set`` and ``Lock.release`` are atomic), because the garbage
+    collector may do it in a thread that holds any lock.
 
     Attributes:
         observer: To be called.
@@ -234,9 +241,9 @@ class Channel:
         """Forget the thread and the events: they are the parent's."""
         self.behind = False
         self.dropped = 0
-        self._events: deque[tuple[Call, LockEvent, contextvars.Context, Event | None] | Event] = deque(
-            maxlen=QUEUE_EVENTS
-        )
+        self._events: deque[_Item] = deque()
+        self._kept: deque[_Item] = deque()  # older than those, and not to be dropped
+        self._granted: set[str | None] = set()  # owners whose grants were not dropped, and whose ends were not seen
         self._wake = threading.Lock()
         self._wake.acquire()
         self._thread: threading.Thread | None = None
@@ -267,10 +274,26 @@ class Channel:
 
     def put(self, call: Call, event: LockEvent, done: Event | None) -> None:
         """Add an event; `done` is set when the observer has seen it."""
-        if len(self._events) == QUEUE_EVENTS:
-            self.dropped += 1
+        if len(self._events) >= QUEUE_EVENTS:
+            self._drop_oldest()
+        if call == "granted":
+            self._granted.add(event.owner)
         self._events.append((call, event, contextvars.copy_context(), done))
         self._notify()
+
+    def _drop_oldest(self) -> None:
+        try:
+            item = self._events.popleft()
+        except IndexError:
+            return  # the thread has caught up
+        if isinstance(item, tuple):
+            call, event, _, _ = item
+            if not (call in _ENDS and event.owner in self._granted):
+                self.dropped += 1
+                if call == "granted":
+                    self._granted.discard(event.owner)
+                return
+        self._kept.append(item)
 
     def close(self) -> None:
         """End the thread after what is in the queue."""
@@ -279,6 +302,10 @@ class Channel:
 
     def flush(self, seconds: Seconds) -> None:
         """Wait until the observer has seen everything, at most so many seconds."""
+        if self._events:
+            self.start()
+        if not self._runs():
+            return  # nothing has happened since a fork, or no thread can be started
         done = BlockingRuntime().event()
         self._events.append(done)
         self._notify()
@@ -297,13 +324,15 @@ class Channel:
     def _call_all(self) -> None:
         while True:
             try:
-                item = self._events.popleft()
+                item = self._kept.popleft() if self._kept else self._events.popleft()
             except IndexError:
                 break
             if not isinstance(item, tuple):
                 item.set()
                 continue
             call, event, context, done = item
+            if call in _ENDS:
+                self._granted.discard(event.owner)
             context.run(self._call, call, event)
             if done is not None:
                 done.set()

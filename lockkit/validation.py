@@ -28,6 +28,7 @@ __all__ = [
     "about",
     "escape",
     "flag",
+    "label",
     "lock_name",
     "makes_coroutines",
     "metadata",
@@ -131,7 +132,7 @@ def label(value: object) -> str:
         ConfigurationError: The label is not valid.
     """
     if isinstance(value, str) and 0 < len(value) <= NAME_BYTES_MAX:
-        return str(value)
+        return str.__str__(value)  # as for a name
     message = f"label must be a str of 1 to {NAME_BYTES_MAX} characters, such as 'seat:{{seat}}', not {shown(value)}"
     raise ConfigurationError(message)
 

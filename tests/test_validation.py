@@ -47,9 +47,10 @@ def test_lock_name_keeps_every_valid_name_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(("given_name", "name"), [(Seat.WINDOW, "seat:12A"), (Mixed.RED, "red")])
-def test_lock_name_of_str_subclass_is_plain_str(given_name: str, name: str) -> None:
-    """What goes inwards has no surprising methods."""
-    result = validation.lock_name(given_name)
+@pytest.mark.parametrize("check", [validation.lock_name, validation.label])
+def test_lock_name_of_str_subclass_is_plain_str(check: Callable[[object], str], given_name: str, name: str) -> None:
+    """What goes inwards has no surprising methods. Labels too."""
+    result = check(given_name)
 
     assert result == name
     assert type(result) is str

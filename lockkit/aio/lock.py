@@ -14,7 +14,7 @@ from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, BaseLease, Inherit, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Unpack
@@ -102,16 +102,17 @@ class Lock:
         Raises:
             LockLost: The body ended well, or was cancelled by ``cancel_on_lost``, after the lease was lost.
         """
-        await self._leave(self._blocks.pop(self._engine.runtime.current), error)
+        block = self._blocks.pop(self._engine.runtime.current)  # kept: a lease that nothing refers to is not released
+        await self._leave(block, error)
 
     def _block(self, lease: Lease, task: object) -> Block[Lease]:
         return Block(lease, cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None)
 
-    async def _leave(self, block: Block[Lease], error: BaseException | None) -> None:
-        record = block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
-        if block.turns_into_loss(error):
-            await self._engine.releases.release(record)  # raises, and ends the lease for re-entry too
-        await self._engine.releases.leave(record, error)
+    def _leave(self, block: Block[Lease], error: BaseException | None) -> Coroutine[Any, Any, None]:
+        """Return what releases the lease of a block, and raises if it was cancelled because the lease was lost."""
+        releases, record = self._engine.releases, block.lease._record  # noqa: SLF001 - the lock and its lease are one unit
+        # The first raises, since the lease is lost, and ends it for re-entry too.
+        return releases.release(record) if block.turns_into_loss(error) else releases.leave(record, error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """

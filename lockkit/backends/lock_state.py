@@ -307,10 +307,17 @@ class LockState(Generic[C]):
         # The second too: if the first is stopped, the second must look when the offer ends, not when the ttl of the
         # former holder would have ended. Of those that exclude one another nobody else, so that 100 waiters do not wake
         # at once.
-        fitting = 0
-        if head.mode != "exclusive":
-            fitting = sum(waiter.mode == head.mode and self._is_next(waiter) for waiter in self.queue)
-        return self.queue[: max(2, fitting)]
+        return self.queue[: max(2, 0 if head.mode == "exclusive" else self._fitting(head))]
+
+    def _fitting(self, head: C) -> int:
+        """Count the waiters that fit together, from the head of the queue on."""
+        mode, limit = head.mode, head.limit
+        for ahead, waiter in enumerate(self.queue):
+            limit = min(limit, waiter.limit)
+            full = mode == "permit" and len(self.shares) + ahead >= limit
+            if waiter.mode != mode or (full and waiter is not head):
+                return ahead
+        return len(self.queue)
 
     def downgrade(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
         """

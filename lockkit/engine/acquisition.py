@@ -313,6 +313,8 @@ class Acquisition(Generic[L]):
                 await request.wake.wait(max(0.0, pause))
             else:
                 await self._backend.wait(request, busy, until)
+            # All calls of a name are woken when one of them is given up: left set, it would end each further wait.
+            request.wake.clear()
         finally:
             context.waiting.discard(request)
         self._check_open()
@@ -490,11 +492,15 @@ class Acquisition(Generic[L]):
             self._warn_loop()
             return
         name, url, holder = self._settings.name, self._client.url, self._runtime.relation(record.acquired_by)
-        if self._deadline is None and self._runtime.blocks_event_loop():
+        if self._deadline is None and self._runtime.blocks_event_loop() and not self._others_may_release():
             itself = ", which would wait for itself" if self._is_own(record) else ""
             message = f"lock {name!r} at {url} is held by {holder}{itself}. {self._advice(record)}."
             raise LockError(message, name=name, backend=url)
         log.warning("waiting for lock %r at %s, which %s holds. %s", name, url, holder, self._advice(record))
+
+    def _others_may_release(self) -> bool:
+        """Tell whether what is waited for has holders that can go on, besides one that cannot."""
+        return False
 
     def _warn_loop(self) -> None:
         if self._runtime.blocks_event_loop():

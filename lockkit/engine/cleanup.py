@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from lockkit.backend import Grant
     from lockkit.engine.client_state import ClientState
+    from lockkit.engine.lease_record import LeaseRecord
     from lockkit.units import Instant
 
 __all__ = ["RELEASE_SECONDS", "PendingCleanups"]
@@ -35,6 +37,10 @@ FIRST_PAUSE = 0.4
 PAUSE_MAX = 10.0
 """Longest pause between two tries, seconds. Longer notices later that the backend is back, and others wait meanwhile
 for a lock that nobody holds; shorter loads a backend that is struggling."""
+
+FAILED_PAUSE = 0.005
+"""Pause after each failed try, of whichever request, seconds. An outage may leave thousands of them, from each try of
+each waiter; shorter lets them use up a core, or an event loop, and longer tries some of them late."""
 
 RELEASE_SECONDS = CALL_SECONDS - 0.5
 """What a release may take, seconds: leaving a ``with`` block takes at most five, whatever hangs."""
@@ -52,7 +58,8 @@ class PendingCleanups:
 
     def forked(self) -> None:
         """Forget everything: it is the parent's."""
-        self._pending: list[_Cleanup] = []
+        self._pending: list[tuple[Instant, int, _Cleanup]] = []  # a heap, by when to try each
+        self._numbers = count()
         self._stopped = False
         self._idle = self._runtime.event()  # nothing is being undone at this moment
         self._idle.set()
@@ -69,7 +76,7 @@ class PendingCleanups:
         assert seconds > 0.0, "what a ttl has ended already needs no cleanup"
         with self._client.mutex:
             now = self._runtime.now()
-            self._pending.append(_Cleanup(function, now, now + seconds))
+            self._plan(now, _Cleanup(function, now + seconds))
             if self._stopped:
                 return  # `flush` tries it, if the connections are still open
         self._background.wake()
@@ -78,11 +85,12 @@ class PendingCleanups:
         except RuntimeError as error:  # the next call starts it
             log.warning("could not start the cleanup of %d requests: %s", len(self._pending), error)
 
-    def release_later(self, grant: Grant) -> None:
-        """Release a grant in the background, until its ttl has passed."""
-        backend = self._client.backend
+    def release_later(self, record: LeaseRecord) -> None:
+        """Release a lease in the background, until its ttl has passed."""
+        backend, grant = self._client.backend, record.grant
         if backend is not None:
-            self.add(grant.ttl, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
+            seconds = max(grant.ttl, record.renewal.unanswered_ttl_max)
+            self.add(seconds, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
 
     async def flush(self, until: Instant) -> None:
         """
@@ -93,15 +101,16 @@ class PendingCleanups:
         with self._client.mutex:
             self._stopped = True
         await self._idle.wait(max(0.0, until - self._runtime.now()))
-        pending = tuple(self._pending)
-        for number, cleanup in enumerate(pending):
+        with self._client.mutex:
+            self._hurry()  # what fails now comes after all others
+        for left in range(len(self._pending), 0, -1):
             if self._runtime.now() >= until:
-                log.warning("closing with %d requests not undone: no answer", len(pending) - number)
+                log.warning("closing with %d requests not undone: no answer", left)
                 return
             with self._client.mutex:
-                if cleanup not in self._pending:
-                    continue  # another call of close() has it
-                self._pending.remove(cleanup)
+                if not self._pending:
+                    return  # another call of close() has the rest
+                cleanup = heappop(self._pending)[2]
             await self._try(cleanup)
 
     async def _flush_at_end(self) -> None:
@@ -118,25 +127,29 @@ class PendingCleanups:
             if cleanup is not None:
                 assert not self._idle.is_set(), "the end of the client waits for it"
                 try:
-                    await self._try(cleanup)
+                    done = await self._try(cleanup)
                 finally:
                     self._idle.set()
+                if not done:
+                    await self._runtime.sleep(FAILED_PAUSE)
             else:
                 await self._background.wait(at - self._runtime.now())
 
     def _take(self) -> tuple[_Cleanup | None, float]:
         """Take what is to be tried now; if nothing is, return when the next one is. Under the mutex."""
-        cleanup = min(self._pending, key=_planned, default=None)
-        if cleanup is None or self._stopped:
-            return None, inf
-        if cleanup.at > self._runtime.now():
-            return None, cleanup.at
-        assert self._idle.is_set(), "one at a time"
-        self._pending.remove(cleanup)
-        self._idle.clear()
-        return cleanup, cleanup.at
+        now = self._runtime.now()
+        while self._pending and not self._stopped:
+            at, _, cleanup = self._pending[0]
+            if at > now:
+                return None, at
+            heappop(self._pending)
+            if now < cleanup.until:  # else its ttl has done the same
+                assert self._idle.is_set(), "one at a time"
+                self._idle.clear()
+                return cleanup, at
+        return None, inf
 
-    async def _try(self, cleanup: _Cleanup) -> None:
+    async def _try(self, cleanup: _Cleanup) -> bool:
         done = False
         try:
             await cleanup.function()
@@ -148,29 +161,31 @@ class PendingCleanups:
             # Also when cancelled: it is still to be undone.
             with self._client.mutex:
                 self._plan_after(cleanup, done=done)
+        return done
 
     def _plan_after(self, cleanup: _Cleanup, *, done: bool) -> None:
         """Plan the next try after one has ended. Under the mutex."""
-        assert cleanup not in self._pending, "what is being tried is not planned"
         if done:
-            for other in self._pending:
-                other.at = 0.0  # the backend is back: the others need not wait longer
+            if self._pending and self._pending[0][0] > 0.0:  # else it was done before, for all or most of them
+                self._hurry()  # the backend is back: the others need not wait longer
         elif (now := self._runtime.now()) < cleanup.until:
-            cleanup.at = now + cleanup.pause * self._runtime.random.uniform(0.5, 1.0)
+            self._plan(now + cleanup.pause * self._runtime.random.uniform(0.5, 1.0), cleanup)
             # A long outage leaves many of them, from each try of each waiter: together they must not be a load.
             cleanup.pause = min(2 * cleanup.pause, PAUSE_MAX)
-            self._pending.append(cleanup)
+
+    def _plan(self, at: Instant, cleanup: _Cleanup) -> None:
+        heappush(self._pending, (at, next(self._numbers), cleanup))
+
+    def _hurry(self) -> None:
+        """Plan all of them for now, the oldest first."""
+        self._pending = [(0.0, number, cleanup) for _, number, cleanup in self._pending]
+        heapify(self._pending)
 
 
 @dataclass(slots=True, eq=False)
 class _Cleanup:
-    """Something that must not stay at the backend. Times are the client's monotonic clock."""
+    """Something that must not stay at the backend; `until` when it is there at most, client monotonic clock."""
 
     function: Callable[[], Coroutine[Any, Any, object]]
-    at: float
-    until: float
+    until: Instant
     pause: float = FIRST_PAUSE
-
-
-def _planned(cleanup: _Cleanup) -> float:
-    return cleanup.at

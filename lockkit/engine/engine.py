@@ -287,8 +287,11 @@ class Engine(Generic[L]):
         backend = self.client.ready()
         if settings.about is not self._about:
             self._name_this_process(settings)
-        if self.leases.reentrant and (lease := self.leases.reenter(settings)) is not None:
-            return cast("L", lease)  # made by make_lease
+        if self.leases.reentrant:
+            is_slot = settings.mode == "permit" and self.capabilities.permits == "slots"
+            lease = self._reenter_slot(settings) if is_slot else self.leases.reenter(settings)
+            if lease is not None:
+                return cast("L", lease)  # made by make_lease
         if observers.active is not None and settings.on_wait is None:
             return await self._acquire_observed(settings, timeout, name_holder=name_holder)
         if settings.mode != "permit":
@@ -304,14 +307,16 @@ class Engine(Generic[L]):
                 await acquisition.name_holder(error)
             raise
 
+    def _reenter_slot(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - as `Leases.reenter`
+        """See `Leases.reenter`: of a permit where the backend has locks only."""
+        slots = range(settings.limit if settings.reentrant else 0)
+        leases = (self.leases.reenter(replace(settings, name=slot_name(settings.name, slot))) for slot in slots)
+        return next((lease for lease in leases if lease is not None), None)
+
     async def _acquire_slot(self, settings: LockSettings, timeout: Seconds | None) -> L:
         """Acquire a permit where the backend has locks only."""
         assert settings.mode == "permit", "anything else is one lock"
-        if settings.reentrant:
-            for slot in range(settings.limit):
-                lease = self.leases.reenter(replace(settings, name=slot_name(settings.name, slot)))
-                if lease is not None:
-                    return cast("L", lease)  # made by make_lease
+        self.caps.compare(settings)
         search = SlotSearch(self.runtime, settings, self.url, self.acquisitions.unavailable_after)
         owned = await search.run(self.acquire, timeout)
         record: LeaseRecord = cast("Any", owned)._record  # noqa: SLF001 - made by make_lease

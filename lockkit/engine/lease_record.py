@@ -90,6 +90,7 @@ class RenewalPlan:
             a call of ``extend``. None if there is none.
         in_jeopardy: The last renewal failed.
         unanswered_ttl: The shortest ttl of a renewal that was not answered: the server may still run it.
+        unanswered_ttl_max: The longest one: so long the server may keep the lock.
         unanswered_until: Until when it may.
         answered: Set when the renewal in flight has been answered. Made by a call that waits for that.
     """
@@ -101,6 +102,7 @@ class RenewalPlan:
         "in_jeopardy",
         "next_at",
         "unanswered_ttl",
+        "unanswered_ttl_max",
         "unanswered_until",
         "until",
     )
@@ -119,6 +121,7 @@ class RenewalPlan:
         self.in_flight: object = None
         self.in_jeopardy = False
         self.unanswered_ttl = inf
+        self.unanswered_ttl_max = 0.0
         self.unanswered_until = 0.0
         self.answered: Event | None = None
 
@@ -129,6 +132,7 @@ class RenewalPlan:
     def note_unanswered(self, ttl: Seconds, sent: Instant) -> None:
         """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
         self.unanswered_ttl = min(self.unanswered_ttl, ttl)
+        self.unanswered_ttl_max = max(self.unanswered_ttl_max, ttl)
         self.unanswered_until = max(self.unanswered_until, sent + LATE_SECONDS)  # an interrupted call may be older
 
     def finish(self) -> None:
@@ -332,7 +336,7 @@ class LeaseRecord:
             # A renewal whose answer never came may still be under way (in the buffer of a connection that was given
             # up) and be run after this one: then the server counts its ttl from then on.
             if anchor >= plan.unanswered_until:
-                plan.unanswered_ttl = inf
+                plan.unanswered_ttl, plan.unanswered_ttl_max = inf, 0.0
             believed = min(ttl, plan.unanswered_ttl)
         self.valid_until = anchor + believed - drift_margin(believed)
         assert self.valid_until < anchor + ttl or ttl <= 0.0, "never later than the server's own end of the lease"

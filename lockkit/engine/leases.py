@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from itertools import islice, takewhile
 from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from datetime import timedelta
 
     from lockkit.backend import Grant, LossReason
@@ -43,6 +45,7 @@ class Leases:
         self.records: dict[str, LeaseRecord] = {}
         self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
+        self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
 
     def forked(self) -> None:
         """Own nothing in the child of a fork: its copies of the parent's leases are lost."""
@@ -52,6 +55,7 @@ class Leases:
         self.records = {}
         self.reentrant = {}
         self.early_losses = {}
+        self.uncalled.clear()
 
     # -- which there are -------------------------------------------------------------------------------------------
 
@@ -189,7 +193,7 @@ class Leases:
         grant = record.grant
         if reason == "expired" and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
-            self._cleanups.release_later(grant)
+            self._cleanups.release_later(record)
         observation.post("lost", record, reason)
         log.warning("lost lock %r (token %d) at %s: %s", grant.name, grant.token, client.url, LOSS_REASONS[reason])
 
@@ -200,6 +204,7 @@ class Leases:
         record.lost_reason = reason
         # It stays the reentrant lease of its thread until released: entering again must say "lost", not acquire.
         self.forget(record)
+        record.renewal.wake_waiters()
         callbacks, record.callbacks = record.callbacks or [], None
         return callbacks
 
@@ -241,11 +246,33 @@ class Leases:
             except Exception:
                 log.exception("on_lost callback of lock %r raised", name)
 
+        async def call_it_and_others() -> None:
+            await call()
+            await self._call_uncalled()
+
         # In the background: a slow callback must delay neither the loss of other leases nor the caller of check().
         try:
-            runtime.spawn("lockkit-on-lost", call)
-        except RuntimeError:  # no more threads, or the event loop has ended: the watch must survive that
-            log.exception("could not call the on_lost callback of lock %r", name)
+            runtime.spawn("lockkit-on-lost", call_it_and_others)
+        except RuntimeError as error:  # no more threads, or the event loop has ended: the watch must survive that
+            self.uncalled.append(call)
+            log.warning("could not call the on_lost callback of lock %r yet: %s", name, error)
+
+    def call_again(self) -> bool:
+        """Call the callbacks for which no thread could be started; returns False if none can be started now either."""
+        try:
+            self._client.runtime.spawn("lockkit-on-lost", self._call_uncalled)
+        except RuntimeError as error:
+            log.debug("calling %d on_lost callbacks: %s", len(self.uncalled), error)
+            return False
+        return True
+
+    async def _call_uncalled(self) -> None:
+        while True:
+            try:
+                call = self.uncalled.popleft()
+            except IndexError:
+                return
+            await call()
 
     async def wait_lost(self, record: LeaseRecord, timeout: Seconds | timedelta | None) -> bool:
         """Wait until the lease is lost (True) or released, or the time is over (False)."""
@@ -287,7 +314,7 @@ class Leases:
                 else:
                     record.state = RELEASED
                     self.drop(record)
-                record.renewal.wake_waiters()
+                    record.renewal.wake_waiters()
                 if record.lost_event is not None:
                     record.lost_event.set()
             for record in cut_short:

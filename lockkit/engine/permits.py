@@ -85,6 +85,12 @@ class PermitAcquisition(Acquisition[L]):
             return super()._advice(record)
         return "Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again"
 
+    def _others_may_release(self) -> bool:
+        name, relation = self._settings.name, self._runtime.relation
+        records = self._context.leases.all()
+        stuck = [record for record in records if record.grant.name == name and relation(record.acquired_by)]
+        return len(stuck) < self._request.limit
+
     async def _wait(self, busy: Busy) -> None:
         assert self._request.mode == "permit", "only semaphores have caps"
         if self._cap is not None:  # nobody wakes the waiters when it is raised

@@ -60,18 +60,22 @@ class Releases:
         """
         client, grant = self._client, record.grant
         while True:
-            self._refuse_lost(record)
+            # Without a function of its own: leaving a reentrant lock must need no more stack than entering it again.
+            # Else a RecursionError in the body would strike here too, and the lock stay held.
+            if (record.state is not HELD or client.runtime.now() >= record.valid_until) and record.lost:
+                self._leases.drop(record)
+                raise record.lost_error()
             ours, begun, before = None, False, record.state
             try:
                 with client.mutex:
                     before = record.state
                     if not record.leave():
                         return
-                    done = self._end_of_other_release(record) if before is RELEASING else None
                     begun = before is HELD or before is UNCONFIRMED
                     if begun:
                         self._begin(record)
-                if begun:
+                    other = None if begun else self._end_of_other_release(record)
+                if other is None:
                     ours = await client.ready().release(grant, client.answer_by(RELEASE_SECONDS, answer_by))
                     break
             except BaseException as error:
@@ -84,16 +88,10 @@ class Releases:
                     except BaseException:
                         self._end(record, ours is not None)  # interrupted; twice does no harm
                         raise
-            if done is not None:  # else it was lost after the look at the clock
-                await done.wait(None)
+            await other.wait(None)
         # A release that is sent again may find that the first one was run.
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
-
-    def _refuse_lost(self, record: LeaseRecord) -> None:
-        if record.lost:
-            self._leases.drop(record)
-            raise record.lost_error()
 
     async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
         """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""
@@ -133,10 +131,12 @@ class Releases:
         Return the event that tells that another thread's release has ended. Under the mutex.
 
         Two threads release one lease: were both to ask, the second would be told that it does not hold the lock.
+        The event is set already if there is no such release: the lease was lost after the look at the clock.
         """
-        assert record.state is RELEASING, "only a release under way is waited for"
         if record.release_done is None:
             record.release_done = self._client.runtime.event()
+        if record.state is not RELEASING:
+            record.release_done.set()
         return record.release_done
 
     async def _failed(self, record: LeaseRecord, error: BaseException, *, begun: bool, first: bool) -> None:
@@ -159,17 +159,17 @@ class Releases:
             raise client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
         # If it was sent, the backend compares the owner.
         if begun and record.state is RELEASING and not isinstance(error, Exception):
-            await self._send_again(grant)
+            await self._send_again(record)
 
-    async def _send_again(self, grant: Grant) -> None:
+    async def _send_again(self, record: LeaseRecord) -> None:
         """Release as well as possible: now, else in the background until the ttl has passed."""
-        client, backend = self._client, self._client.backend
+        client, backend, grant = self._client, self._client.backend, record.grant
         if backend is None:
             return
         try:
             await client.runtime.settle(backend.release(grant, client.answer_by(RELEASE_SECONDS)), INTERRUPTED_SECONDS)
         except BaseException as error:
-            self._cleanups.release_later(grant)
+            self._cleanups.release_later(record)
             if not isinstance(error, Exception):
                 raise
 
@@ -198,7 +198,7 @@ class Releases:
             if error is not None:
                 error.add_note(f"lockkit: {failed}")
             log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, record.grant.ttl)
-            self._cleanups.release_later(record.grant)
+            self._cleanups.release_later(record)
 
     # -- all leases ------------------------------------------------------------------------------------------------
 

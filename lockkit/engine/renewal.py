@@ -60,7 +60,7 @@ SLEEP_SECONDS_MAX = 5.0
 notices later what became due meanwhile, and shorter wakes up more often for nothing."""
 
 RETRY_START = 0.1
-"""When to try again to start the renewer that could not be started (no more threads), seconds."""
+"""When to try again to start the renewer or a callback that could not be started (no more threads), seconds."""
 
 _valid_until = attrgetter("valid_until")
 
@@ -208,7 +208,8 @@ class Renewer:
                 self._wake_at = at
             for record in expired:
                 self._leases.lose(record, "expired")
-            if self._due and not self._start_renewer():
+            started = not self._due or self._start_renewer()
+            if (self._leases.uncalled and not self._leases.call_again()) or not started:
                 at = min(at, now + RETRY_START)
             await self._watching.wait(min(at - self._runtime.now(), SLEEP_SECONDS_MAX))
 
@@ -513,6 +514,8 @@ class Renewer:
                 elif plan.next_at != inf:
                     plan.next_at = 0.0  # the deadline may now be earlier than the next renewal was planned
                 self.reschedule(record)
+            elif isinstance(outcome, Renewed):
+                plan.note_unanswered(ttl, started)  # too late to be believed, but the server keeps the lock for it
             plan.finish()
         if extended:
             observation.post("renewed", record)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backend import apart, split_space
 from lockkit.background import SingleRun
+from lockkit.engine.slots import slot_name
 from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ COMPARE_SECONDS = 1.0
 
 COMPARED_MAX = 1000
 """How many semaphores are remembered as compared. With more, one may be compared, and warned of, again."""
+
+COMPARED_SLOTS_MAX = 10
+"""How many slots are looked at to compare limits, where each is a lock. More costs requests; with fewer, another limit
+may be overlooked."""
 
 LIMIT_KEY = "semaphore_limit"
 """Where the metadata of a permit has the limit under which it was granted."""
@@ -180,8 +185,12 @@ class SemaphoreCaps:
 
     async def _compare(self, name: str, limit: int) -> None:
         assert limit > 0, "the user's own limit, not an operator's cap"
+        names = [name]
+        if self._client.capabilities.permits == "slots":
+            names = [slot_name(name, slot) for slot in range(min(limit, COMPARED_SLOTS_MAX))]
         try:
-            holders = await self._client.ready().holders(name)
+            backend = self._client.ready()
+            holders = [holder for each in names for holder in await backend.holders(each)]
         except LockError as error:
             log.debug("comparing limits of semaphore %r: %s", name, error)
             return

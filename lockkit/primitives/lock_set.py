@@ -16,12 +16,13 @@ queue of one lock and keeps what it has, so it is served in the end.
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit import validation
 from lockkit.backend import split_space
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.engine.acquisition import UNDO_SECONDS, UNDO_SECONDS_MIN
+from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 
@@ -233,6 +234,7 @@ class LockSetCore(Generic[L]):
         """
         runtime = self.runtime
         began = runtime.now()
+        answer_by = inf if timeout is None else began + timeout + ANSWER_GRACE
         member = self.members[0]
         try:
             left = timeout
@@ -244,10 +246,10 @@ class LockSetCore(Generic[L]):
             leases.check()
         except LockTimeout as error:
             waited = round(runtime.now() - began, 3)
-            await leases.undo()
+            await leases.undo(answer_by)
             raise self._timed_out(error, member, waited) from error
         except BaseException:
-            await leases.undo()
+            await leases.undo(answer_by)
             raise
 
     def _timed_out(self, error: LockTimeout, member: SetMember[L], waited: Seconds) -> LockError:
@@ -445,17 +447,23 @@ class LeaseSetCore(Generic[L]):
         await self.leave(None)
         raise lost.lost_error()  # leave() does not raise it with raise_on_lost=False
 
-    async def undo(self) -> None:
+    async def undo(self, answer_by: Instant = inf) -> None:
         """
         Leave none held, after an acquisition that did not come to its end.
 
-        Takes at most about `UNDO_SECONDS`; what the backend has not answered by then goes on in the background.
+        Takes at most about `UNDO_SECONDS`, and not longer than the caller has time; what the backend has not answered
+        by then goes on in the background.
+
+        Args:
+            answer_by: When the caller must be back, client monotonic clock.
         """
         self.released = True
         if not self.acquired:
             return
+        runtime = self.locks.runtime
+        seconds = min(UNDO_SECONDS, max(UNDO_SECONDS_MIN, answer_by - runtime.now()))
         try:
-            await self.locks.runtime.settle(self._each(self._undo, UNDO_SECONDS), UNDO_SECONDS)
+            await runtime.settle(self._each(self._undo, seconds), seconds)
         except TimeoutError as error:
             log.debug("releasing the locks of a set continues in the background: %s", error)
 
@@ -467,7 +475,7 @@ class LeaseSetCore(Generic[L]):
             log.debug("releasing a lock of a set: %s", error)
         except LockError as error:
             log.debug("releasing a lock of a set, lockkit retries: %s", error)
-            member.engine.cleanups.release_later(record.grant)
+            member.engine.cleanups.release_later(record)
 
     async def _each(
         self, action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]], seconds: Seconds

@@ -336,14 +336,13 @@ def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_a
                 await client.lock(name, ttl=LONG).acquire(timeout=0)
         cleanups, now = client._engine.cleanups, client._engine.runtime.now
         # Not the background's turn: it has tried both, and pauses.
-        await until_async(lambda: len(cleanups._pending) == len(names) and min(c.at for c in cleanups._pending) > now())
+        await until_async(lambda: len(cleanups._pending) == len(names) and cleanups._pending[0][0] > now())
         backend.before.clear()
         backend.abandon = slow_abandon  # type: ignore[method-assign]
 
         closing = asyncio.create_task(client.close())
         await undoing.wait()
-        for cleanup in cleanups._pending:
-            cleanup.at = 0.0
+        cleanups._hurry()
         cleanups._background.wake()
         await asyncio.sleep(0.05)  # the background would begin with another
         assert len(begun) == 1

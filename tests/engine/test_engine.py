@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -27,7 +28,7 @@ from lockkit.backend import Grant, LockBackend, Renewed, Unknown
 from lockkit.engine import renewal
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
-from lockkit.runtime import AsyncioRuntime, monotonic
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
 from tests.tries import begin_to_wait, until, until_async, until_renewed
@@ -188,6 +189,45 @@ def test_undo_is_repeated_until_it_succeeds() -> None:
     until(lambda: not client._engine.cleanups._background.running)  # its thread does not stay
 
 
+def test_many_requests_that_cannot_be_undone_leave_the_event_loop_to_others() -> None:
+    """Each try of a waiter leaves one in a long outage. Tried without a pause, they kept renewals from being sent."""
+    client, _ = scripted(AsyncioRuntime())
+    tried: list[None] = []
+
+    async def refused() -> None:
+        tried.append(None)
+        raise DOWN
+
+    async def run() -> None:
+        async with client:
+            for _ in range(1000):
+                client._engine.cleanups.add(60.0, refused)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert 0 < len(tried) < 1000
+
+    asyncio.run(run())
+
+
+def test_request_whose_ttl_has_passed_is_not_undone_again() -> None:
+    """The ttl has freed the lock."""
+    client, _ = scripted(MovableClock())
+    cleanups = client._engine.cleanups
+    tried: list[None] = []
+
+    async def refused() -> None:
+        tried.append(None)
+        raise DOWN
+
+    cleanups.add(60.0, refused)
+    until(lambda: tried)
+    client._engine.runtime.added += 100.0
+    cleanups._background.wake()
+
+    until(lambda: not cleanups._background.running)
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("first", ["works", "fails"])
 def test_caller_that_is_cancelled_again_is_undone_by_one_call_at_a_time(
     first: str, monkeypatch: pytest.MonkeyPatch
@@ -306,6 +346,23 @@ def test_line_is_first_come_first_served() -> None:
         thread.join()
 
     assert served == list(range(8))
+
+
+def test_waiter_that_was_woken_for_another_pauses_between_its_polls() -> None:
+    """The stop of an election wakes all calls of its name, also one that goes on waiting."""
+    client, backend = scripted()
+    backend.capabilities = dataclasses.replace(backend.capabilities, wakeup="poll")
+    held = client.lock("x").acquire()
+    waiter = threading.Thread(target=lambda: client.lock("x").acquire().release())
+    waiter.start()
+    (request,) = until(lambda: tuple(client._engine.acquisitions.waiting))
+
+    request.wake.set()
+
+    until(lambda: not request.wake.is_set())  # else each further pause would be over at once
+    held.release()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive()
 
 
 def test_long_wait_is_logged_once_with_the_holder(caplog: pytest.LogCaptureFixture) -> None:
@@ -588,6 +645,28 @@ def test_broken_lock_is_told_once_and_callback_errors_are_contained(caplog: pyte
     until(lambda: late == ["broken"])
 
 
+def test_callback_that_finds_no_thread_is_called_once_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of leases may be lost at once, and each callback has a thread of its own."""
+    monkeypatch.setattr("lockkit.engine.renewal.SLEEP_SECONDS_MAX", 0.05)
+    client, _ = scripted()
+    runtime, told, refusals = client._engine.runtime, [], [None] * 4
+
+    def spawn(name: str, *arguments: Any) -> None:
+        if name == "lockkit-on-lost" and refusals:
+            refusals.pop()
+            message = "can't start new thread"
+            raise RuntimeError(message)
+        BlockingRuntime.spawn(runtime, name, *arguments)
+
+    monkeypatch.setattr(runtime, "spawn", spawn)
+    leases = [client.lock(name, ttl=600, on_lost=lambda lease, _: told.append(lease.name)).acquire() for name in "xyz"]
+    for lease in leases:
+        client._engine.lost(lease.owner, "session")
+
+    until(lambda: len(told) == len(leases))
+    assert sorted(told) == ["x", "y", "z"]
+
+
 def test_reentering_a_lost_lease_says_so() -> None:
     """The inner block must not run on a fresh lease while the outer one has lost the lock."""
     client, _ = scripted()
@@ -754,8 +833,9 @@ def test_extend_waits_for_the_renewal_in_flight() -> None:
     lease.release()
 
 
-def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> None:
-    """The renewal of a lease is queued behind one that hangs; the lease is released: `LockLost`, and at once."""
+@pytest.mark.parametrize("ending", ["release", "loss"])
+def test_extend_does_not_wait_for_a_renewal_that_has_become_pointless(ending: str) -> None:
+    """The renewal of a lease is queued behind one that hangs; the lease ends: `LockLost`, and at once."""
     client, backend = scripted()
     hang, sent = threading.Event(), threading.Event()
 
@@ -780,7 +860,10 @@ def test_extend_does_not_wait_for_a_renewal_that_release_made_pointless() -> Non
     extending = threading.Thread(target=extend)
     extending.start()
     until(lambda: lease._record.renewal.answered is not None)
-    lease.release()
+    if ending == "release":
+        lease.release()
+    else:
+        client._engine.lost(lease.owner, "session")
     extending.join(30)
 
     assert [type(error) for error in errors] == [LockLost]
@@ -842,6 +925,42 @@ def test_extend_whose_answer_comes_after_the_loss_says_so() -> None:
         lease.extend()
 
     assert lease.lost
+
+
+def test_long_extension_whose_answer_comes_after_the_deadline_is_undone() -> None:
+    """The server has it, but the holder may not believe in it: the lock would stay held for an hour, for nobody."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+    lease = client.lock("x", ttl=30, renew=False).acquire()
+
+    def late() -> None:
+        clock.added += 60
+
+    backend.after["renew"] = late
+    with pytest.raises(LockLost, match="deadline"):
+        lease.extend(3600)
+
+    until(lambda: not client.lock("x").locked())
+
+
+def test_long_extension_without_answer_is_undone_for_as_long_as_the_server_may_have_it() -> None:
+    """Also if the server comes back when the former ttl is over."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+    lease = client.lock("x", ttl=30, renew=False).acquire()
+    backend.after["renew"] = backend.before["release"] = fail(DOWN)
+    with pytest.raises(BackendUnavailable):
+        lease.extend(3600)
+    clock.added += 40
+    assert lease.lost
+    until(lambda: "release" in backend.calls)
+    clock.added += 100
+    client._engine.cleanups._background.wake()
+    until(lambda: backend.calls.count("release") > 1)
+
+    del backend.before["release"]
+
+    until(lambda: not client.lock("x").locked())
 
 
 def test_forked_child_owns_nothing() -> None:
@@ -1342,6 +1461,30 @@ def test_blocking_wait_that_stops_its_own_event_loop_is_refused() -> None:
             lease.release()
 
     asyncio.run(run())
+
+
+def test_blocking_wait_for_a_permit_that_a_thread_will_release_is_not_refused() -> None:
+    """The event loop stands still meanwhile, but only one of the two holders runs in it."""
+
+    async def run() -> int | None:
+        with lockkit.connect("memory://loop3") as client, client.semaphore("x", limit=2):
+            semaphore = client.semaphore("x", limit=2)
+            others: list[lockkit.Lease] = []
+            thread = threading.Thread(target=lambda: others.append(semaphore.acquire()))
+            thread.start()
+            thread.join(PATIENCE)
+
+            def release() -> None:
+                until(lambda: client._engine.acquisitions.waiting)
+                others.pop().release()
+
+            thread = threading.Thread(target=release)
+            thread.start()
+            with semaphore as permit:
+                thread.join(PATIENCE)
+                return permit.slot
+
+    assert asyncio.run(run()) == 1
 
 
 def test_blocking_wait_in_an_event_loop_says_so(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -108,8 +109,12 @@ def test_client_knows_its_own_cap_at_once(monkeypatch: pytest.MonkeyPatch) -> No
             semaphore.acquire(timeout=0)
 
 
-def test_another_limit_elsewhere_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", ["native", "slots"])
+def test_another_limit_elsewhere_is_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: Literal["native", "slots"]
+) -> None:
     """With both limits, and who has the other; the same limit is none."""
+    monkeypatch.setattr(MemoryBackend, "capabilities", replace(MemoryBackend.capabilities, permits=kind))
     with lockkit.connect(URL) as client, lockkit.connect(URL) as other, lockkit.connect(URL) as same:
         held = client.semaphore("mixed", limit=5, timeout=PATIENCE).acquire()
         for _ in range(3):

@@ -499,6 +499,9 @@ def test_task_without_lock_runs_as_any_other() -> None:
         ({"lock": "a", "lock_timeout": -1}, "timeout must be 0 or more"),
         ({"lock": "a", "once_keep": 0}, "keep must be more than 0"),
         ({"lock": "a", "busy_countdown": None}, "busy_countdown must be seconds"),
+        ({"lock": "a", "ttl": 30}, "ttl=, which has no effect: use lock_ttl="),
+        ({"lock": "a", "timeout": 5}, "timeout=, which has no effect: use lock_timeout="),
+        ({"once": "a", "keep": 60}, "keep=, which has no effect: use once_keep="),
     ],
 )
 def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str, Any], message: str) -> None:
@@ -510,6 +513,23 @@ def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str,
 
     with pytest.raises(ConfigurationError, match=message):
         app.finalize()
+
+
+def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
+    """An application calls them as it likes, and may give them to the decorator."""
+
+    class Request(LockedTask):
+        abstract = True
+        timeout = 5.0
+        ttl: ClassVar[float]
+
+    app = local_app()
+
+    @app.task(shared=False, base=Request, bind=True, lock="a", timeout=7.0, ttl=60.0)
+    def ask(self: Request) -> tuple[float, float]:
+        return self.timeout, self.ttl
+
+    assert ask() == (7.0, 60.0)
 
 
 def test_celery_prints_the_password_of_the_lock_server() -> None:

@@ -542,6 +542,29 @@ def test_undoing_goes_on_in_the_background() -> None:
 # -- release ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_undoing_takes_no_longer_than_the_caller_has_time(monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
+    """Half a second beyond the timeout, as for one lock, also if the server hangs when the others are given back."""
+    client, backend = scripted()
+    other, _ = scripted(space=space(backend))
+    left: list[float] = []
+    release = backend.release
+
+    async def hang(_: Grant, answer_by: float = inf) -> bool:
+        if threading.current_thread() is threading.main_thread():  # else it goes on in the background
+            left.append(answer_by - monotonic())
+        raise BackendUnavailable("hangs")
+
+    monkeypatch.setattr(backend, "release", hang)
+    with other.lock("c"), pytest.raises(LockTimeout):
+        client.locks(["a", "b", "c"]).acquire(timeout=timeout)
+    assert len(left) == 2
+    assert max(left) < 0.5 + timeout
+
+    monkeypatch.setattr(backend, "release", release)
+    wait_until(lambda: str(held(client, "a", "b")) if held(client, "a", "b") else None)
+
+
 def test_release_is_in_reverse_order_and_tries_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first error is raised, the others are its notes; a second call sends what was not answered."""
     client, backend = scripted()

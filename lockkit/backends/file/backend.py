@@ -13,8 +13,8 @@ says, not the flock, and it ends with its ttl even if the holder is only stopped
 - Each client keeps a flocked file of its own (`lockkit.backends.file.client_file`), so that a killed holder or waiter
   is recognised and replaced at once.
 - Waiters queue in the record and are woken through inotify (`lockkit.backends.file.wakeup`): a release wakes the next
-  one. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms. All look
-  once a second too, since nothing wakes them after another program removed the record or their client file.
+  one. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms. Once a
+  second each looks whether another program removed the record or its client file, since nothing wakes it then.
 - Tokens are ``max(last + 1, wall clock µs)``, so they keep increasing when a record is lost. Clients remove records
   that were not used for a day (`lockkit.backends.file.cleanup`).
 
@@ -209,13 +209,16 @@ class FileBackend(LockBackend):
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         """See `LockBackend.wait`."""
+        del busy
         waiter: _Waiter | None = request.state
-        # Nothing wakes a waiter whose record or client file another program removed: it must look itself.
-        until = min(until, self._runtime.now() + CHECK_SECONDS)
         if waiter is not None and waiter.listener is None:
-            until = min(until, self._runtime.now() + waiter.pause_seconds * self._runtime.random.uniform(0.5, 1.0))
+            until = min(until, self._now() + waiter.pause_seconds * self._runtime.random.uniform(0.5, 1.0))
             waiter.pause_seconds = min(waiter.pause_seconds * 2, POLL_SECONDS_MAX)
-        await super().wait(request, busy, until)
+        while not await request.wake.wait(max(0.0, min(until - self._now(), CHECK_SECONDS))):
+            # Nothing wakes a waiter whose record or client file another program removed: it must look itself.
+            if self._now() >= until or request.mode != "shared" or self._store.must_look(request.name):
+                return
+        request.wake.clear()
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""
@@ -366,8 +369,9 @@ class FileBackend(LockBackend):
             # No await from here on: a cancelled call must not leave the client file flocked.
             stopped = None if self._listener is None else self._listener.stop()
             self._closed = True
+            self._client_file.refuse()
+            self._store.close()
             self._client_file.close()
-            self._store.clear()
         if stopped is not None:
             await stopped.wait(CLOSE_PATIENCE_SECONDS)
 

@@ -153,9 +153,14 @@ class ClientFile:
         """Tell whether the client of a claim has ended."""
         return claim.client not in {"", self.id} and has_ended(self._directory, claim.client)
 
+    def refuse(self) -> None:
+        """Have operations that begin from now on fail. Those that are under way still need the file, until `close`."""
+        self._closed = True
+        self.check_soon()
+
     def close(self) -> None:
         """End this client for good: the locks that it holds are free."""
-        self._closed = True
+        self.refuse()
         if self.fd >= 0:
             unlink(self.path)
         self.forget()

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from lockkit.backends.file.directory import Directory, boot_id, is_at, reserve, unlink
 from lockkit.backends.lock_state import LockState, Share
-from lockkit.errors import ConfigurationError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,6 +265,7 @@ class RecordFile:
         name: The lock.
         path: Of the file.
         boot: Boot id of this machine.
+        look_at: When a reader must look at it again that nothing has woken.
     """
 
     __slots__ = (
@@ -276,6 +277,7 @@ class RecordFile:
         "_text",
         "boot",
         "fd",
+        "look_at",
         "mutex",
         "name",
         "path",
@@ -305,10 +307,11 @@ class RecordFile:
         self.name = name
         self.path = path
         self.boot = boot_id()
+        self.look_at = 0.0
         self._escaped = escaped
         self._check_at = 0.0
         self._status = status
-        self._reserved = status.st_size
+        self._reserved = min(status.st_size, SIZE_MAX)
         self._text = b""  # the record that `_state` was read from or written as; empty if `_state` must not be used
         self._state: LockState[FileClaim] = LockState()
 
@@ -338,6 +341,7 @@ class RecordFile:
             BlockingIOError: Another open file has it flocked.
             RemovedError: This is not the record any more; the file has been closed.
             OSError: The operating system refuses.
+            BackendUnavailable: The record would be too large.
         """
         with self.mutex:
             fd = self.fd
@@ -371,6 +375,10 @@ class RecordFile:
                 if self.fd >= 0:
                     _flock(fd, _UNLOCK)
 
+    def is_linked(self) -> bool:
+        """Tell whether this is the record still: another program may have removed it."""
+        return is_at(self._status, self.path)
+
     def _check_link(self, now: float) -> None:
         if not is_at(self._status, self.path):
             raise RemovedError
@@ -403,9 +411,13 @@ class RecordFile:
         if len(text) > self._reserved:
             # The disk may be full: find out before anything has changed.
             if len(text) > SIZE_MAX:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
+                message = (
+                    f"{self.path} would need {len(text)} bytes, and a record has at most {SIZE_MAX}: too many hold the "
+                    "lock beside one another, or wait for it. Give them shorter metadata, or use another backend"
+                )
+                raise BackendUnavailable(message)
             reserve(self.fd, self._reserved, len(text))
-            self._reserved = os.fstat(self.fd).st_size
+            self._reserved = min(os.fstat(self.fd).st_size, SIZE_MAX)
         if _pwrite(self.fd, text, 0) != len(text):
             # Only a limit on the size of files does that here. The record is damaged now, and will be repaired.
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from lockkit.backend import NamesPage, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
-from lockkit.backends.file.client_file import live_ttl_max
+from lockkit.backends.file.client_file import CHECK_SECONDS, live_ttl_max
 from lockkit.backends.file.directory import Directory, boot_id, record_file_prefix, record_name
 from lockkit.backends.file.errors import explain
 from lockkit.backends.file.record import (
@@ -64,6 +64,10 @@ FLOCK_PAUSE_SECONDS_MIN = 0.00005
 FLOCK_PAUSE_SECONDS_MAX = 0.005
 """Pauses between further tries. They grow in case the process that has the flock is not running."""
 
+CLOSE_SECONDS = 0.2
+"""How long closing waits for operations on records that are under way, seconds: one takes a thousandth of that. Longer
+delays the end of a client whose disk hangs; shorter leaves descriptors open."""
+
 DAMAGED = "damaged"
 """Owner in a record that was found damaged, until all leases that it may have held have ended."""
 
@@ -89,7 +93,7 @@ class RecordStore:
         self.clear()
 
     def clear(self) -> None:
-        """Close everything and start again: at the end, or in a forked child, where no other thread uses it."""
+        """Close everything and start again: in a forked child, or after the client was dropped. No thread uses it."""
         for file in self._files.values():
             file.close()
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
@@ -104,6 +108,20 @@ class RecordStore:
         for file in files.values():
             with file.mutex:
                 file.close()
+
+    def close(self) -> None:
+        """
+        Close the records, each when no other thread uses it: else it could write into a file that gets its descriptor.
+
+        A record that is in use for longer stays open.
+        """
+        until = self._now() + CLOSE_SECONDS
+        for file in tuple(self._files.values()):
+            if file.mutex.acquire(timeout=max(0.0, until - self._now())):
+                try:
+                    file.close()
+                finally:
+                    file.mutex.release()
 
     # -- one operation on one record -------------------------------------------------------------------------------
 
@@ -191,6 +209,20 @@ class RecordStore:
         """Read an open record without its flock, so that it may be out of date; None if that fails."""
         file = self._files.get(name)
         return None if file is None else file.peek()
+
+    def must_look(self, name: str) -> bool:
+        """
+        Tell a reader that nothing has woken for `CHECK_SECONDS` whether to try again.
+
+        Of all readers of this client that wait for a lock, only one: reading a record takes the longer, the more wait,
+        and a thousand that each read it once a second would use up a core.
+        """
+        file, now = self._files.get(name), self._now()
+        if file is None or now >= file.look_at:
+            if file is not None:
+                file.look_at = now + CHECK_SECONDS / 2  # less, in case that a wait ends a moment early
+            return True
+        return not file.is_linked()
 
     # -- listing -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from celery import Task
 from celery.exceptions import Reject, Retry
 
+from lockkit.errors import ConfigurationError
 from lockkit.integrations.jobs import KEEP_SECONDS, RETRY_SECONDS, JobBusy, JobLock, OnBusy, client_of_process
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ __all__ = ["LockedTask"]
 log = logging.getLogger("lockkit")
 
 R = TypeVar("R")
+
+_MEANT = {"ttl": "lock_ttl", "timeout": "lock_timeout", "keep": "once_keep"}
+"""Options as those of Dramatiq and RQ are called, and what they are called here."""
 
 
 class LockedTask(Task):  # type: ignore[misc] # celery has no types
@@ -76,6 +80,7 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         cls._job_lock = None
         if cls.lock is None and cls.once is None:
             return
+        cls._refuse_other_names()
         run = inspect.getattr_static(cls, "run").__get__(object(), cls)  # without the `self` of a bound task
         cls._job_lock = JobLock(
             run,
@@ -87,6 +92,21 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
             keep=cls.once_keep,
             busy_countdown=cls.busy_countdown,
         )
+
+    @classmethod
+    def _refuse_other_names(cls) -> None:
+        """
+        Refuse options of the decorator that have no effect: Celery makes attributes of those that it does not know.
+
+        Classes of the application's own may have such attributes.
+        """
+        given = vars(cls)
+        for name, meant in _MEANT.items():
+            if "_decorated" not in given or name not in given:
+                continue
+            if not any(name in (*vars(base), *vars(base).get("__annotations__", ())) for base in cls.__mro__[1:]):
+                message = f"task {cls.name!r} was given {name}=, which has no effect: use {meant}="
+                raise ConfigurationError(message, name=cls.lock or cls.once)
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.backends.file import backend as file
+from lockkit.backends.file import record
 from lockkit.runtime import drive
+from lockkit.testing.timing import PATIENCE
 from tests.backends.file.support import Connect, tick
 from tests.backends.support import FakeClock, StubHost, granted
 
@@ -55,6 +60,35 @@ def test_record_that_another_thread_has_closed_is_opened_again(connect: Connect,
 
     assert drive(client.renew([grant])) == [Renewed()]
     assert isinstance(drive(other.try_acquire(frozen.request(queue=False))), Busy)
+
+
+def test_thread_that_writes_a_record_while_the_client_is_closed_writes_into_no_other_file(
+    connect: Connect, host: StubHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next file that the program opens would get the number of the record's descriptor."""
+    backend = connect(host)
+    grant = granted(drive(backend.try_acquire(host.request())))
+    writing, go_on, released = threading.Event(), threading.Event(), []
+
+    def interrupted(fd: int, text: bytes, offset: int) -> int:
+        writing.set()
+        go_on.wait(PATIENCE)
+        return os.pwrite(fd, text, offset)
+
+    monkeypatch.setattr(record, "_pwrite", interrupted)
+    thread = threading.Thread(target=lambda: released.append(drive(backend.release(grant))))
+    thread.start()
+    assert writing.wait(PATIENCE)
+    drive(backend.close())
+    others = [tmp_path / str(number) for number in range(5)]
+    with ExitStack() as opened:
+        for path in others:
+            opened.enter_context(path.open("wb"))
+        go_on.set()
+        thread.join(PATIENCE)
+
+    assert released == [True]
+    assert [path.read_bytes() for path in others] == [b""] * len(others)
 
 
 def test_unusual_names_are_different_locks(connect: Connect, host: StubHost) -> None:

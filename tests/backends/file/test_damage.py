@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.backend import Gone, Renewed, Unknown
+from lockkit.backend import Gone, Grant, Renewed, Unknown
 from lockkit.backends.file import directory
 from lockkit.backends.file.record import FileClaim, encode
 from lockkit.backends.lock_state import LockState
@@ -277,6 +277,30 @@ def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     finally:
         if mounted.returncode == 0:
             subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_record_that_would_be_too_large_stays_as_it_is(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Its size has six digits: one more made the record damaged, and ended the leases of all who held permits."""
+    backend = connect(host)
+
+    def permit(metadata_size: int) -> Grant:
+        request = host.request()
+        request.mode, request.limit, request.metadata = "permit", 1000, "x" * metadata_size
+        return granted(drive(backend.try_acquire(request)))
+
+    def size() -> int:
+        return int((directory / "x.lock").read_bytes().split(maxsplit=4)[3])
+
+    grants = [permit(100_000)]
+    first = size()
+    grants += [permit(100_000) for _ in range(8)]
+    rest = (size() - first) // 8 - 100_000
+    grants.append(permit(999_900 - size() - rest))
+    assert size() == 999_900  # the file has whole pages: more would fit into it
+    with pytest.raises(BackendUnavailable, match="too many hold the lock"):
+        permit(200)
+
+    assert drive(backend.renew(grants)) == [Renewed()] * len(grants)
 
 
 def test_full_disk_from_the_start(connect: Connect, host: StubHost, full: Callable[[], Path]) -> None:

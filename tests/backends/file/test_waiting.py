@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import lockkit.aio
 from lockkit.backend import Busy
+from lockkit.backends.file import backend as file_backend
+from lockkit.backends.file import record_store
 from lockkit.backends.file import wakeup as file_wakeup
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.inotify import Inotify
+from lockkit.backends.file.record_store import RecordStore
+from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.url import parse
 from tests.backends.file.peer import Peer
 from tests.backends.file.support import LONG, Connect, acquire, waiter_count
 from tests.backends.support import StubHost, granted
-from tests.tries import until
+from tests.tries import until, until_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,6 +270,35 @@ def test_eight_processes_take_turns(directory: Path, tmp_path: Path) -> None:
         assert (enter, leave, who) == ("enter", "leave", same), "two inside"
         tokens.append(int(who[1]))
     assert tokens == sorted(set(tokens))
+
+
+def test_readers_that_wait_do_not_each_read_the_record_now_and_then(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look of a client is enough, and takes the longer, the more wait: 300 of them used a fifth of a core."""
+    for module in (file_backend, record_store):
+        monkeypatch.setattr(module, "CHECK_SECONDS", 0.05)
+    looks: list[str] = []
+    update = RecordStore.update
+
+    async def run() -> None:
+        async with lockkit.aio.connect(f"file://{directory}") as client, client.rwlock("x").write():
+            readers = [asyncio.create_task(client.rwlock("x").read().acquire()) for _ in range(20)]
+            await until_async(lambda: len(client._engine.acquisitions.waiting) == len(readers))
+
+            def counted(store: RecordStore, name: str, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as it is
+                looks.append(name)
+                return update(store, name, *arguments, **keywords)
+
+            monkeypatch.setattr(RecordStore, "update", counted)
+            await asyncio.sleep(1)
+            monkeypatch.undo()
+        for lease in await asyncio.gather(*readers, return_exceptions=True):
+            assert isinstance(lease, LockError)  # the client is closed
+
+    asyncio.run(run())
+
+    assert 0 < len(looks) < 100  # of about 400
 
 
 def test_polling_slows_down(connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:

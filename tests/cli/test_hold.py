@@ -16,12 +16,16 @@ import lockkit
 from lockkit.cli import hold
 from lockkit.cli.options import HoldOptions
 from lockkit.cli.signals import Signals
+from lockkit.cli.waiting import wait_in_thread
 from lockkit.runtime import monotonic
 from lockkit.testing.servers import RedisServer
 from tests.cli.support import PATIENCE
 from tests.tries import until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit import Lease
     from tests.cli.support import Cli
 
 TTL = 9.0
@@ -230,6 +234,7 @@ class LateSignals(Signals):
     """A SIGTERM that is seen right after the lock was granted, in the same look."""
 
     def __init__(self) -> None:
+        self.looks = threading.Event()
         self._granted = threading.Event()
 
     def post(self) -> None:
@@ -240,13 +245,23 @@ class LateSignals(Signals):
     def wait(self, seconds: float) -> list[int]:
         """See `Signals.wait`."""
         del seconds
+        self.looks.set()
         assert self._granted.wait(PATIENCE)
         return [signal.SIGTERM]
 
 
 def test_signal_at_the_moment_of_the_grant_leaves_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody was told of the grant, so nobody would release it."""
+
+    def after_the_look(function: Callable[[], Lease], signals: LateSignals, **options: Any) -> Lease:
+        def wait() -> Lease:
+            assert signals.looks.wait(PATIENCE)
+            return function()
+
+        return wait_in_thread(wait, signals, **options)
+
     monkeypatch.setattr(hold, "Signals", LateSignals)
+    monkeypatch.setattr(hold, "wait_in_thread", after_the_look)
     with RedisServer() as server, lockkit.connect(server.url) as client:
         options = HoldOptions(
             url=server.url, profile=None, ttl=600, timeout=None, metadata=None, renewals=False, as_json=True

@@ -270,11 +270,13 @@ class Story:
 @pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
 def test_holders_are_right(first: int, kind: str) -> None:
     """In every schedule, a client that believes that it holds a lock holds it."""
+    in_session = 0
     for seed in range(first, first + 6):
         story = Story(seed, kind)
         story.run()
         assert not story.wrong, (seed, story.wrong[:3])
-        assert len(story.in_session) >= 10, seed
+        in_session += len(story.in_session)
+    assert in_session >= 60, "too few leases were in a session for this to show anything"
 
 
 class LateRequestsCount(SessionModel):

@@ -90,7 +90,13 @@ class BackendUnavailable(LockError, ConnectionError):
     The backend gave no usable answer: it is down, unreachable, refusing, full or misbehaving.
 
     It may be unknown whether the operation happened; lockkit has undone it as far as it could, by owner.
+
+    Attributes:
+        sent: False if the request certainly never left this machine, as when the server refuses connections: then there
+            is nothing to undo. A backend sets it.
     """
+
+    sent: bool = True
 
 
 class NoQuorum(BackendUnavailable):

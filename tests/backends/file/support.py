@@ -36,6 +36,15 @@ def acquire(backend: FileBackend, request: Request) -> Grant:
     return drive(contend())
 
 
+def leave_record(backend: FileBackend, host: StubHost, name: str = "x") -> Grant:
+    """Acquire and release a lock twice: its record stays, which it does not at the first use of a name."""
+    for _ in range(2):
+        grant = drive(backend.try_acquire(host.request(name)))
+        assert isinstance(grant, Grant)
+        assert drive(backend.release(grant))
+    return grant
+
+
 def waiter_count(backend: FileBackend) -> int:
     """How many wait for the lock x."""
     holders = drive(backend.holders("x"))

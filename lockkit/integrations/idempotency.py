@@ -23,7 +23,6 @@ from starlette.responses import JSONResponse
 from lockkit import validation
 from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockLost, LockTimeout
 from lockkit.integrations.starlette import client_of, refusal, unavailable
-from lockkit.primitives.once import RESULT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -48,6 +47,9 @@ NOT_STORED = frozenset({b"date", b"set-cookie"})
 
 ERROR = 400
 """Responses from this status on say that the work was not done."""
+
+STORED_BYTES_MAX = 64 * 1024
+"""What `lockkit.aio.Client.once` stores."""
 
 LEFT_SECONDS: Seconds = 10.0
 """How long a response that has begun may go on after its client has left, so that it can be stored for a repeat. An
@@ -80,7 +82,7 @@ class IdempotencyMiddleware:
         required: bool = False,
         retry_after: Seconds | timedelta = 1,
         max_body: int = 1024 * 1024,
-        max_response: int = RESULT_BYTES_MAX,
+        max_response: int = STORED_BYTES_MAX,
     ) -> None:
         """
         Wrap an application: ``app.add_middleware(IdempotencyMiddleware, caller=…)``.
@@ -115,7 +117,7 @@ class IdempotencyMiddleware:
         validation.seconds(keep, "keep", exclusive=True)
         validation.seconds(retry_after, "retry_after")
         _check_size(max_body, "max_body", sys.maxsize)
-        _check_size(max_response, "max_response", RESULT_BYTES_MAX)
+        _check_size(max_response, "max_response", STORED_BYTES_MAX)
         self._app = app
         self._caller = caller
         self._keep = keep

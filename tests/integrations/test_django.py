@@ -536,6 +536,8 @@ def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
             made = from_connection(connections["maria"])
             with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
                 assert is_held(other, "seat")
+                with lockkit.connect(environment_of("maria")["LOCKKIT_URL"]) as another:
+                    assert is_held(another, "seat")
             call_command("migrate_locked", database="maria", verbosity=0)
             assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]
         finally:

@@ -542,6 +542,23 @@ def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
     assert ask() == (7.0, 60.0, "CETyes")
 
 
+def test_locked_task_may_be_the_base_of_all_tasks_of_an_app() -> None:
+    """Celery's own have no lock; those of the application must."""
+    app = Celery("all", broker="memory://", task_cls=LockedTask, set_as_current=False)
+    app.conf.lockkit_url = "memory://all"
+    pay = app.task(shared=False, lock="acct:{n}")(echo)
+    app.finalize()
+
+    assert pay(1) == 1
+    with pytest.raises(ConfigurationError, match="neither lock= nor once="):
+        app.task(shared=False, name="other")(echo)
+
+
+def echo(n: int) -> int:
+    """Return what it gets."""
+    return n
+
+
 @pytest.mark.parametrize("setting", ["lockkit_ulr", "LOCKKIT_BEAT_TIMEOUT", "CELERY_LOCKKIT_LOCK_URL"])
 def test_misspelt_setting_is_an_error_when_a_task_is_registered(setting: str) -> None:
     """With it ignored, the locks would be files of this machine."""

@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from celery import Task
@@ -90,8 +91,8 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         """
         super().on_bound(app)
         cls._job_lock = None
-        if inspect.getattr_static(cls, "run") is Task.run:
-            return  # a base of tasks, which cannot run
+        if inspect.getattr_static(cls, "run") is Task.run or cls.__module__ == "celery.app.builtins":
+            return  # a base of tasks, which cannot run, or Celery's own, if this is the base of all tasks of the app
         cls._refuse_other_names()
         refuse_other_settings(app)
         if cls.lock is None and cls.once is None:
@@ -122,11 +123,12 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         """
         kinds = [kind for kind in cls.__mro__ if issubclass(kind, LockedTask) and kind is not LockedTask]
         own = {name for kind in cls.__mro__ if kind not in kinds for name in vars(kind)}
-        own.update(name for kind in cls.__mro__[1:] for name in vars(kind).get("__annotations__", ()))
+        for kind in cls.__mro__:
+            if "_decorated" not in vars(kind):  # of a decorated one they are its function's
+                with suppress(NameError):  # of a name that only type checkers import, from Python 3.14 on
+                    own.update(inspect.get_annotations(kind))
         for kind in kinds:
             decorated = "_decorated" in vars(kind)
-            if not decorated:
-                own.update(vars(kind).get("__annotations__", ()))  # of a decorated one they are its function's
             for name, value in vars(kind).items():
                 if name in own or name.startswith("_") or (hasattr(value, "__get__") and not decorated):
                     continue

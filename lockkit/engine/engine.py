@@ -663,19 +663,31 @@ def _after_fork() -> None:
 
 def _release_at_end_of_child() -> None:
     """
-    Have `_at_exit` called also if this is a child of `multiprocessing`.
+    Have `_at_exit` called also if this is a child of `multiprocessing` or billiard.
 
     Such a child ends with ``os._exit``, unless it was spawned: functions of `atexit` are not called, those of
-    ``multiprocessing.util.Finalize`` are. A fork removes what the parent has registered there.
+    ``multiprocessing.util.Finalize``, which is billiard's too, are. A fork removes what the parent has registered
+    there. The children of billiard's pool, and so of Celery, call neither; Celery sends them a signal before they end.
     """
     global _end_registered_in  # noqa: PLW0603 - once for each process
-    processes, pid = sys.modules.get("multiprocessing.process"), os.getpid()
-    if processes is None or processes.parent_process() is None or _end_registered_in == pid:
+    pid = os.getpid()
+    if (ends := getattr(sys.modules.get("celery.signals"), "worker_process_shutdown", None)) is not None:
+        ends.connect(_at_exit_of_worker, weak=False, dispatch_uid="lockkit")
+    if _end_registered_in == pid or not any(map(_is_child, ("multiprocessing.process", "billiard.process"))):
         return
     from multiprocessing.util import Finalize  # noqa: PLC0415 - `import lockkit` stays light
 
     _end_registered_in = pid
     Finalize(None, _at_exit, exitpriority=0)
+
+
+def _is_child(processes: str) -> bool:
+    module = sys.modules.get(processes)
+    return module is not None and module.current_process()._parent_pid is not None  # noqa: SLF001 - billiard has no other
+
+
+def _at_exit_of_worker(**_: object) -> None:
+    _at_exit()
 
 
 _end_registered_in = 0

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import dramatiq
 from dramatiq.errors import Retry
 
-from lockkit.errors import LockTimeout
+from lockkit import validation
+from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.jobs import (
     KEEP_SECONDS,
     RETRY_SECONDS,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["ActorBusy", "current_lease", "locked_actor"]
 
 log = logging.getLogger("lockkit")
+
+_OPTIONS = ("lock", "on_busy", "busy_countdown", "ttl", "timeout", "once", "keep", "url")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,7 +109,12 @@ def locked_actor(
                 raise ActorBusy(str(timeout), delay=round(job.busy_countdown * 1000), **details) from None
             log.info("message of actor %s skipped: %s", function.__qualname__, error)
 
-        actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked_function(function, job, url, busy), **options)
+        try:
+            actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked_function(function, job, url, busy), **options)
+        except ValueError as error:  # an option that no middleware of its broker knows, or a wrong name
+            meant = "".join(validation.nearest(name, _OPTIONS) for name in options)
+            message = f"actor {function.__qualname__!r}: {error}{meant}"
+            raise ConfigurationError(message, name=lock or once) from error
         return actor
 
     return decorate

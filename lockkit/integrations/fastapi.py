@@ -68,7 +68,8 @@ def locked(
 
     Returns:
         What `fastapi.Depends` returns. Its value is the lease. The response is 409 if the lock is busy, 503 if the
-        backend is unavailable, and 500 if the lease was lost before the endpoint returned.
+        backend is unavailable, 422 if no lock can have the name, and 500 if the lease was lost before the endpoint
+        returned.
 
     Raises:
         ConfigurationError: The name is no template and no dependency, or an option is wrong. At a request: the endpoint

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from contextlib import AsyncExitStack
+import sys
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from lockkit.aio.once import Attempt
+    from lockkit.aio.once import Attempt, Once
     from lockkit.units import Seconds
 
 __all__ = ["IdempotencyMiddleware"]
@@ -37,6 +39,7 @@ log = logging.getLogger("lockkit")
 
 HEADER = "idempotency-key"
 MISSING = "the header Idempotency-Key is missing or empty"
+NOBODY = "an Idempotency-Key needs a caller, and this request has none"
 REPLAYED = (b"idempotent-replayed", b"true")
 
 NOT_STORED = frozenset({b"date", b"set-cookie"})
@@ -44,6 +47,13 @@ NOT_STORED = frozenset({b"date", b"set-cookie"})
 
 ERROR = 400
 """Responses from this status on say that the work was not done."""
+
+STORED_BYTES_MAX = 64 * 1024
+"""What `lockkit.aio.Client.once` stores."""
+
+LEFT_SECONDS: Seconds = 10.0
+"""How long a response that has begun may go on after its client has left, so that it can be stored for a repeat. An
+endless one would hold its key for ever."""
 
 
 class IdempotencyMiddleware:
@@ -53,35 +63,50 @@ class IdempotencyMiddleware:
     A request with an ``Idempotency-Key`` runs while its key is held. The middleware stores a response below 400 with
     the key before the client gets it. After any other response, or an exception, it stores nothing, and the next
     request with that key runs. The application does not notice that the client has disconnected, so that the client's
-    repeat gets the response. The bodies of such requests and responses are kept in memory. The middleware does not
-    store a response of more than 64 KiB (as JSON text): its key is done, and repeats get 409 without ``Retry-After``.
+    repeat gets the response.
+
+    What one request costs is bounded: its body by ``max_body``, and its response in memory and at the lock server by
+    ``max_response``. A larger response is sent as the application makes it, ``text/event-stream`` from its beginning;
+    its key is done without a response, and repeats get 409 without ``Retry-After``. The application then notices when
+    the client disconnects; so it does ten seconds after that if a response has begun and does not end. How many keys a
+    caller uses is not bounded here: limit the rate of requests for each caller before this middleware.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        caller: Callable[[Request], str],
+        caller: Callable[[Request], str | None],
         keep: Seconds | timedelta = 86_400,
         methods: Collection[str] = ("POST", "PATCH"),
         required: bool = False,
         retry_after: Seconds | timedelta = 1,
+        max_body: int = 1024 * 1024,
+        max_response: int = STORED_BYTES_MAX,
     ) -> None:
         """
         Wrap an application: ``app.add_middleware(IdempotencyMiddleware, caller=…)``.
 
+        It runs before the routes and the dependencies of the application. Middleware that authenticates, or limits
+        requests, must be around it: Starlette puts what is added later around what was added before.
+
         Args:
             app: The application.
-            caller: Returns whose key it is, such as the ``Authorization`` header: a caller never gets another caller's
-                stored response. The application's own authentication does not run for a repeat.
+            caller: Returns whose key it is, such as the ``Authorization`` header, or the name of the user with host
+                and tenant where one user has several: a caller never gets another caller's stored response. The
+                application's own authentication does not run for a repeat. With "" or None the request has no caller:
+                it goes to the application as without a key, or with `required` is refused with 400.
             keep: Seconds for which a response is kept.
             methods: Methods for which the header counts, in upper or lower case.
             required: Refuse a request of these methods without the header with 400.
             retry_after: Seconds that a refused client is asked to wait (the ``Retry-After`` header, in whole seconds).
+            max_body: Bytes of the largest body of a request with a key; above it the response is 413. The middleware
+                compares it with that of the first request, so it reads it before the application does.
+            max_response: Bytes of the largest body of a response that is stored, at most 64 KiB.
 
         Raises:
-            ConfigurationError: `methods` is a single str, whose letters are no methods; `caller` is a
-                coroutine function; or `keep` or `retry_after` is wrong. At a request: `caller` did not return a str.
+            ConfigurationError: `methods` is a single str, whose letters are no methods; `caller` is a coroutine
+                function; or another option is wrong. At a request: `caller` returned neither a str nor None.
         """
         if isinstance(methods, str):
             message = f"methods must be a collection such as ['POST'], not the single str {methods!r}"
@@ -91,48 +116,67 @@ class IdempotencyMiddleware:
             raise ConfigurationError(message)
         validation.seconds(keep, "keep", exclusive=True)
         validation.seconds(retry_after, "retry_after")
+        _check_size(max_body, "max_body", sys.maxsize)
+        _check_size(max_response, "max_response", STORED_BYTES_MAX)
         self._app = app
         self._caller = caller
         self._keep = keep
         self._methods = frozenset(method.upper() for method in methods)
         self._required = required
         self._retry_after = retry_after
+        self._max_body = max_body
+        self._max_response = max_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
         if scope["type"] != "http" or scope["method"] not in self._methods:
             return await self._app(scope, receive, send)
-        given = Request(scope).headers.get(HEADER)
+        request = Request(scope)
+        try:
+            name = self._name_of(request)
+            if name is not None:
+                body = await _read(request, receive, self._max_body)
+                if body is None:
+                    return None  # the client has gone before the end of its request
+                match = _digest(scope["method"], scope["path"], scope["query_string"], body)
+                once = client_of(scope).once(name, keep=self._keep, timeout=0, match=match, label="idempotency")
+                return await self._run(once, scope, _Replaying(body, receive), send)
+        except HTTPException as refusal:
+            return await _refuse(refusal, send)
+        return await self._app(scope, receive, send)
+
+    def _name_of(self, request: Request) -> str | None:
+        """
+        Return the name of the request's key; None if it has no key, or no caller.
+
+        Raises:
+            HTTPException: It must have them.
+            ConfigurationError: The caller is neither a str nor None.
+        """
+        given = request.headers.get(HEADER)
         if given is None and not self._required:
-            return await self._app(scope, receive, send)
+            return None
         # The draft has a quoted string (RFC 8941); many clients send it without quotes.
         key = (given or "").strip().removeprefix('"').removesuffix('"')
         if not key:
-            return await _refuse(HTTPException(400, MISSING), send)
-        body = await _read(receive)
-        if body is None:
-            return None  # the client has gone before the end of its request
-        try:
-            return await self._once(scope, key, body, send)
-        except HTTPException as refusal:
-            return await _refuse(refusal, send)
+            raise HTTPException(400, MISSING)
+        caller: object = self._caller(request)
+        if caller is not None and not isinstance(caller, str):
+            message = f"caller of IdempotencyMiddleware must return a str or None, not {type(caller).__name__}"
+            raise ConfigurationError(message)
+        if not caller and self._required:
+            raise HTTPException(400, NOBODY)
+        # A key of nobody would be everybody's, with the response.
+        return "idempotency:" + _digest(caller, key) if caller else None
 
-    async def _once(self, scope: Scope, key: str, body: bytes, send: Send) -> None:
+    async def _run(self, once: Once, scope: Scope, replaying: _Replaying, send: Send) -> None:
         """
         Run the request, or send the response that is stored for it.
 
         Raises:
             HTTPException: It was not run.
         """
-        caller: object = self._caller(Request(scope))
-        if not isinstance(caller, str):
-            # With None, callers would get each other's responses.
-            message = f"caller of IdempotencyMiddleware must return a str, not {type(caller).__name__}"
-            raise ConfigurationError(message)
-        name = "idempotency:" + _digest(caller, key)
-        match = _digest(scope["method"], scope["path"], scope["query_string"], body)
-        once = client_of(scope).once(name, keep=self._keep, timeout=0, match=match, label="idempotency")
-        answer = _Answer(send)
+        answer = _Answer(send, self._max_response)
         async with AsyncExitStack() as stack:
             stack.push(answer.left)
             try:
@@ -148,7 +192,14 @@ class IdempotencyMiddleware:
                 return
             answer.attempt = attempt
             # No extensions: they would let the response be sent in other messages than these.
-            await self._app({**scope, "extensions": {}}, _replaying(body), answer.take)
+            await self._app({**scope, "extensions": {}}, partial(replaying, answer), answer.take)
+            await answer.end()
+
+
+def _check_size(given: object, option: str, most: int) -> None:
+    if not isinstance(given, int) or not 0 <= given <= most:
+        message = f"{option} must be a number of bytes from 0 to {most}, not {validation.shown(given)}"
+        raise ConfigurationError(message)
 
 
 async def _refuse(refusal: HTTPException, send: Send) -> None:
@@ -158,15 +209,24 @@ async def _refuse(refusal: HTTPException, send: Send) -> None:
 
 
 class _Answer:
-    """The response of a request that runs: kept until it is complete and stored, and then sent."""
+    """
+    The response of a request that runs: kept until it is complete and stored, and then sent.
+
+    If it is too large for that, or not to be kept, it is streamed: its key is done before the client gets the first
+    part, and the others are passed on.
+    """
 
     attempt: Attempt
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, max_response: int) -> None:
         self._send = send
+        self._max = max_response
         self._start: Message = {}
         self._body = bytearray()
         self._finished = False
+        self._refused = False
+        self.begun = asyncio.Event()
+        self.streams = asyncio.Event()
 
     def left(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         """Log that the key was lost, if the response does not depend on it any more."""
@@ -179,27 +239,62 @@ class _Answer:
         """Take a message from the application."""
         if message["type"] == "http.response.start":
             self._start = message
+            self.begun.set()
+            if message["status"] >= ERROR or _is_event_stream(message):
+                await self._stream()
+        elif self.streams.is_set():
+            if not self._refused:
+                await self._send(message)
         elif message["type"] == "http.response.body":
             self._body += message.get("body", b"")
             if not message.get("more_body", False):
                 await self._finish()
+            elif len(self._body) > self._max:
+                await self._stream()
+
+    async def end(self) -> None:
+        """Note that the work was done, if the application has not completed its response: its client has gone."""
+        if self.begun.is_set() and not self._finished:
+            await self._done(None)
 
     async def _finish(self) -> None:
-        """Store the response if the work was done, and send it; if the key was lost, others may have run it too."""
+        """Store the response, and send it."""
+        body = bytes(self._body)
+        await self._done(_encoded(self._start, body) if len(body) <= self._max else None)
+        if not self._refused:
+            await self._send(self._start)
+            await self._send({"type": "http.response.body", "body": body})
+
+    async def _stream(self) -> None:
+        """Send what there is of the response, and then the rest as it comes."""
+        await self._done(None)
+        self.streams.set()
+        if not self._refused:
+            await self._send(self._start)
+            if self._body:
+                await self._send({"type": "http.response.body", "body": bytes(self._body), "more_body": True})
+                self._body.clear()
+
+    async def _done(self, result: dict[str, Any] | None) -> None:
+        """Store what the work has done, if it was done; refuse it if the key was lost: others may have run it too."""
         self._finished = True
-        start, body = self._start, bytes(self._body)
-        if start["status"] < ERROR:
-            try:
-                await self.attempt.done(_encoded(start, body))
-            except (BackendUnavailable, ConfigurationError) as error:
-                # The work is done, and an error would make the client repeat it.
-                log.warning("%s", error)
-            except LockLost as error:
-                log.warning("%s", error)
-                await _refuse(HTTPException(500, "the key was lost: the outcome is unknown"), self._send)
-                return
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": body})
+        if self._start["status"] >= ERROR:
+            return
+        try:
+            await self.attempt.done(result)
+        except (BackendUnavailable, ConfigurationError) as error:
+            # The work is done, and an error would make the client repeat it.
+            log.warning("%s", error)
+        except LockLost as error:
+            log.warning("%s", error)
+            self._refused = True
+            await _refuse(HTTPException(500, "the key was lost: the outcome is unknown"), self._send)
+
+
+def _is_event_stream(start: Message) -> bool:
+    """Tell whether a response has no end, and its client reads it as it comes."""
+    types = [value for name, value in start.get("headers", ()) if name.lower() == b"content-type"]
+    return any(value.partition(b";")[0].strip().lower() == b"text/event-stream" for value in types)
 
 
 def _encoded(start: Message, body: bytes) -> dict[str, Any]:
@@ -217,43 +312,56 @@ async def _send_stored(stored: Any, send: Send) -> None:  # noqa: ANN401 - JSON
     Send a response again.
 
     Raises:
-        HTTPException: It was too large to be stored.
+        HTTPException: It was not stored.
     """
     if stored is None:
-        raise HTTPException(409, "a request with this key was done, and its response is too large to be repeated")
+        raise HTTPException(409, "a request with this key was done, and its response was not stored")
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
     await send({"type": "http.response.start", "status": stored["status"], "headers": [*headers, REPLAYED]})
     await send({"type": "http.response.body", "body": stored["body"].encode("latin-1")})
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """Read a body; None if the client goes away first."""
+async def _read(request: Request, receive: Receive, most: int) -> bytes | None:
+    """
+    Read a body; None if the client goes away first.
+
+    Raises:
+        HTTPException: It is too large.
+    """
     body = bytearray()
-    while True:
+    length = request.headers.get("content-length", "")
+    is_long = length.isdecimal() and int(length) > most
+    while not is_long:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         body += message.get("body", b"")
-        if not message.get("more_body", False):
+        is_long = len(body) > most
+        if not is_long and not message.get("more_body", False):
             return bytes(body)
+    raise HTTPException(413, f"the body of a request with an Idempotency-Key may have {most} bytes")
 
 
-def _replaying(body: bytes) -> Receive:
+class _Replaying:
     """
-    Give a body that was read to the application, and nothing after it.
+    Gives a body that was read to the application.
 
-    It does not learn that the client has gone: a streaming response would stop then, and its work would be done, but
-    not stored, so that the repeat of the client, which has no answer, would do it again.
+    The application does not learn at once that the client has gone: a streaming response would stop then, and its work
+    would be done, but not stored, so that the repeat of the client, which has no answer, could not get it.
     """
-    bodies = [body]
 
-    async def replay() -> Message:
-        if bodies:
-            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
-        never: Message = await asyncio.get_running_loop().create_future()
-        return never
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._bodies = [body]
+        self._receive = receive
 
-    return replay
+    async def __call__(self, answer: _Answer) -> Message:
+        if self._bodies:
+            return {"type": "http.request", "body": self._bodies.pop(), "more_body": False}
+        message = await self._receive()
+        await answer.begun.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(answer.streams.wait(), LEFT_SECONDS)
+        return message
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -42,25 +42,24 @@ def client_for(engine: Engine, **options: Any) -> Client:
         )
         raise ConfigurationError(message)
     if engine.dialect.name == "sqlite":
-        return beside_file(engine.url.database or "", **options)
+        return connect(beside_file(engine.url.database or ""), **options)
     return from_client(engine, mode="table", **options)
 
 
-def beside_file(database: str, **options: Any) -> Client:
+def beside_file(database: str) -> str:
     """
-    Make a client whose locks are files in the directory ``DATABASE-lockkit``, beside an SQLite database.
+    Return the URL of locks that are files in the directory ``DATABASE-lockkit``, beside an SQLite database.
 
     Args:
         database: Path of the database's file.
-        **options: As for ``lockkit.connect``.
 
     Raises:
-        ConfigurationError: The path is an SQLite URI, or an option is wrong.
+        ConfigurationError: The path is an SQLite URI.
     """
     if database.startswith("file:"):
         message = f"SQLite's URI {database!r} does not say where to put a lock: give the path of the file"
         raise ConfigurationError(message)
-    return connect(f"file://{quote(str(Path(database).absolute()))}-lockkit", **options)
+    return f"file://{quote(str(Path(database).absolute()))}-lockkit"
 
 
 def is_in_memory(database: str | None) -> bool:

@@ -34,7 +34,18 @@ if TYPE_CHECKING:
 
     Work = Callable[[aio.Term], Awaitable[object]]
 
-__all__ = ["NameFields", "check_options", "client_of", "hold", "lead", "lifespan", "locked", "refusal", "unavailable"]
+__all__ = [
+    "NameFields",
+    "check_options",
+    "checked_name",
+    "client_of",
+    "hold",
+    "lead",
+    "lifespan",
+    "locked",
+    "refusal",
+    "unavailable",
+]
 
 T = TypeVar("T")
 
@@ -200,15 +211,36 @@ class NameFields:
         Fill in the fields. Values are percent-encoded, so that no value can imitate another one or the text between.
 
         Raises:
-            HTTPException: 422: the name gets too long, or is empty.
+            HTTPException: 422: the name gets too long, is empty, or has what is no character.
         """
-        fields = ((text, "" if field is None else quote(str(values[field]), safe="")) for text, field in self._parts)
-        name = "".join(text + value for text, value in fields)
-        if len(name.encode()) > validation.NAME_BYTES_MAX:
-            raise HTTPException(422, "a parameter is too long")
-        if not name:
-            raise HTTPException(422, "a parameter is empty")
-        return name
+        filled = (text if field is None else text + _quoted(values[field]) for text, field in self._parts)
+        return checked_name("".join(filled))
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError:  # a lone surrogate, which `checked_name` refuses
+        return text
+
+
+def checked_name(name: str) -> str:
+    """
+    Check a lock name that a request has made.
+
+    Raises:
+        HTTPException: 422: no lock can have it. It is the client's fault.
+        ConfigurationError: It is no str. That is the application's.
+    """
+    try:
+        return validation.lock_name(name)
+    except ConfigurationError as error:
+        if not isinstance(name, str):
+            raise
+        log.debug("%s", error)
+        text = "a parameter is empty, too long, or has characters that a lock name cannot have"
+        raise HTTPException(422, text) from error
 
 
 def check_options(timeout: Any, retry_after: object, options: Mapping[str, Any]) -> None:  # noqa: ANN401 - also what is wrong
@@ -258,10 +290,12 @@ async def hold(
         **options: As for `lockkit.aio.Client.lock`; ``cancel_on_lost`` is true unless given.
 
     Raises:
-        HTTPException: 409: the lock is busy. 503: the backend is unavailable, and the block did not run. 500: the lease
-            was lost before the block ended.
+        HTTPException: 409: the lock is busy. 503: the backend is unavailable, and the block did not run. 422: no lock
+            can have this name, such as one made of a parameter that is too long. 500: the lease was lost before the
+            block ended.
+        ConfigurationError: The name is no str, or an option is wrong.
     """
-    lock = client_of(request.scope).lock(name, timeout=timeout, **{"cancel_on_lost": True, **options})
+    lock = client_of(request.scope).lock(checked_name(name), timeout=timeout, **{"cancel_on_lost": True, **options})
     async with AsyncExitStack() as stack:
         try:
             enter = functools.partial(stack.enter_async_context, lock)

@@ -493,20 +493,29 @@ def test_exit_releases_what_is_held_at_a_server() -> None:
     assert held == []
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_end_of_a_child_of_multiprocessing_releases(method: str, tmp_path: Path) -> None:
-    """Unless it was spawned, it ends with ``os._exit``, without what `atexit` would call."""
+@pytest.mark.parametrize(
+    ("library", "method"),
+    [
+        ("multiprocessing", "fork"),
+        ("multiprocessing", "forkserver"),
+        ("multiprocessing", "spawn"),
+        ("billiard", "fork"),
+        ("billiard", "spawn"),
+    ],
+)
+def test_end_of_a_child_process_releases(library: str, method: str, tmp_path: Path) -> None:
+    """Unless it was spawned, it ends with ``os._exit``, without what `atexit` would call. billiard is Celery's."""
     url = f"sqlite:///{tmp_path}/locks.db"
     script = tmp_path / "workers.py"
     script.write_text(
         textwrap.dedent(
             """
-            import multiprocessing, sys
+            import importlib, sys
             import lockkit
             from lockkit.engine import engine
             engine.EXIT_SECONDS = 30  # the machine may stand still
 
-            method, url = sys.argv[1:]
+            library, method, url = sys.argv[1:]
             client, leases = lockkit.connect(url), []
 
             def work():
@@ -514,14 +523,14 @@ def test_end_of_a_child_of_multiprocessing_releases(method: str, tmp_path: Path)
                 leases.append(lockkit.connect(url).lock("of its own", ttl=600).acquire())
 
             if __name__ == "__main__":
-                child = multiprocessing.get_context(method).Process(target=work)
+                child = importlib.import_module(library).get_context(method).Process(target=work)
                 child.start()
                 child.join()
                 print(child.exitcode)
             """
         )
     )
-    command = [sys.executable, str(script), method, url]
+    command = [sys.executable, str(script), library, method, url]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (run.stdout, run.stderr) == ("0\n", "")
     with lockkit.connect(url) as client:

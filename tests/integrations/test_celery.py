@@ -415,22 +415,12 @@ def test_task_class_without_the_init_of_its_base_runs_under_its_lock() -> None:
         def run(self, n: int) -> int:
             return super().run(n)
 
-    class Look(Pay):
-        name = "look"
-        lock = None
-
-        def run(self, n: int) -> int:
-            return n
-
     app = local_app()
     for kind in (Pay, PayTwice):
         pay = app.register_task(kind())
         assert pay(1) > 0
         with lockkit.connect("memory://celery").lock("acct:1"), pytest.raises(LockTimeout):
             pay(1)
-    look = app.register_task(Look())
-    with lockkit.connect("memory://celery").lock("acct:1"):
-        assert look(1) == 1
 
 
 def test_timeout_that_the_task_itself_raises_does_not_count_as_busy() -> None:
@@ -474,17 +464,6 @@ def test_lock_server_may_be_named_in_the_settings_of_django() -> None:
         pay()
 
 
-def test_task_without_lock_runs_as_any_other() -> None:
-    """LockedTask may be the base of all tasks of an app."""
-    app = local_app()
-
-    @app.task(shared=False, base=LockedTask)
-    def add(a: int, b: int) -> int:
-        return a + b
-
-    assert add(1, 2) == add.apply((1, 2)).get() == 3
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -502,6 +481,15 @@ def test_task_without_lock_runs_as_any_other() -> None:
         ({"lock": "a", "ttl": 30}, "ttl=, which has no effect: use lock_ttl="),
         ({"lock": "a", "timeout": 5}, "timeout=, which has no effect: use lock_timeout="),
         ({"once": "a", "keep": 60}, "keep=, which has no effect: use once_keep="),
+        ({"lock": "a", "timout": 5}, "timout=, which has no effect: use lock_timeout="),
+        ({}, "neither lock= nor once="),
+        ({"lock": None}, "neither lock= nor once="),
+        ({"lok": "acct:{n}"}, "lok=, which has no effect: use lock="),
+        ({"locks": "acct:{n}"}, "locks=, which has no effect: use lock="),
+        ({"lock_name": "acct:{n}"}, "lock_name=, which has no effect: use lock"),
+        ({"lock": "a", "lock_tll": 5}, "lock_tll=, which has no effect: use lock_ttl="),
+        ({"lock": "a", "onbusy": "skip"}, "onbusy=, which has no effect: use on_busy="),
+        ({"once": "a", "onec_keep": 60}, "onec_keep=, which has no effect: use once_keep="),
     ],
 )
 def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str, Any], message: str) -> None:
@@ -515,21 +503,74 @@ def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str,
         app.finalize()
 
 
+@pytest.mark.parametrize("options", [{"lok": "acct:{n}"}, {"lock": "acct:{n}", "lock_tll": 5}])
+def test_wrong_option_of_a_class_is_an_error_when_the_task_is_registered(options: dict[str, Any]) -> None:
+    """As one of the decorator; also if it stands in the base of a task."""
+    app = local_app()
+
+    def run(self: LockedTask, n: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"which has no effect: use lock"):
+        app.register_task(type("Pay", (LockedTask,), {"name": "pay", "run": run, **options})())
+    with pytest.raises(ConfigurationError, match=r"which has no effect: use lock"):
+        app.task(shared=False, bind=True, base=type("Base", (LockedTask,), options), lock="acct:{n}")(run)
+
+
 def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
     """An application calls them as it likes, and may give them to the decorator."""
 
-    class Request(LockedTask):
+    class Mixin:
+        locked = "no"
+
+    class Request(Mixin, LockedTask):
         abstract = True
         timeout = 5.0
         ttl: ClassVar[float]
+        clock: ClassVar[str] = "UTC"
+
+        def unlock(self) -> None: ...
 
     app = local_app()
 
-    @app.task(shared=False, base=Request, bind=True, lock="a", timeout=7.0, ttl=60.0)
-    def ask(self: Request) -> tuple[float, float]:
-        return self.timeout, self.ttl
+    @app.task(
+        shared=False, base=Request, bind=True, lock="a", timeout=7.0, ttl=60.0, clock="CET", locked="yes", locale="en",
+        title="Ask", soft_time_limit=3, rate_limit="1/s", autoretry_for=(OSError,), retry_backoff=True,
+    )  # fmt: skip
+    def ask(self: Request) -> tuple[float, float, str]:
+        return self.timeout, self.ttl, self.clock + self.locked
 
-    assert ask() == (7.0, 60.0)
+    assert ask() == (7.0, 60.0, "CETyes")
+
+
+def test_locked_task_may_be_the_base_of_all_tasks_of_an_app() -> None:
+    """Celery's own have no lock; those of the application must."""
+    app = Celery("all", broker="memory://", task_cls=LockedTask, set_as_current=False)
+    app.conf.lockkit_url = "memory://all"
+    pay = app.task(shared=False, lock="acct:{n}")(echo)
+    app.finalize()
+
+    assert pay(1) == 1
+    with pytest.raises(ConfigurationError, match="neither lock= nor once="):
+        app.task(shared=False, name="other")(echo)
+
+
+def echo(n: int) -> int:
+    """Return what it gets."""
+    return n
+
+
+@pytest.mark.parametrize("setting", ["lockkit_ulr", "LOCKKIT_BEAT_TIMEOUT", "CELERY_LOCKKIT_LOCK_URL"])
+def test_misspelt_setting_is_an_error_when_a_task_is_registered(setting: str) -> None:
+    """With it ignored, the locks would be files of this machine."""
+    app = Celery("local", set_as_current=False)
+    namespace = "CELERY" if setting.startswith("CELERY") else None
+    app.config_from_object(SimpleNamespace(**{setting: "redis://locks.example"}), namespace=namespace)
+
+    @app.task(shared=False, base=LockedTask, lock="a")
+    def pay() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=rf"'{setting}' has no effect.*lockkit_url"):
+        app.finalize()
 
 
 def test_celery_prints_the_password_of_the_lock_server() -> None:

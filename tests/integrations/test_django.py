@@ -32,7 +32,7 @@ from django.test import Client, TestCase, override_settings
 import lockkit
 from lockkit.integrations.django import aio_client, client, from_connection
 from lockkit.integrations.django.checks import SERVERS
-from lockkit.integrations.django.clients import _aio_clients, _connected
+from lockkit.integrations.django.clients import _aio_clients, _connected, environment_of
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
@@ -185,6 +185,10 @@ def test_without_the_setting_lockkit_decides(tmp_path: Path, monkeypatch: pytest
 
         with new_client("default") as made:
             assert made.url == f"file://{tmp_path}"
+    with override_settings(LOCKKIT_URL="redis://locks.example", CELERY_LOCKKIT_URL="redis://locks.example"):
+        del settings.LOCKKIT
+        with pytest.raises(lockkit.ConfigurationError, match=r"settings\.LOCKKIT_URL has no effect: write LOCKKIT ="):
+            service("default")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +198,8 @@ def test_without_the_setting_lockkit_decides(tmp_path: Path, monkeypatch: pytest
         ({"x": "memory://"}, "no alias 'default', only 'x'"),
         ({}, "no alias 'default', it is empty"),
         ({"default": 3}, "must be a URL, or a dict"),
+        ({"default": {"url": f"redis://:{SECRET}@h"}}, "unknown key 'url' (did you mean 'URL'?)"),
+        ({"default": {"URL": "memory://", "OPTION": {}}}, "unknown key 'OPTION' (did you mean 'OPTIONS'?)"),
         ({"default": {"LOCATION": f"redis://:{SECRET}@h"}}, "unknown key 'LOCATION'"),
         ({"default": {"URL": "memory://", "DATABASE": "default"}}, "only one of"),
         ({"default": {"URL": 3}}, "must be strings"),
@@ -530,6 +536,8 @@ def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
             made = from_connection(connections["maria"])
             with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
                 assert is_held(other, "seat")
+                with lockkit.connect(environment_of("maria")["LOCKKIT_URL"]) as another:
+                    assert is_held(another, "seat")
             call_command("migrate_locked", database="maria", verbosity=0)
             assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]
         finally:
@@ -615,7 +623,7 @@ def test_locked_passes_on_the_service_and_the_status(tmp_path: Path) -> None:
 def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message, and the exit status of a usage or configuration error."""
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"DATABASE": "default"}, "needs an alias with a URL"),
+        ({"DATABASE": "absent"}, "no alias 'absent'"),
         ({"OPTIONS": {"ttl": 3}}, "without a URL"),
         ({"URL": "memory://", "OPTIONS": {"ttl": [3]}}, "neither text nor a number"),
     ]
@@ -630,6 +638,55 @@ def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CommandError, match="after --") as caught:
         call_command("locked", "NAME")
     assert caught.value.returncode == 2
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_site_with_locks_in_its_database_only(kind: str, tmp_path: Path) -> None:
+    """A settings file as the page shows it: views and `manage.py locked` exclude each other."""
+    database: dict[str, object] = {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.db"}
+    if kind == "postgresql":
+        database = {
+            **settings.DATABASES["default"],
+            "OPTIONS": {"application_name": "a site", "options": "-c search_path=public"},
+        }
+    (tmp_path / "settings.py").write_text(
+        f'INSTALLED_APPS = ["lockkit.integrations.django"]\nDATABASES = {{"default": {database!r}}}\n'
+        'LOCKKIT = {"default": {"DATABASE": "default", "OPTIONS": {"ttl": 50}}}\n'
+    )
+    (tmp_path / "job.py").write_text(
+        "import django; django.setup()\n"
+        "from lockkit.integrations.django import client\n"
+        "(holder,) = client().holders('report')\n"
+        "print(client().lock('report').try_acquire(), holder.remaining > 40)\n"
+    )
+    locked = ["-m", "django", "locked", "report", "--timeout", "0", "--", sys.executable, "job.py"]
+    ran = subprocess.run(
+        [sys.executable, *locked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"},
+    )  # fmt: skip
+
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("None True\n", "", 0)
+
+
+def test_environment_of_a_database_leads_to_it() -> None:
+    """A socket, a port of text, characters that a URL escapes, and options; what it cannot have is named."""
+    given = {"USER": "u:1", "PASSWORD": "p@/?$", "HOST": "/run/postgresql", "PORT": "5433", "NAME": "it's here"}
+    options = {"sslmode": "require", "options": "-c search_path=app"}
+    connections.databases["lite"] = connections.databases["default"] | given | {"OPTIONS": options}
+    try:
+        environment = environment_of("lite")
+        found = parse(environment["LOCKKIT_URL"])
+        assert (found.username, found.password, found.path) == ("u:1", "p@/?$", "/it's here")
+        assert (found.host, found.port, dict(found.query)) == ("/run/postgresql", 5433, {"sslmode": "require"})
+        assert environment["PGOPTIONS"] == "-c search_path=app"
+        with lockkit.connect(environment["LOCKKIT_URL"]) as accepted:
+            assert "p@" not in accepted.url
+        connections["lite"].settings_dict["OPTIONS"]["sslrootcert"] = b"raw"
+        with pytest.raises(lockkit.ConfigurationError, match="the option 'sslrootcert', which is neither"):
+            environment_of("lite")
+    finally:
+        del connections["lite"]
+        del connections.databases["lite"]
 
 
 # -- manage.py migrate_locked ---------------------------------------------------------------------------------------

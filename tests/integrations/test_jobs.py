@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dramatiq.brokers.stub import StubBroker
 
 import lockkit
 from lockkit.errors import ConfigurationError
@@ -87,6 +88,20 @@ def test_decorator_without_brackets_is_refused(decorator: Any) -> None:  # noqa:
     """Not by the first job, in a worker."""
     with pytest.raises(ConfigurationError, match=rf"^write @{decorator.__name__}\('acct:\{{n\}}'\), with the name"):
         decorator(pay)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give the job a lock"),
+        ({"lok": "acct:{n}"}, "give the job a lock"),
+        ({"lock": "a", "tll": 5}, "tll.*'ttl'"),
+    ],
+)
+def test_misspelt_option_of_an_actor_is_refused(options: dict[str, Any], message: str) -> None:
+    """When the actor is declared: Dramatiq says it of those that none of its middleware knows."""
+    with pytest.raises(ConfigurationError, match=message):
+        locked_actor(broker=StubBroker(), **options)(pay)
 
 
 def test_job_whose_work_would_go_on_after_its_end_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import logging
 import re
 import secrets
@@ -33,6 +34,8 @@ from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+
+    from starlette.types import ASGIApp
 
     from lockkit.testing.kit.clients import AioKitClient
 
@@ -114,6 +117,35 @@ def test_missing_or_too_long_parameter_is_422(starlette: TestClient) -> None:
     """It is the client's fault."""
     assert starlette.post("/seats/A").status_code == 422
     assert starlette.post(f"/seats/{'A' * 250}/7").status_code == 422
+
+
+@pytest.mark.parametrize("module", ["starlette", "fastapi"])
+@pytest.mark.parametrize("name", ["", "x" * 256, "é" * 128, "a\0b", "\ud800"])
+def test_name_of_a_request_that_no_lock_can_have_is_422(module: str, name: str) -> None:
+    """The client has chosen it, so it is no 500."""
+    state = lifespan(f"memory://{secrets.token_hex(4)}")
+    ran: list[int] = []
+
+    async def held(request: Request) -> PlainTextResponse:
+        async with hold(request, (await request.json())["name"]):
+            ran.append(1)
+        return PlainTextResponse("")
+
+    def named(order: Annotated[dict[str, Any], Body()]) -> str:
+        return str(order["name"])
+
+    async def depends() -> None:
+        ran.append(1)
+
+    app: Starlette = Starlette(routes=[Route("/", held, methods=["POST"])], lifespan=state)
+    if module == "fastapi":
+        app = FastAPI(lifespan=state)
+        app.post("/", dependencies=[locked_dependency(named)])(depends)
+    with TestClient(app, headers={"Content-Type": "application/json"}) as browser:
+        answer = browser.post("/", content=json.dumps({"name": name}))
+        assert (answer.status_code, ran) == (422, [])
+        assert "a parameter is empty, too long" in answer.text
+        assert browser.post("/", content=json.dumps({"name": "é" * 127})).status_code == 200
 
 
 def test_empty_name_is_422() -> None:
@@ -426,7 +458,7 @@ def test_web_socket_gets_the_client_and_no_lock(name: str | Callable[[], str]) -
 
 def payments(**options: Any) -> Starlette:
     """An application that counts its runs."""
-    options = {"caller": lambda _request: "", **options}
+    options = {"caller": lambda _request: "ada", **options}
     runs: list[bytes] = []
 
     async def pay(request: Request) -> PlainTextResponse:
@@ -451,15 +483,21 @@ def test_key_may_be_required() -> None:
         assert client.post("/", headers={"Idempotency-Key": "k"}).text == "3"
 
 
-@pytest.mark.parametrize("options", [{"methods": "POST"}, {"keep": 0}, {"keep": "1d"}, {"retry_after": "1"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"methods": "POST"}, {"keep": 0}, {"keep": "1d"}, {"retry_after": "1"}, {"max_body": "1 MiB"}, {"max_body": -1},
+        {"max_response": 64 * 1024 + 1},
+    ],
+)  # fmt: skip
 def test_wrong_options_are_refused_before_the_first_request(options: dict[str, Any]) -> None:
     """With methods="POST" no request would have been recognised as a repeat."""
     with pytest.raises(lockkit.ConfigurationError, match=f"^{next(iter(options))} "):
-        IdempotencyMiddleware(payments(), caller=lambda _request: "", **options)
+        IdempotencyMiddleware(payments(), caller=lambda _request: "ada", **options)
 
 
 def test_caller_is_a_plain_function_that_returns_a_str() -> None:
-    """All callers of which it returns None would get each other's responses."""
+    """Or None, for nobody."""
 
     async def ask(_request: Request) -> str:
         return ""
@@ -467,10 +505,129 @@ def test_caller_is_a_plain_function_that_returns_a_str() -> None:
     with pytest.raises(lockkit.ConfigurationError, match=r"^caller must be a plain function"):
         IdempotencyMiddleware(payments(), caller=ask)  # type: ignore[arg-type] # wrong on purpose
     with (
-        TestClient(payments(caller=lambda request: request.headers.get("authorization"))) as client,
-        pytest.raises(lockkit.ConfigurationError, match="must return a str, not NoneType"),
+        TestClient(payments(caller=lambda _request: 17)) as client,
+        pytest.raises(lockkit.ConfigurationError, match="must return a str or None, not int"),
     ):
         client.post("/", headers={"Idempotency-Key": "k"})
+
+
+@pytest.mark.parametrize("nobody", ["", None])
+def test_key_of_nobody_is_not_everybody_s(nobody: str | None) -> None:
+    """All requests without the header got the stored response of one of them."""
+
+    def caller(request: Request) -> str | None:
+        return request.headers.get("authorization", nobody)
+
+    with TestClient(payments(caller=caller)) as client:
+        assert [client.post("/", headers={"Idempotency-Key": "k"}).text for _ in range(2)] == ["1", "2"]
+        users = [{"Idempotency-Key": "k", "Authorization": user} for user in ("ada", "bob", "ada")]
+        assert [client.post("/", headers=headers).text for headers in users] == ["3", "4", "3"]
+    with TestClient(payments(caller=caller, required=True)) as client:
+        refused = client.post("/", headers={"Idempotency-Key": "k"})
+        assert (refused.status_code, "needs a caller" in refused.text) == (400, True)
+
+
+Messages = list[dict[str, Any]]
+
+
+async def ask(app: ASGIApp, client: lockkit.aio.Client, requests: Messages, sent: Messages, **headers: str) -> None:
+    """Call an application as a server does, whose client sends these messages and then leaves, when it has got one."""
+    left = asyncio.Event()
+
+    async def receive() -> MutableMapping[str, Any]:
+        if requests:
+            return requests.pop(0)
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(dict(message))
+        if message.get("body"):
+            left.set()
+
+    if headers.pop("gone", None):
+        left.set()
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": raw}
+    await app({**scope, "state": {"lockkit": client}}, receive, send)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("length", [{"content_length": "11"}, {}])
+async def test_body_is_bounded_before_it_is_read(length: dict[str, str]) -> None:
+    """One that says so is not read at all, another only up to the bound; the application does not run."""
+    ran: list[int] = []
+
+    async def pay(_request: Request) -> None:
+        ran.append(1)
+
+    routes = [Route("/", pay, methods=["POST"])]
+    app = IdempotencyMiddleware(Starlette(routes=routes), caller=lambda _request: "ada", max_body=10)
+    requests: Messages = [{"type": "http.request", "body": b"12345", "more_body": True} for _ in range(9)]
+    sent: Messages = []
+    async with lockkit.aio.connect("memory://bounded") as client, asyncio.timeout(PATIENCE):
+        await ask(app, client, requests, sent, idempotency_key="k", **length)
+
+    assert (sent[0]["status"], ran) == (413, [])
+    assert len(requests) == (9 if length else 6)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("media", "part", "gone"),
+    [
+        pytest.param("text/event-stream; charset=utf-8", b"data: 1\n\n", {}, id="events"),
+        pytest.param("text/plain", b"x" * 70_000, {}, id="large"),
+        pytest.param("text/plain", b"x", {"gone": "yes"}, id="client that has left"),
+    ],
+)
+async def test_response_without_end_is_passed_on_and_ends_with_its_client(
+    media: str, part: bytes, gone: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was kept in memory without a limit, also when its client had left. Its key is done: the work was begun."""
+    monkeypatch.setattr("lockkit.integrations.idempotency.LEFT_SECONDS", 0.1)
+    runs: list[int] = []
+
+    async def pay(_request: Request) -> StreamingResponse:
+        runs.append(1)
+
+        async def parts() -> AsyncIterator[bytes]:
+            while True:
+                yield part
+                await asyncio.sleep(0.01)
+
+        return StreamingResponse(parts(), 201, media_type=media)
+
+    app = IdempotencyMiddleware(
+        Starlette(routes=[Route("/", pay, methods=["POST"])]), caller=lambda _request: "ada"
+    )  # fmt: skip
+    sent: Messages = []
+    repeated: Messages = []
+    async with lockkit.aio.connect("memory://endless") as client, asyncio.timeout(PATIENCE):
+        await ask(app, client, [{"type": "http.request", "body": b"17"}], sent, idempotency_key=part[:9].hex(), **gone)
+        await ask(app, client, [{"type": "http.request", "body": b"17"}], repeated, idempotency_key=part[:9].hex())
+
+    assert ([one["status"] for one in sent[:1]], bool(sent)) == (([201], True) if not gone else ([], False))
+    assert repeated[0]["status"] == 409
+    assert b"retry-after" not in dict(repeated[0]["headers"])
+    assert runs == [1]
+
+
+@pytest.mark.asyncio
+async def test_large_error_is_passed_on_and_not_stored() -> None:
+    """Its request was not done."""
+
+    async def pay(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse("x" * 70_000, 500)
+
+    app = IdempotencyMiddleware(
+        Starlette(routes=[Route("/", pay, methods=["POST"])]), caller=lambda _request: "ada"
+    )  # fmt: skip
+    async with lockkit.aio.connect("memory://errors") as client, asyncio.timeout(PATIENCE):
+        for _ in range(2):
+            sent: Messages = []
+            await ask(app, client, [{"type": "http.request", "body": b""}], sent, idempotency_key="k")
+            assert (sent[0]["status"], len(sent[1]["body"])) == (500, 70_000)
 
 
 def test_path_and_body_are_compared_apart() -> None:
@@ -503,13 +660,13 @@ def test_key_that_was_lost_is_told_by_the_response_alone(status: int, answered: 
     """The server sees no exception after it; a refusal needs no key."""
 
     async def pay(request: Request) -> PlainTextResponse:
-        key = apart("once", f"idempotency:{_digest('', 'k')}")
+        key = apart("once", f"idempotency:{_digest('ada', 'k')}")
         assert await client_of(request.scope)._engine.client.ready().break_lock(key)
         return PlainTextResponse("", status)
 
     app = Starlette(
         routes=[Route("/", pay, methods=["POST"])],
-        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "")],
+        middleware=[Middleware(IdempotencyMiddleware, caller=lambda _request: "ada")],
         lifespan=lifespan(f"memory://{secrets.token_hex(4)}"),
     )
     with TestClient(app) as client:
@@ -533,7 +690,7 @@ async def test_response_is_stored_although_the_client_has_gone() -> None:
         return StreamingResponse(parts(), 201)
 
     app = IdempotencyMiddleware(
-        Starlette(routes=[Route("/", pay, methods=["POST"])]), caller=lambda _request: ""
+        Starlette(routes=[Route("/", pay, methods=["POST"])]), caller=lambda _request: "ada"
     )  # fmt: skip
     async with lockkit.aio.connect("memory://gone") as client, asyncio.timeout(PATIENCE):
 
@@ -548,7 +705,7 @@ async def test_response_is_stored_although_the_client_has_gone() -> None:
                 return received.pop() if len(received) > 1 else received[0]
 
             async def send(message: MutableMapping[str, Any]) -> None:
-                sent.append(message)
+                sent.append(dict(message))
 
             headers = [(b"idempotency-key", b"k")]
             scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}

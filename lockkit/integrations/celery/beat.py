@@ -20,6 +20,7 @@ from celery import schedules
 from celery.beat import PersistentScheduler, ScheduleEntry, event_t
 
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
+from lockkit.integrations.celery.task import refuse_other_settings
 from lockkit.integrations.jobs import client_of_process
 
 if TYPE_CHECKING:
@@ -65,9 +66,15 @@ class LeaderOnly:
     _refused = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As the scheduler."""
+        """
+        As the scheduler.
+
+        Raises:
+            ConfigurationError: A setting of the app is lockkit's by its name, but misspelt.
+        """
         self._due: dict[str, tuple[datetime, Seconds]] = {}
         super().__init__(*args, **kwargs)
+        refuse_other_settings(self.app)
 
     @property
     def election_name(self) -> str:

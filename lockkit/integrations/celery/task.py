@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from celery import Task
 from celery.exceptions import Reject, Retry
 
+from lockkit import validation
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.jobs import KEEP_SECONDS, RETRY_SECONDS, JobBusy, JobLock, OnBusy, client_of_process
 
@@ -33,6 +36,13 @@ R = TypeVar("R")
 _MEANT = {"ttl": "lock_ttl", "timeout": "lock_timeout", "keep": "once_keep"}
 """Options as those of Dramatiq and RQ are called, and what they are called here."""
 
+_OPTIONS = ("lock", "lock_ttl", "lock_timeout", "on_busy", "busy_countdown", "once", "once_keep")
+
+_OURS = ("lock", "once", "busy", "on_busy")
+"""How names begin that can hardly be meant for anything else than this class."""
+
+_SETTINGS = ("lockkit_url", "lockkit_beat_name", "lockkit_beat_ttl")
+
 
 class LockedTask(Task):  # type: ignore[misc] # celery has no types
     """
@@ -40,8 +50,10 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
 
     The worker acquires the lock when it runs the task, renews it meanwhile, and releases it after the task. While the
     task runs, ``self.request.lockkit_token`` is the fencing token, and ``self.request.lockkit_lease`` the lease. If the
-    lease is lost, even a task that returns normally fails with `lockkit.LockLost`. A task with neither ``lock`` nor
-    ``once`` runs like any other.
+    lease is lost, even a task that returns normally fails with `lockkit.LockLost`.
+
+    Celery makes attributes of all options of the decorator. So this class refuses one that looks like a misspelt option
+    of its own, unless your task class declares it, with an annotation if the class derives from this one.
 
     Attributes:
         lock: Name of the lock, with fields that the task's arguments fill.
@@ -74,13 +86,21 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         Check the options when Celery registers the task, not at its first call.
 
         Raises:
-            ConfigurationError: An option is wrong, or a field is no argument of the task.
+            ConfigurationError: The task has neither ``lock`` nor ``once``, an option is wrong or misspelt, or a field
+                is no argument of the task.
         """
         super().on_bound(app)
         cls._job_lock = None
-        if cls.lock is None and cls.once is None:
-            return
+        if inspect.getattr_static(cls, "run") is Task.run or cls.__module__ == "celery.app.builtins":
+            return  # a base of tasks, which cannot run, or Celery's own, if this is the base of all tasks of the app
         cls._refuse_other_names()
+        refuse_other_settings(app)
+        if cls.lock is None and cls.once is None:
+            message = (
+                f"task {cls.name!r} is a LockedTask with neither lock= nor once=, and would run without a lock: give "
+                "it one, such as lock='acct:{n}', or another base"
+            )
+            raise ConfigurationError(message)
         run = inspect.getattr_static(cls, "run").__get__(object(), cls)  # without the `self` of a bound task
         cls._job_lock = JobLock(
             run,
@@ -96,17 +116,30 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
     @classmethod
     def _refuse_other_names(cls) -> None:
         """
-        Refuse options of the decorator that have no effect: Celery makes attributes of those that it does not know.
+        Refuse attributes that are misspelt options: they would have no effect.
 
-        Classes of the application's own may have such attributes.
+        In the decorator also those that Dramatiq's and RQ's decorators have. What the application has declared is its
+        own: by an annotation, or in a class that knows nothing of locks.
         """
-        given = vars(cls)
-        for name, meant in _MEANT.items():
-            if "_decorated" not in given or name not in given:
-                continue
-            if not any(name in (*vars(base), *vars(base).get("__annotations__", ())) for base in cls.__mro__[1:]):
-                message = f"task {cls.name!r} was given {name}=, which has no effect: use {meant}="
-                raise ConfigurationError(message, name=cls.lock or cls.once)
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, LockedTask) and kind is not LockedTask]
+        own = {name for kind in cls.__mro__ if kind not in kinds for name in vars(kind)}
+        for kind in cls.__mro__:
+            if "_decorated" not in vars(kind):  # of a decorated one they are its function's
+                with suppress(NameError):  # of a name that only type checkers import, from Python 3.14 on
+                    own.update(inspect.get_annotations(kind))
+        for kind in kinds:
+            decorated = "_decorated" in vars(kind)
+            for name, value in vars(kind).items():
+                if name in own or name.startswith("_") or (hasattr(value, "__get__") and not decorated):
+                    continue
+                # A class of the application's own may have a timeout=, and its tasks other values for it.
+                meant = _meant(name, others=decorated and not any(name in vars(base) for base in kinds[1:]))
+                if meant is not None:
+                    message = (
+                        f"task {cls.name!r} was given {name}=, which has no effect: use {meant}=. If it is an "
+                        f"attribute of your own, declare it in a class of your tasks, as in `{name}: str`"
+                    )
+                    raise ConfigurationError(message, name=cls.lock or cls.once)
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """
@@ -162,3 +195,29 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         except Exception as failed:  # as Task.retry() does: the broker keeps the message, or drops it by its own rules
             raise Reject(failed, requeue=False) from failed
         raise Retry(exc=error, when=job.busy_countdown, sig=signature) from error
+
+
+def _meant(name: str, *, others: bool) -> str | None:
+    """Return the option that a name is likely to stand for; with others, also if it is like one of other decorators."""
+    name = name.lower()
+    cutoff = 0.3 if name.startswith(_OURS) else 0.75
+    if found := difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=cutoff):
+        return found[0]
+    found = difflib.get_close_matches(name, _MEANT, n=1, cutoff=0.8) if others else []
+    return _MEANT[found[0]] if found else None
+
+
+def refuse_other_settings(app: Celery) -> None:
+    """
+    Refuse settings of the app that are lockkit's by their name, but have no effect.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    for setting in app.conf:
+        _, found, rest = str(setting).lower().rpartition("lockkit_")
+        if found and found + rest not in _SETTINGS:
+            known = ", ".join(_SETTINGS)
+            meant = validation.nearest(found + rest, _SETTINGS)
+            message = f"Celery's setting {setting!r} has no effect{meant}: lockkit's settings are {known}"
+            raise ConfigurationError(message)

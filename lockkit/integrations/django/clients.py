@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from django.core.signals import setting_changed
 from django.db import connections
@@ -18,7 +19,7 @@ from lockkit.sync import connect, from_client
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-__all__ = ["aio_client", "client", "from_connection", "new_client"]
+__all__ = ["aio_client", "client", "environment_of", "from_connection", "new_client"]
 
 _DRIVERS = {
     "psycopg": "postgresql+psycopg",
@@ -27,6 +28,15 @@ _DRIVERS = {
     "pymysql": "mysql+pymysql",
 }
 """SQLAlchemy's names of the modules that Django's backends connect with."""
+
+_NOT_IN_QUERY = frozenset(
+    (
+        *("dbname", "database", "db", "user", "password", "passwd", "host", "port", "unix_socket"),  # in the URL itself
+        *("client_encoding", "charset", "conv", "client_flag", "cursor_factory", "context", "prepare_threshold"),
+        *("init_command", "sql_mode", "collation", "use_unicode", "compress"),
+    )
+)
+"""What Django connects with that is of no use to lockkit."""
 
 CONNECT_SECONDS = 10
 """How long a connection to the database may take, unless the database's OPTIONS say otherwise."""
@@ -89,10 +99,7 @@ def new_client(alias: str) -> DjangoClient:
     found = service(alias)
     if found.database is None:
         return DjangoClient(connect(found.url, profile=found.profile, **found.options))
-    if found.database not in connections:
-        message = f"settings.LOCKKIT[{alias!r}]: settings.DATABASES has no alias {found.database!r}"
-        raise ConfigurationError(message)
-    return from_connection(connections[found.database], **found.options)
+    return from_connection(_database(found.database), **found.options)
 
 
 def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: ANN401 - Django has no types
@@ -121,32 +128,97 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
         )
         raise ConfigurationError(message)
     if connection.vendor == "sqlite":
-        name = str(settings["NAME"])
-        if is_in_memory(name):
-            message = 'the database is in memory, so it cannot hold locks: use LOCKKIT = {"default": "memory://"}'
-            raise ConfigurationError(message)
-        return DjangoClient(beside_file(name, **options))
+        return DjangoClient(connect(_beside(settings), **options))
+    driver = _driver(connection)
+    url = _url(driver, settings)
+    from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 - an extra
+
+    engine = create_engine(url, creator=lambda: _connected(connection), poolclass=NullPool)
+    return DjangoClient(from_client(engine, **options))
+
+
+def environment_of(alias: str) -> dict[str, str]:
+    """
+    Return environment variables with which another process finds the locks in a Django database. Has its password.
+
+    Args:
+        alias: A key of ``settings.DATABASES``.
+
+    Raises:
+        ConfigurationError: There is no such database, it is in memory or of an unknown kind, or one of its OPTIONS
+            cannot be in a URL.
+    """
+    connection = _database(alias)
+    settings = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return {"LOCKKIT_URL": _beside(settings)}
+    driver, parameters = _driver(connection), connection.get_connection_params()
+    others = {name: value for name, value in parameters.items() if name not in _NOT_IN_QUERY}
+    # Where it may choose the schema, and so the lock table. libpq reads it; no URL of lockkit has it.
+    server_options = {"PGOPTIONS": others.pop("options")} if "options" in others else {}
+    wrong = [name for name, value in others.items() if not isinstance(value, str | int | float)]
+    if wrong:
+        message = (
+            f"settings.DATABASES[{alias!r}] has the option {wrong[0]!r}, which is neither text nor a number: another "
+            "process can only get a URL. Give LOCKKIT an alias with the URL of the database"
+        )
+        raise ConfigurationError(message)
+    host = str(settings["HOST"] or "")
+    if host.startswith("/") and connection.vendor == "mysql":
+        host, others["unix_socket"] = "", host
+    login = ":".join(_quoted(settings[key]) for key in ("USER", "PASSWORD") if settings[key])
+    where = ":".join(
+        [f"[{host}]" if ":" in host else _quoted(host), *([str(settings["PORT"])] if settings["PORT"] else [])]
+    )
+    query = "&".join(f"{name}={_quoted(value)}" for name, value in others.items())
+    url = f"{driver}://{login and login + '@'}{where}/{_quoted(settings['NAME'] or '')}{query and '?' + query}"
+    return {"LOCKKIT_URL": url, **server_options}
+
+
+def _quoted(value: object) -> str:
+    return quote(str(value), safe="")
+
+
+def _database(alias: str) -> Any:  # noqa: ANN401 - Django has no types
+    if alias not in connections:
+        message = f"settings.DATABASES has no alias {alias!r}"
+        raise ConfigurationError(message)
+    return connections[alias]
+
+
+def _beside(settings: dict[str, Any]) -> str:
+    name = str(settings["NAME"])
+    if is_in_memory(name):
+        message = 'the database is in memory, so it cannot hold locks: use LOCKKIT = {"default": "memory://"}'
+        raise ConfigurationError(message)
+    return beside_file(name)
+
+
+def _driver(connection: Any) -> str:  # noqa: ANN401 - Django has no types
+    """Return SQLAlchemy's name of the driver with which Django connects."""
     driver = _DRIVERS.get(connection.Database.__name__.partition(".")[0])
     if driver is None:
         message = (
-            f"lockkit cannot lock in a database of Django's backend {settings['ENGINE']!r}: it knows PostgreSQL, "
-            "MySQL, MariaDB and SQLite. Give the URL of another lock service"
+            f"lockkit cannot lock in a database of Django's backend {connection.settings_dict['ENGINE']!r}: it knows "
+            "PostgreSQL, MySQL, MariaDB and SQLite. Give the URL of another lock service"
         )
         raise ConfigurationError(message)
+    return driver
+
+
+def _url(driver: str, settings: dict[str, Any]) -> URL:
+    """
+    Make the URL of a database, without its OPTIONS.
+
+    Raises:
+        ConfigurationError: SQLAlchemy is missing.
+    """
     try:
-        from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 - an extra
+        from sqlalchemy import URL  # noqa: PLC0415 - an extra
     except ImportError as error:
         extra = driver.partition("+")[0]
         message = f"locks in a Django database need SQLAlchemy: pip install 'lockkit[{extra}]'"
         raise ConfigurationError(message) from error
-    engine = create_engine(_url(driver, settings), creator=lambda: _connected(connection), poolclass=NullPool)
-    return DjangoClient(from_client(engine, **options))
-
-
-def _url(driver: str, settings: dict[str, Any]) -> URL:
-    """Make the URL that messages show; it is not used to connect."""
-    from sqlalchemy import URL  # noqa: PLC0415 - an extra
-
     return URL.create(
         driver,
         username=settings["USER"] or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +72,9 @@ def service(alias: str) -> Service:
         raise ConfigurationError(message)
     unknown = [key for key in entry if key not in {*_KEYS, "OPTIONS"}]
     if unknown:
-        message = f"{where} has the unknown key {unknown[0]!r}: it takes {', '.join(_KEYS)} and OPTIONS"
+        meant = difflib.get_close_matches(str(unknown[0]).upper(), (*_KEYS, "OPTIONS"), n=1)
+        hint = f" (did you mean {meant[0]!r}?)" if meant else ""
+        message = f"{where} has the unknown key {unknown[0]!r}{hint}: it takes {', '.join(_KEYS)} and OPTIONS"
         raise ConfigurationError(message)
     given = {key.lower(): entry[key] for key in _KEYS if key in entry}
     options = entry.get("OPTIONS", {})
@@ -90,7 +93,13 @@ def service(alias: str) -> Service:
 
 def _table() -> Mapping[str, object]:
     """Return the setting; without it, ``lockkit.connect()`` decides: LOCKKIT_URL, a profile, files of this machine."""
-    table = getattr(settings, "LOCKKIT", {DEFAULT: {}})
+    table = getattr(settings, "LOCKKIT", None)
+    if table is None:
+        names = [name for name in dir(settings) if name.isupper()]
+        for name in difflib.get_close_matches("LOCKKIT", names, n=1, cutoff=0.75):
+            message = f'settings.{name} has no effect: write LOCKKIT = {{"default": …}}'
+            raise ConfigurationError(message)
+        return {DEFAULT: {}}
     if not isinstance(table, Mapping):
         message = f'settings.LOCKKIT must be a dict such as {{"default": "redis://…"}}, not {type(table).__name__}'
         raise ConfigurationError(message)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from django.core.management.base import BaseCommand, CommandError
 
 from lockkit.errors import ConfigurationError
+from lockkit.integrations.django.clients import environment_of
 from lockkit.integrations.django.services import DEFAULT, service
 
 if TYPE_CHECKING:
@@ -78,25 +79,24 @@ def _environment(found: Service) -> dict[str, str]:
     Return an environment that names the lock service. A command line would show its password to all users.
 
     Raises:
-        ConfigurationError: A URL cannot say what the entry says.
+        ConfigurationError: A URL cannot say what the entry says, or its Django database has none.
     """
     where = f"settings.LOCKKIT[{found.alias!r}]"
-    if found.database is not None:
-        message = f"{where} is a Django database; manage.py locked needs an alias with a URL or a profile"
-        raise ConfigurationError(message)
-    if found.options and found.url is None:
+    environment = dict(os.environ) if found.database is None else os.environ | environment_of(found.database)
+    url = found.url if found.database is None else environment["LOCKKIT_URL"]
+    if found.options and url is None:
         message = f"{where} has OPTIONS without a URL, which manage.py locked cannot pass on: put them into the profile"
         raise ConfigurationError(message)
     if found.profile is not None:
         others = {name: value for name, value in os.environ.items() if name != "LOCKKIT_URL"}
         return {**others, "LOCKKIT_ENV": found.profile}
-    if found.url is None:
-        return dict(os.environ)
-    base, _, query = found.url.partition("?")
+    if url is None:
+        return environment
+    base, _, query = url.partition("?")
     kept = [item for item in query.split("&") if item and item.partition("=")[0] not in found.options]
     for name, value in found.options.items():
         if not isinstance(value, str | int | float):
             message = f"{where}: manage.py locked cannot pass on the option {name}, which is neither text nor a number"
             raise ConfigurationError(message)
         kept.append(f"{quote(name)}={quote(str(int(value) if isinstance(value, bool) else value), safe='')}")
-    return {**os.environ, "LOCKKIT_URL": f"{base}?{'&'.join(kept)}" if kept else base}
+    return {**environment, "LOCKKIT_URL": f"{base}?{'&'.join(kept)}" if kept else base}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockkit import validation
 from lockkit.engine import observation
 from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
+from lockkit.engine.report import Report
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Leases:
         """Start without leases."""
         self._client = client
         self._cleanups = cleanups
+        self.report = Report(client, self)
         self.records: dict[str, LeaseRecord] = {}
         self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
@@ -56,6 +58,7 @@ class Leases:
         self.reentrant = {}
         self.early_losses = {}
         self.uncalled.clear()
+        self.report.forked()
 
     # -- which there are -------------------------------------------------------------------------------------------
 
@@ -190,12 +193,11 @@ class Leases:
             event.set()
         for callback in callbacks:
             self._notify(record, callback, reason)
-        grant = record.grant
         if reason == "expired" and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
             self._cleanups.release_later(record)
         observation.post("lost", record, reason)
-        log.warning("lost lock %r (token %d) at %s: %s", grant.name, grant.token, client.url, LOSS_REASONS[reason])
+        self.report.lost(record, reason, LOSS_REASONS[reason])
 
     def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
         """Change the state; returns the callbacks to call once the mutex is free. Under the mutex."""
@@ -255,7 +257,7 @@ class Leases:
             runtime.spawn("lockkit-on-lost", call_it_and_others)
         except RuntimeError as error:  # no more threads, or the event loop has ended: the watch must survive that
             self.uncalled.append(call)
-            log.warning("could not call the on_lost callback of lock %r yet: %s", name, error)
+            self.report.later("could not call the on_lost callback of a lock yet, %r: %s", name, error)
 
     def call_again(self) -> bool:
         """Call the callbacks for which no thread could be started; returns False if none can be started now either."""

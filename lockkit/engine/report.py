@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockkit")
 
+GATHER_SECONDS = 0.1
+"""How long after the first of them lines are written, seconds. Longer writes them late; shorter gives counts of a part
+only, and another line for the rest."""
+
 PAUSE = 1.0
 """Seconds between two looks at what has been noted. Longer tells later that an outage is over."""
 
@@ -69,6 +73,7 @@ class _Outage:
     """Renewals without an answer, from the first one until no lease waits for one any more."""
 
     since: Instant
+    held: int = 0
     causes: set[str] = field(default_factory=set)
     renewed: int = 0
     lost: int = 0
@@ -100,8 +105,10 @@ class Report:
 
     def jeopardy(self, failed: Iterable[tuple[LeaseRecord, BaseException]]) -> None:
         """Note leases whose renewals have begun to fail."""
-        if self._outage is None:
-            self._outage = _Outage(self._client.runtime.now())
+        outage = self._outage
+        if outage is None:
+            outage = self._outage = _Outage(self._client.runtime.now())
+        outage.held = max(outage.held, len(self._leases.records))
         for record, error in failed:
             self._noted.append(("jeopardy", str(error), str(error), record.grant, record.valid_until))
         self._write()
@@ -158,6 +165,7 @@ class Report:
     async def _work(self) -> None:
         client, pause, write_at = self._client, PAUSE, 0.0
         try:
+            await client.sleep(GATHER_SECONDS)
             while True:
                 self._background.clear()
                 now = client.runtime.now()
@@ -193,13 +201,12 @@ class Report:
             log.warning("could not release %s at %s: %s; lockkit retries, and the ttl frees it", tally, url, text)
         elif kind == "other":
             log.warning("%s%s", text, f" (and {tally.count - 1} more of the same)" if tally.count > 1 else "")
-        elif self._outage is None or cause not in self._outage.causes:
-            if self._outage is not None:
-                self._outage.causes.add(cause)
+        elif (outage := self._outage) is not None and cause not in outage.causes:
+            outage.causes.add(cause)
             left = max(0.0, tally.deadline - self._client.runtime.now())
             log.warning(
                 "renewal of %s of %d at %s failed, %.3f s to the %s deadline; lockkit retries: %s",
-                tally, len(self._leases.records), url, left, "nearest" if tally.count > 1 else "its", text,
+                tally, outage.held, url, left, "nearest" if tally.count > 1 else "its", text,
             )  # fmt: skip
 
     def _end_outage(self) -> None:

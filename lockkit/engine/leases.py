@@ -43,11 +43,11 @@ class Leases:
         """Start without leases."""
         self._client = client
         self._cleanups = cleanups
-        self.report = Report(client, self)
         self.records: dict[str, LeaseRecord] = {}
         self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
         self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
+        self.report = Report(client, self.all)
 
     def forked(self) -> None:
         """Own nothing in the child of a fork: its copies of the parent's leases are lost."""

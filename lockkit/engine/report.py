@@ -19,12 +19,11 @@ from lockkit.engine.lease_record import HELD
 from lockkit.validation import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from lockkit.backend import Grant
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.leases import Leases
     from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
@@ -87,8 +86,8 @@ class Report:
     client's mutex.
     """
 
-    def __init__(self, client: ClientState, leases: Leases) -> None:
-        """Start nothing yet."""
+    def __init__(self, client: ClientState, leases: Callable[[], Sequence[LeaseRecord]]) -> None:
+        """Start nothing yet; `leases` returns all that the client holds."""
         self._client = client
         self._leases = leases
         self._background = Background(client.runtime, "lockkit-log", self._work)
@@ -108,7 +107,7 @@ class Report:
         outage = self._outage
         if outage is None:
             outage = self._outage = _Outage(self._client.runtime.now())
-        outage.held = max(outage.held, len(self._leases.records))
+        outage.held = max(outage.held, len(self._leases()))
         for record, error in failed:
             self._noted.append(("jeopardy", str(error), str(error), record.grant, record.valid_until))
         self._write()
@@ -214,7 +213,7 @@ class Report:
         outage = self._outage
         if outage is None or self._noted:
             return  # first the lines about it
-        if any(record.renewal.in_jeopardy and record.state is HELD for record in self._leases.all()):
+        if any(record.renewal.in_jeopardy and record.state is HELD for record in self._leases()):
             return
         self._outage = None
         log.warning(

@@ -608,7 +608,7 @@ class Engine(Generic[L]):
         _engines.discard(self)
         client.backend = None
         self.renewer.end()
-        self.leases.report.flush()
+        await self.leases.report.end(max(CLOSE_SHARE, until - self.runtime.now()))
         if backend is not None:
             await self._disconnect(backend, max(CLOSE_SHARE, until - self.runtime.now()))
 
@@ -688,6 +688,8 @@ def _at_exit() -> None:
         if done is not None:
             drive(done.wait(until - monotonic()))
     for engine in list(_engines):
+        if engine.runtime.works_at_exit:
+            drive(engine.leases.report.end(until - monotonic()))
         engine.leases.report.flush()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit import validation
 from lockkit.engine import observation
-from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
+from lockkit.engine.lease_record import HELD, LOST, RELEASED
 from lockkit.engine.report import Report
 from lockkit.errors import LockError
 
@@ -184,8 +184,11 @@ class Leases:
         with client.mutex:
             if record.state is not state:
                 return
-            if reason == "expired" and client.runtime.now() < record.valid_until:
+            passed = client.runtime.now() >= record.valid_until
+            if reason == "expired" and not passed:
                 return  # renewed since the caller looked at the clock
+            if passed and reason in {"expired", "session"} and record.find_pause():
+                reason = "paused"
             callbacks = self._mark_lost(record, reason)
             event = record.lost_event
             may_have_renewed = record.renewal.may_have_renewed
@@ -193,11 +196,11 @@ class Leases:
             event.set()
         for callback in callbacks:
             self._notify(record, callback, reason)
-        if reason == "expired" and may_have_renewed:
+        if reason in {"expired", "paused"} and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
             self._cleanups.release_later(record)
         observation.post("lost", record, reason)
-        self.report.lost(record, reason, LOSS_REASONS[reason])
+        self.report.lost(record, reason, record.loss_text)
 
     def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
         """Change the state; returns the callbacks to call once the mutex is free. Under the mutex."""

@@ -189,7 +189,7 @@ class Renewer:
                 if self._leases.records:
                     idle_since = None
                 elif self._is_over() or (idle_since is not None and now >= idle_since + LINGER):
-                    self._wake_at = inf
+                    self._wake_at = self._client.watch_at = inf
                     return
                 elif idle_since is None:
                     idle_since = now
@@ -204,7 +204,9 @@ class Renewer:
             started = not self._due or self._start_renewer()
             if (self._leases.uncalled and not self._leases.call_again()) or not started:
                 at = min(at, now + RETRY_START)
-            await self._watching.wait(min(at - self._runtime.now(), SLEEP_SECONDS_MAX))
+            now = self._runtime.now()
+            self._client.watch_at = min(at, now + SLEEP_SECONDS_MAX)
+            await self._watching.wait(self._client.watch_at - now)
 
     def _is_over(self) -> bool:
         """Tell whether there will be nothing to renew any more: the client is closed."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Grant
     from lockkit.engine.client_state import ClientState
     from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.units import Instant
+    from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -97,6 +97,9 @@ class Report:
         """Forget what has been noted: it is the parent's."""
         self._noted: deque[tuple[Kind, str, str, Grant | str, Instant]] = deque()
         self._outage: _Outage | None = None
+        self._unreleased_until = 0.0
+        self._written = self._client.runtime.event()
+        self._written.set()
         self._failing: tuple[Instant, int] | None = None  # since when calls are not answered, and how many
         self._background.forked()
 
@@ -142,7 +145,12 @@ class Report:
             self.later("%s answers again after %.1f s; calls that had failed: %d", self._client.url, seconds, count)
 
     def unreleased(self, record: LeaseRecord, error: BaseException) -> None:
-        """Note a lease that was not released at the end of its block."""
+        """Log a lease that was not released at the end of its block: the first at once, those that follow together."""
+        now = self._client.runtime.now()
+        if now >= self._unreleased_until:
+            self._unreleased_until = now + PAUSE
+            log.warning("%s; lockkit retries, and the backend frees the lock within %g s", error, record.grant.ttl)
+            return
         cause = str(error.__cause__ or error)
         self._noted.append(("release", cause, cause, record.grant.name, inf))
         self._write()
@@ -169,7 +177,9 @@ class Report:
                 self._background.clear()
                 now = client.runtime.now()
                 if self._noted and (now >= write_at or client.closed):
+                    self._written.clear()
                     self.flush()
+                    self._written.set()
                     write_at, pause = now + pause, min(2 * pause, PAUSE_MAX)
                 self._end_outage()
                 if not self._noted and (client.closed or (self._outage is None and now >= write_at)):
@@ -177,6 +187,12 @@ class Report:
                 await client.sleep(PAUSE)
         finally:
             self.flush()  # also if this is cancelled: the event loop ends
+            self._written.set()
+
+    async def end(self, seconds: Seconds) -> None:
+        """Have everything written, by the coroutine that may be writing for at most so many seconds, or here."""
+        await self._written.wait(max(0.0, seconds))
+        self.flush()
 
     def flush(self) -> None:
         """Write what has been noted."""

@@ -192,6 +192,7 @@ class Leases:
             callbacks = self._mark_lost(record, reason)
             event = record.lost_event
             may_have_renewed = record.renewal.may_have_renewed
+        self.report.lost(record, reason, record.loss_text)  # first: who is notified may end the process
         if event is not None:
             event.set()
         for callback in callbacks:
@@ -200,7 +201,6 @@ class Leases:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
             self._cleanups.release_later(record)
         observation.post("lost", record, reason)
-        self.report.lost(record, reason, record.loss_text)
 
     def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
         """Change the state; returns the callbacks to call once the mutex is free. Under the mutex."""

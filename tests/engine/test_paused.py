@@ -24,10 +24,10 @@ TTL = 1.0
 
 HOLDER = f"""
 import sys, threading, logging, lockkit
-logging.basicConfig(stream=sys.stdout, format="%(message)s")
+logging.basicConfig(stream=sys.stdout, format="log: %(message)s")
 told = threading.Event()
 def lost(lease, reason):
-    print("reason", reason)
+    sys.stdout.write(f"reason {{reason}}\\n")
     told.set()
 with lockkit.connect("memory://paused") as client:
     lease = client.lock("x", ttl={TTL}, on_lost=lost).acquire()
@@ -36,7 +36,7 @@ with lockkit.connect("memory://paused") as client:
     try:
         lease.check()
     except lockkit.LockLost as error:
-        print(error)
+        sys.stdout.write(f"error: {{error}}\\n")
 """
 
 
@@ -51,7 +51,7 @@ def test_stopped_process_is_told_that_it_did_not_run() -> None:
         said = holder.stdout.read()
 
     assert "reason paused\n" in said
-    seconds = re.findall(r"(?m)^lost lock 'x' .*: this process did not run for (\d+\.\d) s", said)
+    seconds = re.findall(r"(?m)^(?:log|error): lost lock 'x' .*: this process did not run for (\d+\.\d) s", said)
     assert len(seconds) == 2, said  # the log and the error
     assert float(seconds[0]) >= 1.0
 

@@ -362,6 +362,7 @@ class Renewer:
     def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
         lost: list[tuple[LeaseRecord, LossReason]] = []
         renewed: list[LeaseRecord] = []
+        planned: list[Instant] = []
         failed: list[tuple[LeaseRecord, BaseException]] = []
         recovered = 0
         # One for the batch, so that its leases are asked for together again.
@@ -376,6 +377,7 @@ class Renewer:
                 # Lost is final, also when a late answer says otherwise. So is the deadline, should the watch not have
                 # run yet (a pause).
                 if isinstance(outcome, Renewed) and record.state is HELD and now < record.valid_until:
+                    planned.append(plan.next_at)
                     recovered += record.renewed(outcome, started)
                     renewed.append(record)
                     continue
@@ -392,7 +394,9 @@ class Renewer:
         if recovered:
             self._leases.report.renewed_again(recovered)
         if observers.active is not None:
-            _tell_observers(renewed, failed)
+            # What is to be renewed at once (`renew_soon`) is planned for 0.0.
+            late = [max(0.0, started - at) if at else 0.0 for at in planned]
+            _tell_observers(renewed, late, failed)
         for record, reason in lost:
             self._leases.lose(record, reason)
 
@@ -534,10 +538,12 @@ def _forget_frames(outcomes: Sequence[Renewal]) -> None:
             errors += [other for other in others if other is not None and other not in errors]
 
 
-def _tell_observers(renewed: list[LeaseRecord], failed: list[tuple[LeaseRecord, BaseException]]) -> None:
+def _tell_observers(
+    renewed: list[LeaseRecord], late: list[Seconds], failed: list[tuple[LeaseRecord, BaseException]]
+) -> None:
     """Post the events of one batch."""
-    for record in renewed:
-        observation.post("renewed", record)
+    for record, seconds in zip(renewed, late, strict=True):
+        observation.post("renewed", record, late=seconds)
     for record, _ in failed:
         observation.post("jeopardy", record, "unavailable")
 

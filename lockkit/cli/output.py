@@ -28,7 +28,7 @@ _INTERRUPTED = SIGNALLED + signal.SIGINT
 
 def say(message: str) -> None:
     """Print one line for a person (or the mail of cron) on stderr."""
-    print(f"lockkit: {message}", file=sys.stderr, flush=True)
+    print(f"lockkit: {plain(message)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:
@@ -100,7 +100,7 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except LockError as error:
-        say(plain(in_options(str(error))))
+        say(in_options(str(error)))
         if sys.stderr.isatty() or logger.isEnabledFor(logging.INFO):
             say(f"see {error.help_url}")  # not into the mail of cron
         raise typer.Exit(status_of(error)) from error

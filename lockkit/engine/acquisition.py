@@ -24,6 +24,7 @@ from lockkit.engine import lock_order, observation
 from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
+from lockkit.validation import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +68,9 @@ often."""
 GIVEN_UP_SECONDS = 0.25
 """How often a call that waits behind another one of this client asks whether it is given up, seconds. Longer ends it
 later; shorter costs wake-ups. At the backend it is woken."""
+
+HOLDER_CHARS_MAX = 200
+"""How much a warning or an error says about a holder, in characters of its metadata and of its owner id each."""
 
 
 class AcquisitionContext(Generic[L]):
@@ -498,7 +502,8 @@ class Acquisition(Generic[L]):
             relation = self._runtime.relation(record.acquired_by)
             message = self._busy_message(relation, f"{self._advice(record)}.")
         else:
-            message = self._busy_message(f"owner {busy.owner}" if busy is not None and busy.owner else "")
+            owner = "" if busy is None or not busy.owner else plain(busy.owner, HOLDER_CHARS_MAX)
+            message = self._busy_message(owner and f"owner {owner}")
         return LockTimeout(message, name=name, backend=url)
 
     def _busy_message(
@@ -618,6 +623,6 @@ class Acquisition(Generic[L]):
         )
 
     def _describe(self, holder: Holder) -> str:
-        about = " ".join(f"{key}={value}" for key, value in holder.metadata.items())
+        about = plain(" ".join(f"{key}={value}" for key, value in holder.metadata.items()), HOLDER_CHARS_MAX)
         mine = " (this same client)" if holder.owner in self._context.leases.records else ""
-        return f"owner {holder.owner}{mine} {about}".rstrip()
+        return f"owner {plain(holder.owner, HOLDER_CHARS_MAX)}{mine} {about}".rstrip()

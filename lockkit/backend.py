@@ -87,11 +87,12 @@ ones would not fit into one request of every server."""
 SPACES = ("once", "sem", "limit")
 """Names of the spaces apart from locks, see `apart`: records of once, semaphores, and what operators limit them to."""
 
-LossReason = Literal["expired", "taken", "gone", "session", "broken"]
+LossReason = Literal["expired", "paused", "taken", "gone", "session", "broken"]
 """
 Why a lease was lost.
 
 - ``expired``: its deadline passed on the client's clock.
+- ``paused``: so it did, while the process itself did not run: stopped, suspended, or its event loop blocked.
 - ``taken``: the backend says that another owner holds the lock.
 - ``gone``: the backend says that the lock is free (deleted, flushed, table dropped).
 - ``session``: the lease's session, connection or process has ended.

@@ -37,6 +37,27 @@ __all__ = [
     "Unsupported",
 ]  # the errors; `LockHolder` is what one of them carries
 
+TEXT_CHARS_MAX = 4096
+"""How much of a text goes into a message. More would let another client, or a server, fill the log."""
+
+
+def plain(value: object, limit: int = TEXT_CHARS_MAX) -> str:
+    """
+    Return text that a terminal and a log only show: on one line, without control characters, not longer than a limit.
+
+    Other clients write metadata, owners and stored errors, and servers write error texts. An escape sequence in them
+    must not reach a terminal, nor a line break begin a line of the log.
+
+    Args:
+        value: Shown as by ``str()``.
+        limit: Characters of it that are kept.
+    """
+    text = str(value)
+    if len(text) > limit:
+        text = f"{text[: limit - 1]}…"
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 DOCUMENTATION = "https://lockkit.readthedocs.io/en/stable/"
 """Where the pages of docs/ are published. Nothing is ever fetched from there."""
 
@@ -56,8 +77,8 @@ class LockError(Exception):
     backend: str | None
 
     def __init__(self, message: str = "", *, name: str | None = None, backend: str | None = None) -> None:
-        """Keep ``message``; ``name`` and ``backend`` become attributes (and survive pickling)."""
-        super().__init__(message)
+        """Keep ``message``, on one line; ``name`` and ``backend`` become attributes (and survive pickling)."""
+        super().__init__(plain(message))
         # What lives apart from the locks (`lockkit.backend.apart`) goes by the name that the user gave it.
         given = getattr(name, "given", name)
         self.name = given.rpartition("\0")[2] if given is not None and given.startswith("\0") else given
@@ -103,6 +124,10 @@ class NoQuorum(BackendUnavailable):
     """Fewer than a majority of several nodes answered."""
 
 
+_SHOWN_CHARS_MAX = 64
+"""How much of each fact about a holder goes into a message: room for a host name."""
+
+
 @dataclass(frozen=True, slots=True)
 class LockHolder:
     """
@@ -124,8 +149,9 @@ class LockHolder:
 
     def __str__(self) -> str:
         """Return a few words for a message."""
-        known = {"host": self.host, "pid": self.pid, "text": self.text and repr(self.text[:60])}
-        return ", ".join(f"{key} {value}" for key, value in known.items() if value) or f"owner {self.owner}"
+        known = {"host": self.host, "pid": self.pid, "text": self.text and repr(self.text[:_SHOWN_CHARS_MAX])}
+        shown = ", ".join(f"{key} {plain(value, _SHOWN_CHARS_MAX)}" for key, value in known.items() if value)
+        return shown or f"owner {plain(self.owner, _SHOWN_CHARS_MAX)}"
 
 
 class LockTimeout(LockError, TimeoutError):

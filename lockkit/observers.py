@@ -72,6 +72,9 @@ class LockEvent:
             one of ``lockkit.backend.LossReason``. Of ``jeopardy``: ``unavailable``. Of ``released``: None; or
             ``unconfirmed`` (no answer), ``closed`` (with the client) or ``dropped`` (collected as garbage).
         at: When it happened, Unix time, seconds, by this machine's clock.
+        waits: Of ``granted`` and ``refused``: whether the call had begun to wait, so that `waiting` came before.
+        late: Of ``renewed``: how much later than planned the renewal was sent, seconds. Much means that this process
+            runs too seldom, or that the renewals before it took long.
     """
 
     name: str
@@ -84,6 +87,8 @@ class LockEvent:
     held: Seconds | None
     reason: str | None
     at: float
+    waits: bool = False
+    late: Seconds | None = None
 
     @property
     def template(self) -> str:

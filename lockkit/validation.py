@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from lockkit.errors import ConfigurationError
+from lockkit.errors import ConfigurationError, plain
 
 if TYPE_CHECKING:
     from lockkit.units import Seconds
@@ -43,6 +43,7 @@ __all__ = [
     "parse_text",
     "parse_ttl",
     "percent_decode",
+    "plain",
     "seconds",
     "shown",
     "timeout",

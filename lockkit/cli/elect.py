@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lockkit.cli.job import Job, release
-from lockkit.cli.output import plain, say
+from lockkit.cli.output import say
 from lockkit.cli.signals import ENDING
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.supervisor import margin
@@ -66,7 +66,7 @@ def _serve_term(job: Job, client: Client, name: str, options: ElectOptions) -> i
         return None
     if not release(term):
         # What the command did last was not protected.
-        say(plain(f"term {term.token} of election {term.name!r} was lost before the command ended by itself"))
+        say(f"term {term.token} of election {term.name!r} was lost before the command ended by itself")
         return None
     return outcome.status
 

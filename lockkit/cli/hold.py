@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import lockkit
 from lockkit.cli.guard import LOOK_EVERY
-from lockkit.cli.output import plain, refuse_private, say
+from lockkit.cli.output import refuse_private, say
 from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import default_grace, margin
@@ -107,7 +107,7 @@ class _Program:
                     if line == b"release":
                         self._ended = True
                     else:
-                        say(plain(f"unknown command {line.decode(errors='replace')!r}: give release"))
+                        say(f"unknown command {line.decode(errors='replace')!r}: give release")
         except OSError as error:
             say(f"cannot read stdin: {error}")
         self._ended = True

@@ -67,7 +67,7 @@ def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as
                 say("the lock was not broken")
                 return Status.FAILED
             if has_other_holders(client, name, {holder.owner for holder in holders}):
-                say(plain(f"{name!r} has another holder by now: not broken"))
+                say(f"{name!r} has another holder by now: not broken")
                 return Status.FAILED
         broken = client.break_lock(name)
         if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import lockkit
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import Guard
-from lockkit.cli.output import plain, refuse_private, say
+from lockkit.cli.output import refuse_private, say
 from lockkit.cli.signals import Signals
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.supervisor import Outcome, Supervisor, variables
@@ -74,7 +74,7 @@ class Job:
         except Interrupted as interrupt:
             return SIGNALLED + interrupt.signum
         except CannotExecute as error:
-            say(plain(error))
+            say(str(error))
             return error.status
         finally:
             self._clean_up()
@@ -123,5 +123,5 @@ def release(lease: Lease) -> bool:
         return False
     except BackendUnavailable as error:
         # The lock protected the command to its end; it expires after its ttl.
-        say(plain(error))
+        say(str(error))
     return True

@@ -114,9 +114,9 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
                 raise outage
             if outage is not None and not told:
                 told = True
-                say(plain(in_options(f"{outage}; lockkit retries")))
+                say(in_options(f"{outage}; lockkit retries"))
             if left <= 0:
-                say(plain(f"lock {name!r} at {client.url} is still held: waited {now - began:.3g} s"))
+                say(f"lock {name!r} at {client.url} is still held: waited {now - began:.3g} s")
                 return Status.BUSY
             drive(runtime.sleep(min(pause, left)))
             pause = min(pause * 1.5, LOOK_SECONDS_MAX)

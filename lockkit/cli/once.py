@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from lockkit import validation
-from lockkit.cli.output import plain, say
+from lockkit.cli.output import say
 from lockkit.cli.slots import DAY, parse_period, parse_zone, slot
 from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError, LockLost
@@ -94,7 +94,7 @@ class Record:
         try:
             drive(self._attempt.done(None))
         except LockLost as error:
-            say(plain(f"{error} The command ended with status 0, but its success was not recorded."))
+            say(f"{error} The command ended with status 0, but its success was not recorded.")
             return Status.LOST
         return Status.OK
 
@@ -104,4 +104,4 @@ class Record:
             try:
                 drive(self._attempt.leave(None))
             except LockLost as error:
-                say(plain(error))
+                say(str(error))

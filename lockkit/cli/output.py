@@ -14,6 +14,7 @@ import typer
 
 from lockkit.cli.status import SIGNALLED, status_of
 from lockkit.errors import ConfigurationError, LockError
+from lockkit.validation import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,21 +28,12 @@ _INTERRUPTED = SIGNALLED + signal.SIGINT
 
 def say(message: str) -> None:
     """Print one line for a person (or the mail of cron) on stderr."""
-    print(f"lockkit: {message}", file=sys.stderr, flush=True)
+    print(f"lockkit: {plain(message)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:
     """Print a value for programs on stdout. ASCII only: names and metadata may contain any character."""
     print(json.dumps(value, indent=2))
-
-
-def plain(value: object) -> str:
-    """
-    Give a value as text that a terminal only shows.
-
-    The holder of the lock writes its metadata: an escape sequence in it must not reach the reader's terminal.
-    """
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 
 _WORDS: Final = tuple(
@@ -85,6 +77,13 @@ def set_verbosity(count: int) -> None:
         logging.getLogger("lockkit").setLevel(logging.INFO if count == 1 else logging.DEBUG)
 
 
+class _OneLine(logging.Formatter):
+    """Texts of other clients and of servers cannot forge lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
+        return plain(super().formatMessage(record))
+
+
 @contextmanager
 def reporting() -> Iterator[None]:
     """
@@ -94,14 +93,14 @@ def reporting() -> Iterator[None]:
         typer.Exit: In place of a `LockError` or a Ctrl-C.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("lockkit: %(message)s"))
+    handler.setFormatter(_OneLine("lockkit: %(message)s"))
     logger = logging.getLogger("lockkit")
     logger.addHandler(handler)
     level = logger.level
     try:
         yield
     except LockError as error:
-        say(plain(in_options(str(error))))
+        say(in_options(str(error)))
         if sys.stderr.isatty() or logger.isEnabledFor(logging.INFO):
             say(f"see {error.help_url}")  # not into the mail of cron
         raise typer.Exit(status_of(error)) from error

@@ -11,7 +11,7 @@ import typer
 from lockkit.cli.job import Job, release
 from lockkit.cli.once import Record
 from lockkit.cli.options import OnBusy, OnDone
-from lockkit.cli.output import plain, say
+from lockkit.cli.output import say
 from lockkit.cli.status import Status
 from lockkit.cli.supervisor import default_grace, grace_max
 from lockkit.cli.waiting import wait_in_thread
@@ -58,7 +58,7 @@ def _tell_backend(client: Client, name: str) -> None:
     alone = client.capabilities.scope == "machine"
     if logging.getLogger("lockkit").isEnabledFor(logging.INFO) or (alone and sys.stderr.isatty()):
         whom = "processes of this machine only" if alone else "all machines that use the same servers"
-        say(plain(f"lock {name!r} on {client.url}: locks out {whom}"))
+        say(f"lock {name!r} on {client.url}: locks out {whom}")
 
 
 class _Run:
@@ -112,11 +112,11 @@ class _Run:
         if not wait_in_thread(record.begin, self._job.signals):
             if self._options.on_done is OnDone.SKIP:
                 return Status.OK  # in silence, as above
-            say(plain(f"{record.key!r} was done already"))
+            say(f"{record.key!r} was done already")
             return Status.DONE
         if record.count_attempt():
             return None
-        say(plain(f"no attempt at {record.key!r} is left (--attempts {self._options.attempts})"))
+        say(f"no attempt at {record.key!r} is left (--attempts {self._options.attempts})")
         return Status.DONE
 
     def _run_under(self, lease: Lease) -> int:
@@ -141,7 +141,7 @@ class _Run:
         if release(lease):
             return status
         ended = f"the command had already ended, with status {status}"
-        say(plain(f"lock {lease.name!r} (token {lease.token}) was lost before it was released; {ended}"))
+        say(f"lock {lease.name!r} (token {lease.token}) was lost before it was released; {ended}")
         return Status.LOST
 
     def _grace(self, ttl: Seconds) -> float:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockkit.cli.command import Ended, Stopped
 from lockkit.cli.guard import LOOK_EVERY
-from lockkit.cli.output import plain, say
+from lockkit.cli.output import say
 from lockkit.cli.signals import WOKEN
 from lockkit.cli.terminal import Terminal
 from lockkit.runtime import monotonic
@@ -190,7 +190,7 @@ class Supervisor:
         when = f"{left:.2f} s before the deadline" if left >= 0 else f"seen {-left:.2f} s after the deadline"
         what = f"lock {self._lease.name!r} (token {self._lease.token}) was lost: the command and its process group"
         rest = "" if self._command.gone() else "; some of its processes still run"
-        say(plain(f"{what} were {self._how}, {when}{rest}"))
+        say(f"{what} were {self._how}, {when}{rest}")
 
     # -- signals -----------------------------------------------------------------------------------------------------
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 import logging
 from math import inf
 from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from lockkit.backend import CALL_SECONDS, Grant, Request, split_space
 from lockkit.engine import lock_order, observation
 from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
+from lockkit.validation import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +69,9 @@ GIVEN_UP_SECONDS = 0.25
 """How often a call that waits behind another one of this client asks whether it is given up, seconds. Longer ends it
 later; shorter costs wake-ups. At the backend it is woken."""
 
+HOLDER_CHARS_MAX = 200
+"""How much a warning or an error says about a holder, in characters of its metadata and of its owner id each."""
+
 
 class AcquisitionContext(Generic[L]):
     """
@@ -84,6 +89,7 @@ class AcquisitionContext(Generic[L]):
         waiting: The requests that wait at the backend.
         answered_at: Before the last request that was answered, client monotonic clock.
         last_error: Of the last request, if it was not answered.
+        outages: By the text of the error: what calls share that failed with it and try again.
         order: Records what is waited for while other locks are held; None unless the user debugs that.
     """
 
@@ -96,6 +102,7 @@ class AcquisitionContext(Generic[L]):
         "leases",
         "lookups",
         "order",
+        "outages",
         "queues",
         "unavailable_after",
         "waiting",
@@ -120,6 +127,7 @@ class AcquisitionContext(Generic[L]):
         self.waiting: set[Request] = set()
         self.answered_at = -inf
         self.last_error: BackendUnavailable | None = None
+        self.outages: WeakValueDictionary[str, Outage] = WeakValueDictionary()
         self.order = lock_order.of_client(leases)
 
     def forked(self) -> None:
@@ -127,6 +135,15 @@ class AcquisitionContext(Generic[L]):
         self.lookups.forked()
         self.queues.forked()
         self.waiting = set()
+        self.last_error = None
+        self.outages = WeakValueDictionary()
+
+    def outage(self, error: BackendUnavailable) -> Outage:
+        """Return what the calls share that failed like this one."""
+        # Servers are told apart by their errors, which name them: where one of several is down, locks at the others
+        # do not wait for it. No name of a lock begins like that of this queue.
+        queue = f"\0\0{error}"
+        return self.outages.setdefault(queue, Outage(queue, self.client.runtime.event()))
 
     def wake(self, name: str) -> None:
         """Wake what waits for a lock at the backend, from any thread, so that it asks whether it is given up."""
@@ -137,6 +154,28 @@ class AcquisitionContext(Generic[L]):
     def waiting_count(self, name: str) -> int:
         """How many calls of this client wait for a lock: at the backend (at most one), or behind that one."""
         return sum(request.name == name for request in tuple(self.waiting)) + self.queues.behind(name)
+
+
+class Outage:
+    """
+    What the calls of one client share that failed for the same reason: one at a time pauses and tries again.
+
+    So a dead port is asked as often for a hundred waiting calls as for one. Each failed try passes the turn on: an
+    error that concerns the lock of one call only does not keep the others from trying theirs.
+
+    Attributes:
+        queue: Its name among the `LocalQueues`: the head is the call that pauses.
+        tries: How many have failed so far, besides the first one of each call.
+        over: Set when one of these calls has been answered: nobody pauses any more.
+    """
+
+    __slots__ = ("__weakref__", "over", "queue", "tries")
+
+    def __init__(self, queue: str, over: Event) -> None:
+        """Begin with the first failure."""
+        self.queue = queue
+        self.tries = 0
+        self.over = over
 
 
 class Acquisition(Generic[L]):
@@ -151,6 +190,7 @@ class Acquisition(Generic[L]):
         "_client",
         "_context",
         "_deadline",
+        "_outage",
         "_request",
         "_runtime",
         "_settings",
@@ -184,6 +224,7 @@ class Acquisition(Generic[L]):
         self._waiting = False
         self._stayed_busy = False
         self._busy: Busy | None = None
+        self._outage: Outage | None = None
         self._request = self._new_request()
 
     async def run(self) -> L:
@@ -226,13 +267,18 @@ class Acquisition(Generic[L]):
             self._settings.on_wait()
         self._warn_loop()
         self._record_order()
-        queues, name, deadline = self._context.queues, self._settings.name, self._deadline
+        until = inf if self._deadline is None else self._deadline
+        return await self._wait_for_turn(self._settings.name, ticket, until, self._warn_at)
+
+    async def _wait_for_turn(self, queue: str, ticket: Ticket, until: Instant, warn_at: Instant) -> bool:
+        """Wait to become the head of a queue, unless the call is given up; returns whether this call is it."""
+        queues = self._context.queues
         if self._settings.given_up is None:
-            return await queues.wait_for_turn(name, ticket, deadline, self._warn_at, self._warn_in_queue)
-        while not self._out_of_time:
+            return await queues.wait_for_turn(queue, ticket, until, warn_at, self._warn_in_queue)
+        while (now := self._runtime.now()) < until:
             self._check_open()
-            until = min(self._runtime.now() + GIVEN_UP_SECONDS, inf if deadline is None else deadline)
-            if await queues.wait_for_turn(name, ticket, until, self._warn_at, self._warn_in_queue):
+            look_at = min(now + GIVEN_UP_SECONDS, until)
+            if await queues.wait_for_turn(queue, ticket, look_at, warn_at, self._warn_in_queue):
                 return True
         return False
 
@@ -249,7 +295,8 @@ class Acquisition(Generic[L]):
             request.uncertain = True
             outcome = await self._backend.try_acquire(request)
             self._context.answered_at = started
-            self._context.last_error = None
+            if self._outage is not None or self._context.last_error is not None:
+                self._answered()
             if isinstance(outcome, Grant):
                 lease = self._context.admit(self._settings, outcome, started)
                 if lease is None:
@@ -258,6 +305,8 @@ class Acquisition(Generic[L]):
             request.uncertain = False
             await self._wait(outcome)
         except BackendUnavailable as error:
+            if not error.sent:
+                request.uncertain = False  # it cannot have been granted
             await self._undo()
             await self._back_off(error)
             self._request = self._new_request()
@@ -309,7 +358,7 @@ class Acquisition(Generic[L]):
         try:
             self._check_open()  # after the add: close() wakes what is in `waiting`
             if busy.poll or self._client.capabilities.wakeup == "poll":
-                pause = min(self._pause(POLL_PAUSE_MAX), until - now)
+                pause = min(self._pause(POLL_PAUSE_MAX, self._attempts), until - now)
                 await request.wake.wait(max(0.0, pause))
             else:
                 await self._backend.wait(request, busy, until)
@@ -366,29 +415,57 @@ class Acquisition(Generic[L]):
             request.answer_by = until
             await self._abandon(request, idle)
 
+    def _answered(self) -> None:
+        """End what was shared by calls that failed as this one did before."""
+        self._context.last_error = None
+        self._context.leases.report.answered()
+        if self._outage is not None:
+            self._context.outages.pop(self._outage.queue, None)
+            self._outage.over.set()
+            self._outage = None
+
     async def _back_off(self, error: BackendUnavailable) -> None:
         """Pause after a failure, or raise it if the wait is over."""
         assert self._attempts > 0, "only what was tried can fail"
         context, name = self._context, self._settings.name
         context.last_error = error
         now = self._runtime.now()
-        if self._deadline is None:
-            # From the start of this call, or the last answer to any call: those in the queue do not each wait anew.
-            over = now - max(self._began, context.answered_at) >= context.unavailable_after
-        else:
-            over = now >= self._deadline
-        if over:
+        # From the start of this call, or the last answer to any call: those in the queue do not each wait anew.
+        until = self._deadline
+        if until is None:
+            until = max(self._began, context.answered_at) + context.unavailable_after
+        if now >= until:
             raise self._client.unavailable(error, f"acquire lock {name!r}", name)
         if self._attempts == 1:
-            log.warning("acquiring lock %r: %s; lockkit retries", name, error)
-        pause = self._pause(OUTAGE_PAUSE_MAX)
-        await self._runtime.sleep(pause if self._deadline is None else min(pause, self._deadline - now))
+            context.leases.report.unanswered(name, error)
+        outage = context.outage(error)
+        outage.tries += outage is self._outage
+        self._outage = outage
+        await self._pause_in_turn(outage, until)
         self._check_open()
 
-    def _pause(self, longest: Seconds) -> float:
+    async def _pause_in_turn(self, outage: Outage, until: Instant) -> None:
+        """Wait until it is this call's turn to try again, or another one has been answered, or the time is over."""
+        queues, ticket = self._context.queues, Ticket()
+        try:
+            if not queues.enter(outage.queue, ticket, wait=True):
+                await self._wait_for_turn(outage.queue, ticket, until, inf)
+            left = until - self._runtime.now()
+            if left > 0.0 and not self._client.closed:
+                # A call whose errors differ each time is alone in each outage.
+                pause = self._pause(OUTAGE_PAUSE_MAX, max(self._attempts, outage.tries))
+                await outage.over.wait(min(pause, left))
+        finally:
+            try:
+                queues.leave(outage.queue, ticket)
+            except BaseException:
+                queues.leave(outage.queue, ticket)  # interrupted halfway; twice does no harm
+                raise
+
+    def _pause(self, longest: Seconds, attempts: int) -> float:
         """Jittered exponential back-off, seconds: half to all of ``min(longest, 0.01 * 2 ** attempts)``."""
-        assert self._attempts > 0, "the first attempt is not delayed"
-        return min(longest, 0.01 * 2.0 ** min(self._attempts, 20)) * self._jitter(0.5, 1.0)
+        assert attempts > 0, "the first attempt is not delayed"
+        return min(longest, 0.01 * 2.0 ** min(attempts, 20)) * self._jitter(0.5, 1.0)
 
     def _jitter(self, low: float, high: float) -> float:
         return self._runtime.random.uniform(low, high)
@@ -425,7 +502,8 @@ class Acquisition(Generic[L]):
             relation = self._runtime.relation(record.acquired_by)
             message = self._busy_message(relation, f"{self._advice(record)}.")
         else:
-            message = self._busy_message(f"owner {busy.owner}" if busy is not None and busy.owner else "")
+            owner = "" if busy is None or not busy.owner else plain(busy.owner, HOLDER_CHARS_MAX)
+            message = self._busy_message(owner and f"owner {owner}")
         return LockTimeout(message, name=name, backend=url)
 
     def _busy_message(
@@ -545,6 +623,6 @@ class Acquisition(Generic[L]):
         )
 
     def _describe(self, holder: Holder) -> str:
-        about = " ".join(f"{key}={value}" for key, value in holder.metadata.items())
+        about = plain(" ".join(f"{key}={value}" for key, value in holder.metadata.items()), HOLDER_CHARS_MAX)
         mine = " (this same client)" if holder.owner in self._context.leases.records else ""
-        return f"owner {holder.owner}{mine} {about}".rstrip()
+        return f"owner {plain(holder.owner, HOLDER_CHARS_MAX)}{mine} {about}".rstrip()

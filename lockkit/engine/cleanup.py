@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from lockkit.backend import CALL_SECONDS
 from lockkit.background import Background
+from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -41,6 +42,10 @@ for a lock that nobody holds; shorter loads a backend that is struggling."""
 FAILED_PAUSE = 0.005
 """Pause after each failed try, of whichever request, seconds. An outage may leave thousands of them, from each try of
 each waiter; shorter lets them use up a core, or an event loop, and longer tries some of them late."""
+
+DOWN_PAUSE_MAX = 1.0
+"""Longest pause after each try that could not even be sent, seconds; it begins with `FAILED_PAUSE` and doubles. Longer
+notices later that the server is back; shorter connects more often to a port where nobody listens."""
 
 RELEASE_SECONDS = CALL_SECONDS - 0.5
 """What a release may take, seconds: leaving a ``with`` block takes at most five, whatever hangs."""
@@ -118,6 +123,7 @@ class PendingCleanups:
         await self.flush(inf)
 
     async def _work(self) -> None:
+        pause = FAILED_PAUSE
         while True:
             self._background.clear()
             with self._client.mutex:
@@ -127,11 +133,13 @@ class PendingCleanups:
             if cleanup is not None:
                 assert not self._idle.is_set(), "the end of the client waits for it"
                 try:
-                    done = await self._try(cleanup)
+                    failure = await self._try(cleanup)
                 finally:
                     self._idle.set()
-                if not done:
-                    await self._runtime.sleep(FAILED_PAUSE)
+                down = isinstance(failure, BackendUnavailable) and not failure.sent
+                pause = min(2 * pause, DOWN_PAUSE_MAX) if down else FAILED_PAUSE
+                if failure is not None:
+                    await self._client.sleep(pause)
             else:
                 await self._background.wait(at - self._runtime.now())
 
@@ -149,19 +157,22 @@ class PendingCleanups:
                 return cleanup, at
         return None, inf
 
-    async def _try(self, cleanup: _Cleanup) -> bool:
+    async def _try(self, cleanup: _Cleanup) -> Exception | None:
+        """Try once; returns what failed."""
+        failure: Exception | None = None
         done = False
         try:
             await cleanup.function()
             done = True
         except Exception as error:  # noqa: BLE001 - tried again until the ttl has done the same
+            failure = error
             again = not self._stopped and self._runtime.now() < cleanup.until
             log.debug("cleanup at the backend failed, %s: %s", "lockkit retries" if again else "giving up", error)
         finally:
             # Also when cancelled: it is still to be undone.
             with self._client.mutex:
                 self._plan_after(cleanup, done=done)
-        return done
+        return failure
 
     def _plan_after(self, cleanup: _Cleanup, *, done: bool) -> None:
         """Plan the next try after one has ended. Under the mutex."""

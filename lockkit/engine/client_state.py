@@ -36,6 +36,8 @@ class ClientState:
         closed: ``close()`` has been called.
         sleeping: Events of those who are in `sleep`.
         close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
+        watch_at: When the watch over the leases was to run next, client monotonic clock. If it is long past, this
+            process, or its event loop, does not run.
         renewal_share: Share of its ttl after which a lease is renewed.
     """
 
@@ -50,6 +52,7 @@ class ClientState:
         "runtime",
         "sleeping",
         "url",
+        "watch_at",
     )
 
     def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
@@ -68,6 +71,7 @@ class ClientState:
         self.closed = False
         self.close_by = inf
         self.sleeping: set[Event] = set()
+        self.watch_at = inf
         self._open_backend = open_backend
         self._capabilities = backend.capabilities
         self.draw_renewal_share()
@@ -77,6 +81,7 @@ class ClientState:
         self.mutex = self.runtime.mutex()
         self.backend = None
         self.sleeping = set()
+        self.watch_at = inf
         self.draw_renewal_share()
 
     def draw_renewal_share(self) -> None:

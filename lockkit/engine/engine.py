@@ -608,6 +608,7 @@ class Engine(Generic[L]):
         _engines.discard(self)
         client.backend = None
         self.renewer.end()
+        await self.leases.report.end(max(CLOSE_SHARE, until - self.runtime.now()))
         if backend is not None:
             await self._disconnect(backend, max(CLOSE_SHARE, until - self.runtime.now()))
 
@@ -698,6 +699,10 @@ def _at_exit() -> None:
     for done in [engine.exit(until) for engine in list(_engines)]:
         if done is not None:
             drive(done.wait(until - monotonic()))
+    for engine in list(_engines):
+        if engine.runtime.works_at_exit:
+            drive(engine.leases.report.end(until - monotonic()))
+        engine.leases.report.flush()
 
 
 in_forked_child(_after_fork)

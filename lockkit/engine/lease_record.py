@@ -48,12 +48,18 @@ for a moment short for longer; shorter, and a late one could cut the time that i
 
 LOSS_REASONS: dict[LossReason, str] = {
     "expired": "its deadline passed without a renewal",
+    "paused": "its deadline passed: this process did not run (it was stopped or suspended, or its event loop blocked)",
     "taken": "the backend says that another owner holds it",
     "gone": "the backend says that it is not held any more",
     "session": "the client, session or process that it belonged to has ended",
     "broken": "it was freed by force (break_lock)",
 }
 """What a loss reason means, for messages."""
+
+PAUSED_SHARE = 1 / 4
+"""A lease whose deadline passes counts as ``paused`` if the watch is late by this share of its ttl: renewals begin at a
+third of it and leave twice that, so a process that misses them was away for longer. Less blames a busy machine for a
+dead server; more, a dead server for a process that stood still."""
 
 
 class LeaseState(Enum):
@@ -180,6 +186,7 @@ class LeaseRecord:
         state: What has become of it.
         lost_reason: Why it was lost, if it was.
         valid_until: The deadline.
+        stood_still: For how long this process had not run when it was lost, seconds, if that is why.
         count: How often it has been acquired, by re-entry.
         body: A ``with`` block runs under it.
         callbacks: To be called when it is lost.
@@ -212,6 +219,7 @@ class LeaseRecord:
         "settings",
         "since",
         "state",
+        "stood_still",
         "valid_until",
     )
 
@@ -241,6 +249,7 @@ class LeaseRecord:
         self.renewal = RenewalPlan(settings, since)
         self.state: LeaseState = HELD
         self.lost_reason: LossReason | None = None
+        self.stood_still = 0.0
         self.since = since
         self.count = 1
         self.body = False
@@ -304,12 +313,28 @@ class LeaseRecord:
         if self.state is not HELD:
             raise self._released_error()
 
+    def find_pause(self) -> bool:
+        """Note whether the deadline passed because this process did not run. Under the client's mutex."""
+        client, plan = self.client, self.renewal
+        late = client.runtime.now() - client.watch_at
+        # Without renewals the deadline passes whether the process runs or not.
+        renews = plan.next_at != inf or plan.in_flight is not None
+        if renews and client.watch_at <= self.valid_until and late >= self.grant.ttl * PAUSED_SHARE:
+            self.stood_still = late
+        return self.stood_still > 0.0
+
+    @property
+    def loss_text(self) -> str:
+        """Why it was lost, for messages."""
+        assert self.lost_reason is not None, "a lost lease has a reason"
+        text = LOSS_REASONS[self.lost_reason]
+        return text.replace("run (", f"run for {self.stood_still:.1f} s (", 1) if self.stood_still else text
+
     def lost_error(self) -> LockLost:
         """Return the error for a lease that was lost."""
-        assert self.lost_reason is not None, "a lost lease has a reason"
         grant = self.grant
         message = (
-            f"lost lock {grant.name!r} (token {grant.token}) at {self.client.url}: {LOSS_REASONS[self.lost_reason]}. "
+            f"lost lock {grant.name!r} (token {grant.token}) at {self.client.url}: {self.loss_text}. "
             "Somebody else may hold it now: stop, and let storage reject this token."
         )
         return LockLost(message, name=grant.name, backend=self.client.url)

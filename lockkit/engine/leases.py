@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lockkit import validation
 from lockkit.engine import observation
-from lockkit.engine.lease_record import HELD, LOSS_REASONS, LOST, RELEASED
+from lockkit.engine.lease_record import HELD, LOST, RELEASED
+from lockkit.engine.report import Report
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Leases:
         self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
         self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
+        self.report = Report(client, self.all)
 
     def forked(self) -> None:
         """Own nothing in the child of a fork: its copies of the parent's leases are lost."""
@@ -56,6 +58,7 @@ class Leases:
         self.reentrant = {}
         self.early_losses = {}
         self.uncalled.clear()
+        self.report.forked()
 
     # -- which there are -------------------------------------------------------------------------------------------
 
@@ -181,21 +184,23 @@ class Leases:
         with client.mutex:
             if record.state is not state:
                 return
-            if reason == "expired" and client.runtime.now() < record.valid_until:
+            passed = client.runtime.now() >= record.valid_until
+            if reason == "expired" and not passed:
                 return  # renewed since the caller looked at the clock
+            if passed and reason in {"expired", "session"} and record.find_pause():
+                reason = "paused"
             callbacks = self._mark_lost(record, reason)
             event = record.lost_event
             may_have_renewed = record.renewal.may_have_renewed
+        self.report.lost(record, reason, record.loss_text)  # first: who is notified may end the process
         if event is not None:
             event.set()
         for callback in callbacks:
             self._notify(record, callback, reason)
-        grant = record.grant
-        if reason == "expired" and may_have_renewed:
+        if reason in {"expired", "paused"} and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
             self._cleanups.release_later(record)
         observation.post("lost", record, reason)
-        log.warning("lost lock %r (token %d) at %s: %s", grant.name, grant.token, client.url, LOSS_REASONS[reason])
 
     def _mark_lost(self, record: LeaseRecord, reason: LossReason) -> list[LostCallback]:
         """Change the state; returns the callbacks to call once the mutex is free. Under the mutex."""
@@ -255,7 +260,7 @@ class Leases:
             runtime.spawn("lockkit-on-lost", call_it_and_others)
         except RuntimeError as error:  # no more threads, or the event loop has ended: the watch must survive that
             self.uncalled.append(call)
-            log.warning("could not call the on_lost callback of lock %r yet: %s", name, error)
+            self.report.later("could not call the on_lost callback of a lock yet, %r: %s", name, error)
 
     def call_again(self) -> bool:
         """Call the callbacks for which no thread could be started; returns False if none can be started now either."""

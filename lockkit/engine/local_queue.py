@@ -77,7 +77,7 @@ class LocalQueues:
             return False
 
     async def wait_for_turn(
-        self, name: str, ticket: Ticket, deadline: Instant | None, warn_at: Instant, warn: Callable[[], None]
+        self, name: str, ticket: Ticket, until: Instant, warn_at: Instant, warn: Callable[[], None]
     ) -> bool:
         """
         Wait to become the head.
@@ -85,14 +85,14 @@ class LocalQueues:
         Args:
             name: The lock.
             ticket: As for `enter`, which put it behind another.
-            deadline: Client monotonic clock, or None without limit.
+            until: Client monotonic clock; ``inf`` without limit.
             warn_at: Client monotonic clock: call `warn` if it takes longer.
             warn: Called at most once.
 
         Returns:
-            Whether this is the head; False if the deadline has passed or the client is closed.
+            Whether this is the head; False if the time is over or the client is closed.
         """
-        turn, until = ticket.turn, inf if deadline is None else deadline
+        turn = ticket.turn
         assert turn is not None, "only a ticket behind another waits"
         while not self._closed:
             turn.clear()

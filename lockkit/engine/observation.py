@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.settings import LockSettings
     from lockkit.observers import Call
+    from lockkit.units import Seconds
 
 __all__ = ["ObservedCall", "of_lease", "post", "public", "undone"]
 
@@ -62,31 +63,34 @@ class ObservedCall:
         waited = client.runtime.now() - self._began
         name = split_space(settings.name)[1]
         return LockEvent(
-            name, settings.label, client.url, settings.mode, token, owner, waited, None, reason, wall_clock()
-        )
+            name, settings.label, client.url, settings.mode, token, owner, waited, None, reason, wall_clock(),
+            self._waits,
+        )  # fmt: skip
 
 
-def of_lease(record: LeaseRecord, reason: str | None = None) -> LockEvent:
+def of_lease(record: LeaseRecord, reason: str | None = None, late: Seconds | None = None) -> LockEvent:
     """
     Make the event of a lease.
 
     Args:
         record: Of the lease.
         reason: See `LockEvent`.
+        late: See `LockEvent`.
     """
     grant, client = record.grant, record.client
     name, mode = public(client, grant.name, record.mode)
     held = client.runtime.now() - record.since
     assert held >= 0.0, "counted from before the request"
     return LockEvent(
-        name, record.settings.label, client.url, mode, grant.token, grant.owner, None, held, reason, wall_clock()
-    )
+        name, record.settings.label, client.url, mode, grant.token, grant.owner, None, held, reason, wall_clock(),
+        late=late,
+    )  # fmt: skip
 
 
-def post(call: Call, record: LeaseRecord, reason: str | None = None) -> None:
+def post(call: Call, record: LeaseRecord, reason: str | None = None, late: Seconds | None = None) -> None:
     """Hand an event of a lease to the observers without waiting for them. Never under the mutex."""
     if observers.active is not None:
-        observers.post(call, of_lease(record, reason))
+        observers.post(call, of_lease(record, reason, late))
 
 
 def undone(client: ClientState, settings: LockSettings, owner: str) -> None:

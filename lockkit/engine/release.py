@@ -197,7 +197,7 @@ class Releases:
             assert record.state is not HELD, "its renewal has ended"
             if error is not None:
                 error.add_note(f"lockkit: {failed}")
-            log.warning("%s; lockkit retries, and the backend frees the lock within %g s", failed, record.grant.ttl)
+            self._leases.report.unreleased(record, failed)
             self._cleanups.release_later(record)
 
     # -- all leases ------------------------------------------------------------------------------------------------

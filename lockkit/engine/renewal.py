@@ -16,7 +16,6 @@ and adds all that are still held whenever it wakes up.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Renewer"]
 
-log = logging.getLogger("lockkit")
-
 LINGER = 10.0
 """Seconds that an idle watch or renewer stays. Shorter starts threads more often; longer keeps a dropped client."""
 
@@ -63,10 +60,6 @@ RETRY_START = 0.1
 """When to try again to start the renewer or a callback that could not be started (no more threads), seconds."""
 
 _valid_until = attrgetter("valid_until")
-
-LogEntry = tuple[int, str, tuple[object, ...]]
-"""Arguments of ``Logger.log``, to be logged once the mutex is free: a handler may block, or use a lock of this same
-client."""
 
 
 class Renewer:
@@ -196,7 +189,7 @@ class Renewer:
                 if self._leases.records:
                     idle_since = None
                 elif self._is_over() or (idle_since is not None and now >= idle_since + LINGER):
-                    self._wake_at = inf
+                    self._wake_at = self._client.watch_at = inf
                     return
                 elif idle_since is None:
                     idle_since = now
@@ -211,7 +204,9 @@ class Renewer:
             started = not self._due or self._start_renewer()
             if (self._leases.uncalled and not self._leases.call_again()) or not started:
                 at = min(at, now + RETRY_START)
-            await self._watching.wait(min(at - self._runtime.now(), SLEEP_SECONDS_MAX))
+            now = self._runtime.now()
+            self._client.watch_at = min(at, now + SLEEP_SECONDS_MAX)
+            await self._watching.wait(self._client.watch_at - now)
 
     def _is_over(self) -> bool:
         """Tell whether there will be nothing to renew any more: the client is closed."""
@@ -287,7 +282,8 @@ class Renewer:
         try:
             self._renewing.start()
         except RuntimeError as error:  # no more threads, perhaps for a moment: the leases are in jeopardy
-            log.warning("could not start the renewer, %d renewals are due; lockkit retries: %s", len(self._due), error)
+            message = "could not start the renewer, %d renewals are due; lockkit retries: %s"
+            self._leases.report.later(message, len(self._due), error)
             return False
         return True
 
@@ -365,9 +361,10 @@ class Renewer:
 
     def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
         lost: list[tuple[LeaseRecord, LossReason]] = []
-        entries: list[LogEntry] = []
         renewed: list[LeaseRecord] = []
-        failed: list[LeaseRecord] = []
+        planned: list[Instant] = []
+        failed: list[tuple[LeaseRecord, BaseException]] = []
+        recovered = 0
         # One for the batch, so that its leases are asked for together again.
         spread = self._runtime.random.uniform(0.8, 1.2)
         with self._client.mutex:
@@ -380,8 +377,8 @@ class Renewer:
                 # Lost is final, also when a late answer says otherwise. So is the deadline, should the watch not have
                 # run yet (a pause).
                 if isinstance(outcome, Renewed) and record.state is HELD and now < record.valid_until:
-                    if record.renewed(outcome, started):
-                        entries.append(_recovered(record))
+                    planned.append(plan.next_at)
+                    recovered += record.renewed(outcome, started)
                     renewed.append(record)
                     continue
                 reason = self._apply_failure(record, outcome, started, now)
@@ -390,13 +387,16 @@ class Renewer:
                 elif record.state is HELD and isinstance(outcome, Unknown):
                     self._plan_retry(record, now, spread)
                     if not in_jeopardy:
-                        failed.append(record)
-                        entries.append(_failed(record, now, outcome.error))
+                        failed.append((record, outcome.error))
             self._reschedule_all(renewed)
-        for level, message, arguments in entries:
-            log.log(level, message, *arguments)
+        if failed:
+            self._leases.report.jeopardy(failed)
+        if recovered:
+            self._leases.report.renewed_again(recovered)
         if observers.active is not None:
-            _tell_observers(renewed, failed)
+            # What is to be renewed at once (`renew_soon`) is planned for 0.0.
+            late = [max(0.0, started - at) if at else 0.0 for at in planned]
+            _tell_observers(renewed, late, failed)
         for record, reason in lost:
             self._leases.lose(record, reason)
 
@@ -520,8 +520,7 @@ class Renewer:
         if extended:
             observation.post("renewed", record)
         if recovered:
-            level, message, arguments = _recovered(record)
-            log.log(level, message, *arguments)
+            self._leases.report.renewed_again(1)
 
 
 def _forget_frames(outcomes: Sequence[Renewal]) -> None:
@@ -539,24 +538,13 @@ def _forget_frames(outcomes: Sequence[Renewal]) -> None:
             errors += [other for other in others if other is not None and other not in errors]
 
 
-def _failed(record: LeaseRecord, now: Instant, error: BaseException) -> LogEntry:
-    """Say that renewals have begun to fail."""
-    assert record.renewal.in_jeopardy, "the next try is planned first"
-    grant, left = record.grant, max(0.0, record.valid_until - now)
-    message = "renewal of lock %r (token %d) failed, %.3f s to its deadline; lockkit retries: %s"
-    return logging.WARNING, message, (grant.name, grant.token, left, error)
-
-
-def _recovered(record: LeaseRecord) -> LogEntry:
-    """Say that a renewal has worked again."""
-    return logging.INFO, "lock %r (token %d) is renewed again", (record.grant.name, record.grant.token)
-
-
-def _tell_observers(renewed: list[LeaseRecord], failed: list[LeaseRecord]) -> None:
+def _tell_observers(
+    renewed: list[LeaseRecord], late: list[Seconds], failed: list[tuple[LeaseRecord, BaseException]]
+) -> None:
     """Post the events of one batch."""
-    for record in renewed:
-        observation.post("renewed", record)
-    for record in failed:
+    for record, seconds in zip(renewed, late, strict=True):
+        observation.post("renewed", record, late=seconds)
+    for record, _ in failed:
         observation.post("jeopardy", record, "unavailable")
 
 

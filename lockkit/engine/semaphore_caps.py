@@ -18,6 +18,7 @@ from lockkit.backend import apart, split_space
 from lockkit.background import SingleRun
 from lockkit.engine.slots import slot_name
 from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
+from lockkit.validation import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,12 +137,12 @@ class SemaphoreCaps:
             name: The semaphore, as `apart` names it.
             seconds: How long to wait for the backend. Without an answer what was known last counts.
         """
-        space, plain = split_space(name)
+        space, given = split_space(name)
         assert space == "sem", "a lock of the same name has no cap"
         if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:
             # In the background, where calls at the same time share the question.
             await self._asking.start().wait(max(0.0, seconds))
-        return self._caps.get(plain)
+        return self._caps.get(given)
 
     async def _ask(self) -> None:
         asked_at = self._client.runtime.now()
@@ -200,6 +201,6 @@ class SemaphoreCaps:
                 log.warning(
                     "semaphore %r at %s: this client uses limit %d, another one (%s, pid %s) uses %d: the permits are "
                     "shared, and each client counts to its own limit", split_space(name)[1], self._client.url, limit,
-                    holder.metadata.get("host"), holder.metadata.get("pid"), other,
+                    plain(holder.metadata.get("host"), 64), plain(holder.metadata.get("pid"), 64), other,
                 )  # fmt: skip
                 return

@@ -25,7 +25,7 @@ LEVELS: Mapping[Call, int] = {
 }
 """At which level each call is logged unless the application says otherwise."""
 
-_FIELDS = [field.name for field in fields(LockEvent) if field.name != "label"] + ["template"]
+_FIELDS = [field.name for field in fields(LockEvent) if field.name not in {"label", "waits", "late"}] + ["template"]
 
 
 class LoggingObserver(Observer):

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter as Counts
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
+from lockkit.backend import LossReason
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.labels import template_of
 from lockkit.observers import Observer
+from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
+    from collections.abc import Callable, Iterable
+
+    from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Span, Status, TracerProvider
 
     from lockkit.observers import LockEvent
     from lockkit.units import Seconds
 
 __all__ = ["OpenTelemetryObserver"]
+
+_Labels: TypeAlias = "tuple[tuple[str, str], ...]"
+"""Attributes, as a key."""
 
 
 class OpenTelemetryObserver(Observer):
@@ -27,8 +35,9 @@ class OpenTelemetryObserver(Observer):
     lease, with an event where renewals began to fail, and with the status error if the lease was lost.
 
     Metrics: ``lockkit.acquisitions`` (by ``lockkit.outcome``), ``lockkit.waits``, ``lockkit.wait.duration``,
-    ``lockkit.held``, ``lockkit.hold.duration``, ``lockkit.renewals``, ``lockkit.jeopardies``, ``lockkit.losses`` (by
-    ``lockkit.reason``) and ``lockkit.undone``.
+    ``lockkit.waiting``, ``lockkit.held``, ``lockkit.held.oldest`` (age of the oldest lease), ``lockkit.hold.duration``,
+    ``lockkit.renewals``, ``lockkit.renewal.late``, ``lockkit.jeopardies``, ``lockkit.losses`` (by ``lockkit.reason``, 0
+    from the first grant on) and ``lockkit.undone``.
 
     Attributes of all: ``lockkit.template`` (never the name), ``lockkit.backend`` and ``lockkit.mode``; spans also have
     ``lockkit.token``.
@@ -62,6 +71,7 @@ class OpenTelemetryObserver(Observer):
             "lockkit.waits", "{call}", "Calls that found the lock busy and began to wait."
         )
         self._wait_seconds = meter.create_histogram("lockkit.wait.duration", "s", "How long calls waited for the lock.")
+        self._waiting = meter.create_up_down_counter("lockkit.waiting", "{call}", "Calls that wait for the lock.")
         self._held = meter.create_up_down_counter("lockkit.held", "{lease}", "Leases that are held.")
         self._hold_seconds = meter.create_histogram("lockkit.hold.duration", "s", "How long leases were held.")
         self._renewals = meter.create_counter("lockkit.renewals", "{renewal}", "Renewals that the backend confirmed.")
@@ -76,10 +86,35 @@ class OpenTelemetryObserver(Observer):
         )
         # Attributes at the grant: a downgrade changes the mode.
         self._open: dict[str | None, tuple[Span, dict[str, str]]] = {}
+        self._calls: Counts[_Labels] = Counts()  # that wait
+        self._grants: dict[_Labels, dict[str | None, float]] = {}  # when each was granted, the oldest first
+        self._late: dict[_Labels, Seconds] = {}
+        self._observe(meter, "lockkit.held.oldest", "Age of the oldest lease that is held.", self._ages)
+        self._observe(
+            meter, "lockkit.renewal.late", "How much later than planned the last renewal was sent.",
+            lambda: self._late.copy().items(),
+        )  # fmt: skip
+
+    @staticmethod
+    def _observe(meter: Meter, name: str, about: str, values: Callable[[], Iterable[tuple[_Labels, float]]]) -> None:
+        """Make a gauge that is looked at when it is exported."""
+        from opentelemetry.metrics import CallbackOptions, Observation  # noqa: PLC0415 - an extra
+
+        def look(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(value, dict(labels)) for labels, value in values()]
+
+        meter.create_observable_gauge(name, [look], "s", about)
+
+    def _ages(self) -> Iterable[tuple[_Labels, Seconds]]:
+        now = wall_clock()
+        for labels, grants in self._grants.copy().items():  # in the exporter's thread
+            yield labels, max(0.0, now - next(iter(grants.copy().values()), now))
 
     def waiting(self, event: LockEvent, /) -> None:
         """Count it."""
         self._waits.add(1, _attributes(event))
+        self._calls[_labels(event)] += 1
+        self._waiting.add(1, _attributes(event))
 
     def granted(self, event: LockEvent, /) -> None:
         """Make the span of the acquisition, and begin that of the lease."""
@@ -90,14 +125,18 @@ class OpenTelemetryObserver(Observer):
             "lockkit.hold", attributes={**attributes, **_token(event)}, start_time=_nanoseconds(event.at)
         )
         self._open[event.owner] = span, attributes
+        self._grants.setdefault(_labels(event), {})[event.owner] = event.at
+        for reason in get_args(LossReason):
+            self._losses.add(0, {**attributes, "lockkit.reason": reason})
 
     def refused(self, event: LockEvent, /) -> None:
         """Make the span of the acquisition."""
         self._acquired(event, event.reason or "error")
 
     def renewed(self, event: LockEvent, /) -> None:
-        """Count it."""
+        """Count it, and note how late it was."""
         self._renewals.add(1, _attributes(event))
+        self._late[_labels(event)] = event.late or 0.0
 
     def jeopardy(self, event: LockEvent, /) -> None:
         """Count it, and note it on the span of the lease."""
@@ -123,6 +162,9 @@ class OpenTelemetryObserver(Observer):
         waited: Seconds = event.waited or 0.0
         attributes = _attributes(event)
         self._acquisitions.add(1, {**attributes, "lockkit.outcome": outcome})
+        if event.waits and self._calls[_labels(event)]:  # else it began to wait before the observer was added
+            self._calls[_labels(event)] -= 1
+            self._waiting.add(-1, attributes)
         self._wait_seconds.record(waited, attributes)
         span = self._tracer.start_span(
             "lockkit.acquire",
@@ -141,6 +183,7 @@ class OpenTelemetryObserver(Observer):
         span, attributes = opened
         self._hold_seconds.record(event.held or 0.0, attributes)
         self._held.add(-1, attributes)
+        self._grants[tuple(attributes.items())].pop(event.owner, None)
         if status is not None:
             span.set_status(status)
         span.end(_nanoseconds(event.at))
@@ -151,6 +194,10 @@ class OpenTelemetryObserver(Observer):
 
 def _attributes(event: LockEvent) -> dict[str, str]:
     return {"lockkit.template": template_of(event), "lockkit.backend": event.backend, "lockkit.mode": event.mode}
+
+
+def _labels(event: LockEvent) -> _Labels:
+    return tuple(_attributes(event).items())
 
 
 def _token(event: LockEvent) -> dict[str, int]:

@@ -34,6 +34,7 @@ STEPS_MAX = 400_000
 
 REASONS: Final = {
     "expired": "its deadline has passed",
+    "paused": "it did not run for longer than its lease",
     "taken": "the lock is another client's now",
     "gone": "the server does not know it any more",
     "session": "its session has ended",

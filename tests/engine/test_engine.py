@@ -131,7 +131,7 @@ def test_loss_is_noticed_soon_after_the_machine_was_suspended(monkeypatch: pytes
 
     clock.added += 7200  # and nothing wakes the watch
 
-    until(lambda: told == ["expired"])
+    until(lambda: told == ["paused"])
     client.close()
 
 

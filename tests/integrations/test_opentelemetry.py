@@ -199,6 +199,9 @@ def test_metrics(collected: Collected, client: lockkit.Client, monkeypatch: pyte
     assert collected.metric("lockkit.acquisitions")[(*seats, "granted")].value == 2
     assert collected.metric("lockkit.acquisitions")[(*seats, "busy")].value == 2
     assert collected.metric("lockkit.waits")[seats].value == 2
+    assert collected.metric("lockkit.waiting")[seats].value == 0
+    assert collected.metric("lockkit.held.oldest")[seats].value == 0
+    assert collected.metric("lockkit.losses")[(*seats, "expired")].value == 0  # known before the first one
     assert collected.metric("lockkit.wait.duration")[seats].count == 4
     assert collected.metric("lockkit.hold.duration")[seats].count == 2
     assert {point.value for point in collected.metric("lockkit.held").values()} == {0}

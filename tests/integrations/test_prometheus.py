@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 import lockkit
 from lockkit import observers
+from lockkit.backend import LossReason
 from lockkit.errors import BackendUnavailable
 from lockkit.integrations.prometheus import PrometheusObserver
 from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import fail, once, scripted
-from tests.tries import begin_to_wait, wait_for_observers
+from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
+from tests.tries import begin_to_wait, until, wait_for_observers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +112,64 @@ def test_downgraded_lease_ends_where_it_began(registry: CollectorRegistry, clien
 
     assert value(registry, "held", "a") == 0
     assert value(registry, "held", "a", "shared") == 0
+
+
+def test_losses_are_counted_from_zero(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """An alert on an increase does not see a series that begins with 1."""
+    client.lock("a", label="a").acquire().release()
+    seen()
+    labels = {"template": "a", "backend": "memory://prometheus", "mode": "exclusive"}
+    for reason in get_args(LossReason):
+        assert registry.get_sample_value("lockkit_losses_total", {**labels, "reason": reason}) == 0.0
+
+
+def test_calls_that_wait_and_the_oldest_lease(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """Both go back when the wait and the lease are over."""
+    assert value(registry, "waiting", "a") == 0.0
+    before = time.time()
+    holder = client.lock("a", label="a").acquire()
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(client.lock("a", label="a").try_acquire, PATIENCE)
+        until(lambda: value(registry, "waiting", "a") == 1.0)
+        assert before <= value(registry, "oldest_held_timestamp_seconds", "a") <= time.time()
+        holder.release()
+        lease = call.result()
+        assert lease is not None
+        lease.release()
+        seen()
+        assert value(registry, "waiting", "a") == 0.0
+
+
+def test_late_renewal_is_shown() -> None:
+    """As its observers see it."""
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    lockkit.add_observer(observer)
+    client, _ = scripted(MovableClock(), space="prometheus-late")
+    try:
+        with client.lock("a", label="a", ttl=60):
+            pass_time(client, 25.0)  # it was due after 20
+            labels = {"template": "a", "backend": client.url, "mode": "exclusive"}
+            until(lambda: (registry.get_sample_value("lockkit_renewal_late_seconds", labels) or 0.0) >= 5.0)
+    finally:
+        lockkit.remove_observer(observer)
+        client.close()
+
+
+def test_alert_rules_name_the_metrics_that_exist(registry: CollectorRegistry, client: lockkit.Client) -> None:
+    """docs/how-to/lockkit.rules.yml."""
+    client.lock("a", label="a").acquire().release()
+    client.lock("a", label="a", ttl=60).acquire().release()
+    seen()
+    known = {line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE")}
+    rules = yaml.safe_load((ROOT / "docs/how-to/lockkit.rules.yml").read_text())["groups"][0]["rules"]
+    assert rules
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        used = re.findall(r"lockkit_\w+", rule["expr"])
+        assert used
+        assert set(used) <= known, rule["alert"]
+        assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
 def test_failures(registry: CollectorRegistry, client: lockkit.Client) -> None:

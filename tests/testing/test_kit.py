@@ -270,7 +270,7 @@ def test_wait_that_nothing_will_end_says_so(
 # -- what a test does to a client ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reason", ["expired", "taken", "gone", "session", "broken"])
+@pytest.mark.parametrize("reason", ["expired", "paused", "taken", "gone", "session", "broken"])
 def test_lose(lockkit_client: KitClient, reason: Any) -> None:  # noqa: ANN401 - a reason
     """The holder notices, and others can have the lock, with a higher token."""
     seen: list[str] = []

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.validation import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +80,7 @@ class Handshake:
             log.warning(
                 "the Redis server may evict locks that are held when its memory is full (maxmemory-policy %s): "
                 "set maxmemory-policy noeviction, or use a separate server for locks",
-                policy,
+                plain(policy, 64),
             )
 
 

@@ -176,7 +176,8 @@ class _Kit:
 
         Args:
             name: Of the lock.
-            reason: ``expired``, ``taken``, ``gone``, ``session`` or ``broken``: what ``on_lost`` callbacks get.
+            reason: ``expired``, ``paused``, ``taken``, ``gone``, ``session`` or ``broken``: what ``on_lost``
+                callbacks get.
 
         Raises:
             LockError: This client does not hold it.

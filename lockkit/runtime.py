@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from weakref import ref
 
 if TYPE_CHECKING:
     import asyncio
@@ -100,11 +101,20 @@ class Runtime(Protocol):
         ...
 
     def current(self) -> object:
-        """The thread or task that runs now, for reentrancy. Compared by identity."""
+        """
+        A weak reference to the thread or task that runs now; None outside a task of asyncio. Compared by equality.
+
+        Never the task itself: one that has ended keeps its result or traceback, and with it perhaps a lease, which
+        would then be renewed for ever.
+        """
         ...
 
     def relation(self, holder: object) -> str:
-        """Name `holder` (from `current`) if it cannot go on while the caller waits, for messages; else return ""."""
+        """
+        Name `holder` (from `current`) if it cannot go on while the caller waits, for messages; else return "".
+
+        A task that has ended holds nothing any more: whoever has its lease may go on.
+        """
         ...
 
     def bind(self) -> None:
@@ -326,21 +336,21 @@ class BlockingRuntime(_OperatingSystem):
 
     def current(self) -> object:
         """
-        Return the thread object, not its ident: idents are used again after a thread has ended.
+        Return a reference to the thread, not its ident: idents are used again after a thread has ended.
 
-        In a thread that runs an event loop the running task: tasks share their thread, and are not the same holder.
+        In a thread that runs an event loop to the running task: tasks share their thread, and are not the same holder.
         """
-        return _current_task() or threading.current_thread()
+        return ref(_current_task() or threading.current_thread())
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
-        task = _current_task()
+        task, its = _current_task(), holder() if isinstance(holder, ref) else None
         if task is None:
-            return "this same thread" if holder is threading.current_thread() else ""
-        if holder is task:
+            return "this same thread" if its is threading.current_thread() else ""
+        if its is task:
             return "this same task"
-        if isinstance(holder, type(task)) and holder.get_loop() is task.get_loop():
-            return f"the task {holder.get_name()!r} of this thread"
+        if isinstance(its, type(task)) and its.get_loop() is task.get_loop() and not its.done():
+            return f"the task {its.get_name()!r} of this thread"
         return ""
 
     def bind(self) -> None:
@@ -572,11 +582,12 @@ class AsyncioRuntime(_OperatingSystem):
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        return self._asyncio.current_task()
+        task = self._asyncio.current_task()
+        return None if task is None else ref(task)
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
-        return "this same task" if holder is self.current() else ""
+        return "this same task" if holder == self.current() else ""
 
     def bound_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that this belongs to; the running one becomes it at the first use."""

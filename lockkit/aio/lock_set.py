@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -124,9 +123,8 @@ class LockSet:
         """Acquire all; the body never runs without one of them."""
         leases = await self._acquired(self._core.timeout)
         leases.enter()
-        task = self._core.runtime.current()
-        cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
-        self._blocks.push(task, Block(leases, cancelled))
+        who = self._core.runtime.current()
+        self._blocks.push(who, Block(leases, who if self._cancel_on_lost else None))
         return LeaseSet(leases)
 
     async def __aexit__(

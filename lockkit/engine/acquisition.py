@@ -467,7 +467,7 @@ class Acquisition(Generic[L]):
 
     def _is_own(self, record: LeaseRecord) -> bool:
         """Tell whether the caller's own thread or task holds a lease; another task of the same loop is not the same."""
-        return record.acquired_by is self._runtime.current()
+        return record.acquired_by == self._runtime.current()
 
     def _advice(self, record: LeaseRecord) -> str:
         """Say how to avoid waiting for a holder that cannot go on."""

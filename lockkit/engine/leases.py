@@ -43,7 +43,7 @@ class Leases:
         self._client = client
         self._cleanups = cleanups
         self.records: dict[str, LeaseRecord] = {}
-        self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
+        self.reentrant: dict[tuple[object, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
         self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
 
@@ -84,7 +84,7 @@ class Leases:
         assert owner not in self.records, "each acquisition has an owner of its own"
         self.records[owner] = record
         if settings.reentrant or settings.nests:
-            record.reentry_key = (id(record.acquired_by), record.grant.name)
+            record.reentry_key = (record.acquired_by, record.grant.name)
             self.reentrant[record.reentry_key] = record
 
     def forget(self, record: LeaseRecord) -> None:
@@ -125,7 +125,7 @@ class Leases:
             LockError: It is the lease of a reader, who would wait for himself as a writer.
         """
         client = self._client
-        record = self.reentrant.get((id(client.runtime.current()), settings.name))
+        record = self.reentrant.get((client.runtime.current(), settings.name))
         if record is None:
             return None
         if settings.mode == "exclusive" and record.mode == "shared" and record.held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from lockkit.runtime import Begun
 from lockkit.simulation.world import Cancelled, ProcessDied
@@ -52,11 +53,12 @@ class SimulatedRuntime:
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        return self.process.world.current
+        task = self.process.world.current
+        return None if task is None else ref(task)
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
-        return "this same task" if holder is self.current() else ""
+        return "this same task" if holder == self.current() else ""
 
     def bind(self) -> None:
         """A simulated client may be used by every task of its process."""

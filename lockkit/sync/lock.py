@@ -326,7 +326,7 @@ class ThreadingLock:
         """
         me = self._current()
         while acquired := self._acquired.copy():
-            mine = [entry for entry in acquired if entry[0] is me]
+            mine = [entry for entry in acquired if entry[0] == me]
             entry = mine[-1] if mine else acquired[0]
             if self._forget(entry):
                 entry[1].release()

@@ -22,18 +22,17 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from weakref import ref
 
 if TYPE_CHECKING:
     import asyncio
-    from contextlib import AbstractContextManager
 
     from lockkit.units import Seconds
 
-__all__ = ["AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
+__all__ = ["AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Mutex", "Runtime", "drive", "let_go", "monotonic"]
 
 log = logging.getLogger("lockkit")
 
@@ -56,6 +55,14 @@ _clock_gettime = time.clock_gettime
 def monotonic() -> float:
     """Client monotonic clock, seconds, including the time that the machine was suspended."""
     return _clock_gettime(_CLOCK_ID)
+
+
+class Mutex(AbstractContextManager[Any], Protocol):
+    """A lock for short sections; as `threading.Lock`."""
+
+    def locked(self) -> bool:
+        """Tell whether anybody has it."""
+        ...
 
 
 class Event(Protocol):
@@ -92,7 +99,7 @@ class Runtime(Protocol):
         """A fresh owner id: 128 random bits as 32 hexadecimal digits."""
         ...
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """A lock for short sections without any ``await``."""
         ...
 
@@ -326,7 +333,7 @@ class BlockingRuntime(_OperatingSystem):
     kind: Kind = "blocking"
     works_at_exit = True
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """See `Runtime.mutex`."""
         return threading.Lock()
 
@@ -572,7 +579,7 @@ class AsyncioRuntime(_OperatingSystem):
         self.thread_id = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """See `Runtime.mutex`. A real lock: ``__del__`` and other clients run in other threads."""
         return threading.Lock()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Cancellation
+from lockkit.lease import MakesLeases
 from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 
 if TYPE_CHECKING:
@@ -136,10 +137,11 @@ class Campaign:
         return await self._term.__aexit__(kind, error, trace)
 
 
-class Election:
+class Election(MakesLeases):
     """A named election of a client. Holds nothing itself: every campaign that is won is a `Term` of its own."""
 
     __slots__ = ("_candidate",)
+    _lease_from = "term = await election.campaign()"
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, Inherit, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock:
+class Lock(MakesLeases):
     """
     A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
 
@@ -39,6 +39,7 @@ class Lock:
     """
 
     __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_on_busy", "_settings")
+    _lease_from = "lease = await lock.acquire()"
 
     def __init__(
         self,
@@ -71,7 +72,11 @@ class Lock:
         return await self._engine.acquire(self._settings, seconds)
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
-        """See `lockkit.Lock.try_acquire`."""
+        """
+        See `lockkit.Lock.try_acquire`.
+
+        Keep the lease: ``if lease := await lock.try_acquire():``. A bare ``if await lock.try_acquire():`` drops it.
+        """
         if unknown:
             raise unknown_parameter(Lock.try_acquire, unknown)
         return await self._engine.try_acquire(self._settings, self._seconds(timeout))

@@ -370,7 +370,8 @@ class Acquisition(Generic[L]):
         """Pause after a failure, or raise it if the wait is over."""
         assert self._attempts > 0, "only what was tried can fail"
         context, name = self._context, self._settings.name
-        context.last_error = error
+        # Not itself: its traceback refers to the frames of all callers, and so to the leases that they hold.
+        context.last_error = type(error)(str(error))
         now = self._runtime.now()
         if self._deadline is None:
             # From the start of this call, or the last answer to any call: those in the queue do not each wait anew.

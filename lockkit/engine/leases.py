@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from itertools import islice, takewhile
 from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class Leases:
         self.records: dict[str, LeaseRecord] = {}
         self.reentrant: dict[tuple[object, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
+        self.unlogged: deque[str] = deque()  # of leases that were dropped
         self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
 
     def forked(self) -> None:
@@ -55,6 +57,7 @@ class Leases:
         self.records = {}
         self.reentrant = {}
         self.early_losses = {}
+        self.unlogged.clear()
         self.uncalled.clear()
 
     # -- which there are -------------------------------------------------------------------------------------------
@@ -164,6 +167,22 @@ class Leases:
             observation.post("released", record, "dropped")
         self.drop(record)
         return mistake
+
+    def log_soon(self, message: str) -> None:
+        """
+        Log what ``__del__`` has to say: now, or by the watch if this thread may be inside the mutex.
+
+        A handler may use a lock of this same client.
+        """
+        self.unlogged.append(message)
+        if not self._client.mutex.locked():
+            self.log_now()
+
+    def log_now(self) -> None:
+        """Log what was put off. Never under the mutex."""
+        with suppress(IndexError):
+            while True:
+                log.warning("%s", self.unlogged.popleft())
 
     # -- loss ------------------------------------------------------------------------------------------------------
 

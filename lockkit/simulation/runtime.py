@@ -11,9 +11,8 @@ from lockkit.simulation.world import Cancelled, ProcessDied
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Coroutine
-    from contextlib import AbstractContextManager
 
-    from lockkit.runtime import Event, Kind, Work
+    from lockkit.runtime import Event, Kind, Mutex, Work
     from lockkit.simulation.world import Process, Waiter, World
     from lockkit.units import Seconds
 
@@ -43,7 +42,7 @@ class SimulatedRuntime:
         """See `Runtime.owner`. From the seed."""
         return f"{self.random.getrandbits(128):032x}"
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """Give a section that must be left before the task waits, which the world checks."""
         return self._mutexes
 
@@ -70,7 +69,7 @@ class SimulatedRuntime:
         Raises:
             RuntimeError: The process refuses tasks at the moment.
         """
-        assert not self._mutexes.held, f"{name} is started under a mutex"
+        assert not self._mutexes.locked(), f"{name} is started under a mutex"
         if self.process.dead:
             return
         # What keeps leases must go on all the same; a callback that cannot be started is logged, and that is all.
@@ -158,9 +157,8 @@ class _Mutex:
     def __exit__(self, *details: object) -> None:
         self._world.mutexes_held -= 1
 
-    @property
-    def held(self) -> bool:
-        """Somebody is inside."""
+    def locked(self) -> bool:
+        """Tell whether somebody is inside."""
         return self._world.mutexes_held > 0
 
 

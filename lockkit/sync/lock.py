@@ -12,7 +12,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, Inherit, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack, WithStack
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock:
+class Lock(MakesLeases):
     """
     A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
 
@@ -79,6 +79,9 @@ class Lock:
     def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
         """
         Wait for the lock, and return None if it stayed busy.
+
+        Keep the lease: ``if lease := lock.try_acquire():``. A bare ``if lock.try_acquire():`` drops it, which is logged
+        at WARNING: it is not renewed, and nobody can release it. `attempt` is the same as a context manager.
 
         Args:
             timeout: Seconds to wait; 0 tries once.

@@ -171,7 +171,6 @@ def test_task_that_was_destroyed_inside_its_block_drops_the_lease() -> None:
 
 def test_lease_in_the_traceback_of_a_thread_is_dropped_with_the_thread(caplog: pytest.LogCaptureFixture) -> None:
     """As a thread keeps it whose result is asked for later."""
-
     with lockkit.connect(f"memory://{secrets.token_hex(6)}") as client:
 
         class Worker(threading.Thread):

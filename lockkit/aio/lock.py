@@ -123,7 +123,7 @@ class Lock(MakesLeases):
         """
         Decorate a coroutine function: each call holds the lock until its coroutine ends.
 
-        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        The name is formatted with the call's arguments, as by `lockkit.Lock.__call__`.
         ``on_busy="skip"`` as in `lockkit.Lock.__call__`.
         A plain wrapper (`functools.wraps`) around a coroutine function becomes a coroutine function.
 

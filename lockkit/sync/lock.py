@@ -147,7 +147,8 @@ class Lock(MakesLeases):
         """
         Decorate a function: each call holds the lock.
 
-        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``. With several fields,
+        ``%`` and the character that begins the text between two of them are percent-encoded in the values.
         With ``on_busy="skip"`` a call returns None without running the function if the lock stays busy; type checkers
         see the function's own type, without that None.
         A coroutine function holds the lock until its coroutine ends, but waits for it by blocking its event loop:
@@ -155,8 +156,8 @@ class Lock(MakesLeases):
         when it is called, and holds it until the coroutine that it returns ends.
 
         Raises:
-            ConfigurationError: A generator function, or a field that is no parameter of the function.
-                From a call: the function returned an awaitable or a generator, which would run without the lock.
+            ConfigurationError: A generator function, a field that is no parameter of the function, or two fields
+                without text between them. From a call: the function returned an awaitable or a generator, which would run without the lock.
         """
         template = NameTemplate(self.name, function, backend=self._engine.url)
         if template.is_coroutine:

@@ -107,7 +107,7 @@ class Once:
         """
         Decorate a function: the first call with a key runs it, the others return its stored result.
 
-        Key and ``match`` are formatted with the call's arguments. For a coroutine function, waiting blocks its event
+        Key and ``match`` are formatted with the call's arguments, as the name by `Lock.__call__`. For a coroutine function, waiting blocks its event
         loop: prefer `lockkit.aio` there.
 
         Raises:

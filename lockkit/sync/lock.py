@@ -157,7 +157,8 @@ class Lock(MakesLeases):
 
         Raises:
             ConfigurationError: A generator function, a field that is no parameter of the function, or two fields
-                without text between them. From a call: the function returned an awaitable or a generator, which would run without the lock.
+                without text between them. From a call: the function returned an awaitable or a generator, which would
+                run without the lock.
         """
         template = NameTemplate(self.name, function, backend=self._engine.url)
         if template.is_coroutine:

@@ -111,7 +111,9 @@ class Client:
             ttl: See there.
             timeout: See there.
             renew: See there.
-            reentrant: The task that holds the lock gets the same lease again, counted.
+            reentrant: The task that holds the lock gets the same lease again, counted. On Python 3.11
+                ``asyncio.wait_for`` runs what it is given in another task, which waits for this one: use
+                ``asyncio.timeout``.
             max_hold: See there.
             metadata: See there.
             on_lost: As there, and may be a coroutine function.

@@ -93,8 +93,9 @@ class Lock(MakesLeases):
 
     async def __aenter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = await (await self._engine.acquire(self._settings, self._settings.timeout)).__aenter__()
-        who = lease._record.acquired_by  # noqa: SLF001 - the lock and its lease are one unit
+        lease = await self._engine.acquire(self._settings, self._settings.timeout)
+        record = lease._record  # noqa: SLF001 - the lock and its lease are one unit
+        record.body, who = True, record.acquired_by
         self._blocks.push(who, self._block(lease, who))
         return lease
 

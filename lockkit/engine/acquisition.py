@@ -294,7 +294,7 @@ class Acquisition(Generic[L]):
             if self._settings.on_wait is not None:
                 self._settings.on_wait()
             self._record_order()
-            self._before_waiting(busy)
+            await self._before_waiting(busy)
         assert request.queue, "a single try does not wait"
         now = self._runtime.now()
         if now >= self._warn_at:
@@ -479,7 +479,7 @@ class Acquisition(Generic[L]):
             return "Pass reentrant=True to lock(), here and there, to get the same lease again"
         return "It cannot release while this call blocks their event loop: use lockkit.aio, which does not block"
 
-    def _before_waiting(self, busy: Busy) -> None:
+    async def _before_waiting(self, busy: Busy) -> None:
         """
         Warn of a wait for oneself.
 
@@ -494,6 +494,8 @@ class Acquisition(Generic[L]):
             return
         name, url, holder = self._settings.name, self._client.url, self._runtime.relation(record.acquired_by)
         if self._deadline is None and self._runtime.blocks_event_loop() and not self._others_may_release():
+            if await self._context.leases.handed_over(record):
+                return
             itself = ", which would wait for itself" if self._is_own(record) else ""
             message = f"lock {name!r} at {url} is held by {holder}{itself}. {self._advice(record)}."
             raise LockError(message, name=name, backend=url)

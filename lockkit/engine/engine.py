@@ -282,12 +282,14 @@ class Engine(Generic[L]):
             LockTimeout: It was busy for the whole wait.
             BackendUnavailable: No answer to the end of the wait, or for ``unavailable_after`` without a timeout.
             LockLost: A reentrant lease of this thread or task was lost.
-            LockError: The client is closed.
+            LockError: The client is closed, or the caller would wait for itself.
         """
         backend = self.client.ready()
         if settings.about is not self._about:
             self._name_this_process(settings)
         if self.leases.reentrant:
+            if settings.mode == "exclusive":
+                await self.leases.refuse_write_inside_read(settings)
             is_slot = settings.mode == "permit" and self.capabilities.permits == "slots"
             lease = self._reenter_slot(settings) if is_slot else self.leases.reenter(settings)
             if lease is not None:

@@ -33,6 +33,13 @@ EARLY_LOSSES_MAX = 100
 """How many losses of unknown owners are remembered. Those of leases that were released stay until others push them out;
 with fewer, the loss of a lease that is being granted at this moment could be forgotten."""
 
+HAND_OVER_SECONDS = 1.0
+"""How long a call that would wait for itself waits for its lease to show up elsewhere, seconds. Longer stops an event
+loop for longer that waits for itself; shorter refuses a wait for a thread that has just been given the lease."""
+
+HAND_OVER_LOOK = 0.01
+"""How often it looks, seconds."""
+
 _look_at = attrgetter("look_at")
 
 
@@ -101,11 +108,28 @@ class Leases:
         if record.reentry_key is not None:
             self._end_reentry(record)
 
-    def handed_over(self, record: LeaseRecord) -> None:
-        """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
-        own = record.acquired_by is self._client.runtime.current()
-        if not (own or record.settings.reentrant):
-            self._end_reentry(record)
+    def enter(self, record: LeaseRecord) -> None:
+        """Note that a block runs under a lease. If another thread or task enters it, it was handed over to that one."""
+        who = self._client.runtime.current()
+        if record.acquired_by != who:
+            record.acquired_by = who
+            if not record.settings.reentrant:
+                self._end_reentry(record)
+        record.body = True
+
+    async def handed_over(self, record: LeaseRecord) -> bool:
+        """
+        Tell whether the caller, for whom a lease counts, has given it away; wait a moment for that to show.
+
+        It shows when another thread or task enters the lease or releases it. One with a block of the caller stays his.
+        """
+        runtime = self._client.runtime
+        until = runtime.now() + HAND_OVER_SECONDS
+        while record.held and runtime.relation(record.acquired_by):
+            if record.body or runtime.now() >= until:
+                return False
+            await runtime.sleep(HAND_OVER_LOOK)
+        return True
 
     def _end_reentry(self, record: LeaseRecord) -> None:
         """Let nobody enter a lease again. Of a lock that was lost, its thread may have acquired another one since."""
@@ -125,14 +149,11 @@ class Leases:
 
         Raises:
             LockLost: It was lost.
-            LockError: It is the lease of a reader, who would wait for himself as a writer.
         """
         client = self._client
         record = self.reentrant.get((client.runtime.current(), settings.name))
         if record is None:
             return None
-        if settings.mode == "exclusive" and record.mode == "shared" and record.held:
-            raise self._write_inside_read(settings.name)
         if settings.mode != "shared" and not (settings.reentrant and record.settings.reentrant):
             return None
         record.check()
@@ -146,12 +167,22 @@ class Leases:
             record.count += 1
         return lease
 
-    def _write_inside_read(self, name: str) -> LockError:
+    async def refuse_write_inside_read(self, settings: LockSettings) -> None:
+        """
+        Check that the caller does not read what it wants to write.
+
+        Raises:
+            LockError: It does, and would wait for itself.
+        """
+        name = settings.name
+        record = self.reentrant.get((self._client.runtime.current(), name))
+        if record is None or record.mode != "shared" or await self.handed_over(record):
+            return
         message = (
             f"lock {name!r} at {self._client.url} is held for reading by this same thread or task, which would wait "
             "for itself: release the read lease first, or acquire write() from the start and downgrade() it"
         )
-        return LockError(message, name=name, backend=self._client.url)
+        raise LockError(message, name=name, backend=self._client.url)
 
     def dropped(self, record: LeaseRecord) -> bool:
         """

@@ -14,7 +14,6 @@ from lockkit.sync import Client, Lease, Lock
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
 
 __all__ = ["DjangoClient", "TransactionLease", "TransactionLock"]
 
@@ -98,11 +97,11 @@ class TransactionLease(Lease):
         elif self._until_commit is None:
             raise self._refusal()
 
-    def __enter__(self) -> Self:
-        """Return itself, unless the block lies inside a transaction, so that its end would be refused."""
+    def _enter(self) -> None:
+        """Begin a block, unless it lies inside a transaction, so that its end would be refused."""
         if self._until_commit is None and self._postponed():
             raise self._refusal()
-        return super().__enter__()
+        super()._enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

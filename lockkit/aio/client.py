@@ -42,7 +42,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     No I/O, and no event loop needed yet. Arguments and errors as `lockkit.connect`.
 
     Raises:
-        ConfigurationError: The URL, the profile or an option is wrong.
+        ConfigurationError: The URL, the profile or an option is wrong; or the program runs on trio.
     """
     settings = profiles.resolve(url, profile, options)
     open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)

@@ -38,7 +38,7 @@ from lockkit import observers, validation
 from lockkit.backend import CALL_SECONDS, Unknown, apart, split_space
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
-from lockkit.engine.client_state import ClientState
+from lockkit.engine.client_state import ClientState, check_host
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.listing import Listing
@@ -113,6 +113,7 @@ class Engine(Generic[L]):
         Raises:
             ConfigurationError: From `open_backend`.
         """
+        check_host(runtime)
         self.runtime = runtime
         self._make_lease = make_lease
         self._open_backend = open_backend

@@ -48,7 +48,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
             query may have too. Options given here override the query.
 
     Raises:
-        ConfigurationError: The URL, the profile or an option is wrong.
+        ConfigurationError: The URL, the profile or an option is wrong; or the program runs on eventlet.
     """
     settings = profiles.resolve(url, profile, options)
     open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)

@@ -224,11 +224,15 @@ def test_wait_for_a_lease_that_another_task_left_behind_is_not_refused(client: l
 
     async def main() -> None:
         lease = await asyncio.create_task(acquire())
-        thread = threading.Thread(target=lambda: (until(lambda: client._engine.acquisitions.waiting), lease.release()))
+        thread = threading.Thread(target=release, args=(lease,))
         thread.start()
         with lock:
             pass
         thread.join()
+
+    def release(lease: lockkit.Lease) -> None:
+        until(lambda: client._engine.acquisitions.waiting)
+        lease.release()
 
     async def acquire() -> lockkit.Lease:
         return lock.acquire()

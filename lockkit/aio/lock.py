@@ -14,7 +14,7 @@ from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Unpack
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lockkit.engine.settings import LockSettings, LostCallback
     from lockkit.units import Seconds
 
-__all__ = ["Attempt", "Block", "Cancellation", "Lock"]
+__all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,6 +161,18 @@ class Lock(MakesLeases):
     def __repr__(self) -> str:
         """Show name and backend."""
         return f"<lockkit.aio.Lock {self._settings.name!r} at {self._engine.url}>"
+
+
+class SkippingLock(Lock):
+    """A `Lock` with ``on_busy="skip"``: for type checkers, since what it decorates may return None."""
+
+    __slots__ = ()
+
+    def __call__(  # type: ignore[override] # of a function that returns a coroutine, which may give None
+        self, function: Callable[P, Awaitable[R]]
+    ) -> Callable[P, Coroutine[Any, Any, R | None]]:
+        """See `Lock.__call__`."""
+        return cast("Callable[P, Coroutine[Any, Any, R | None]]", super().__call__(function))
 
 
 class Attempt:

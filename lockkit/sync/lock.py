@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lockkit.sync.lease import Lease
     from lockkit.units import Seconds
 
-__all__ = ["Attempt", "Lock", "ThreadingLock"]
+__all__ = ["Attempt", "Lock", "SkippingLock", "ThreadingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -149,8 +149,7 @@ class Lock(MakesLeases):
 
         The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``. With several fields,
         ``%`` and the character that begins the text between two of them are percent-encoded in the values.
-        With ``on_busy="skip"`` a call returns None without running the function if the lock stays busy; type checkers
-        see the function's own type, without that None.
+        With ``on_busy="skip"`` a call returns None without running the function if the lock stays busy.
         A coroutine function holds the lock until its coroutine ends, but waits for it by blocking its event loop:
         prefer `lockkit.aio` there. A plain wrapper (`functools.wraps`) around a coroutine function acquires the lock
         when it is called, and holds it until the coroutine that it returns ends.
@@ -222,6 +221,22 @@ class Lock(MakesLeases):
     def __repr__(self) -> str:
         """Show name and backend."""
         return f"<lockkit.Lock {self._settings.name!r} at {self._engine.url}>"
+
+
+class SkippingLock(Lock):
+    """A `Lock` with ``on_busy="skip"``: for type checkers, since what it decorates may return None."""
+
+    __slots__ = ()
+
+    @overload  # type: ignore[override] # None is what the caller has asked for
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+
+    def __call__(self, function: Callable[P, Any]) -> Callable[P, Any]:
+        """See `Lock.__call__`."""
+        return super().__call__(function)
 
 
 async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], template: NameTemplate) -> object:

@@ -41,11 +41,13 @@ def dropped(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if "dropped without release" in message]
 
 
-async def acquire(client: lockkit.Client | lockkit.aio.Client, **options: Any) -> lockkit.Lease | lockkit.aio.Lease:
+async def acquire(
+    client: lockkit.Client | lockkit.aio.Client, *, reentrant: bool = False
+) -> lockkit.Lease | lockkit.aio.Lease:
     """Acquire with a client of either API."""
     if isinstance(client, lockkit.aio.Client):
-        return await client.lock("x", **options).acquire(PATIENCE)
-    return client.lock("x", **options).acquire(PATIENCE)
+        return await client.lock("x", reentrant=reentrant).acquire(PATIENCE)
+    return client.lock("x", reentrant=reentrant).acquire(PATIENCE)
 
 
 # -- tasks that have ended -------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from django.db import connections
 
@@ -14,6 +14,8 @@ from lockkit.sync import Client, Lease, Lock
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from lockkit.sync.lock import SkippingLock
 
 __all__ = ["DjangoClient", "TransactionLease", "TransactionLock"]
 
@@ -28,6 +30,14 @@ class DjangoClient(Client):
     def __init__(self, client: Client) -> None:
         """Made by `client` and `from_connection`."""
         super().__init__(client._engine)  # noqa: SLF001 - the same client under another class
+
+    @overload
+    def lock(
+        self, name: str, *, on_busy: Literal["skip"], until_commit: bool | None = None, **options: Any
+    ) -> SkippingLock: ...
+
+    @overload
+    def lock(self, name: str, *, until_commit: bool | None = None, **options: Any) -> Lock: ...
 
     def lock(self, name: str, *, until_commit: bool | None = None, **options: Any) -> Lock:
         """

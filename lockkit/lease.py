@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.settings import LostCallback
 
-__all__ = ["INHERIT", "BaseLease", "Inherit", "SharedWithStack", "WithStack"]
+__all__ = ["INHERIT", "BaseLease", "Inherit", "MakesLeases", "SharedWithStack", "WithStack"]
 
 
 class BaseLease:
@@ -154,13 +154,42 @@ class BaseLease:
         if record.state is RELEASED:
             return
         if self._engine.leases.dropped(record):
-            warnings.warn(
-                f"lease of lock {record.grant.name!r} (token {record.grant.token}) was dropped without release; "
-                f"the backend frees it within {record.grant.ttl:g} s. Use `with`, or call release().",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
+            message = (
+                f"lease of lock {self.name!r} (token {record.grant.token}) at {record.client.url} was dropped without "
+                f"release; the backend frees it within {record.grant.ttl:g} s. Use `with`, or keep the lease and call "
+                "its release(): `if lock.try_acquire():` keeps none, `if lease := lock.try_acquire():` does."
             )
+            self._engine.leases.log_soon(message)
+            warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
+
+
+class MakesLeases:
+    """A lock and the like: in other libraries it is what is released, here its lease is."""
+
+    __slots__ = ()
+    _lease_from: ClassVar[str] = "lease = lock.acquire()"
+
+    if not TYPE_CHECKING:  # type checkers are to find what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """
+            Say that the lease has what is missing, if it has.
+
+            Raises:
+                AttributeError: Always.
+            """
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _OF_LEASES:
+                way = self._lease_from
+                message += f": it belongs to the lease. `{way}`, then `{way.partition(' ')[0]}.{name}`; or use `with`"
+            raise AttributeError(message, name=name, obj=self)
+
+
+_OF_LEASES = frozenset(
+    ("check", "confirm", "downgrade", "extend", "held", "lost", "on_lost", "owner", "release", "remaining", "resign",
+     "token", "update", "wait_lost")
+)  # fmt: skip
+"""What leases have and what makes them has not."""
 
 
 B = TypeVar("B")

@@ -22,17 +22,20 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from weakref import ref
 
 if TYPE_CHECKING:
     import asyncio
-    from contextlib import AbstractContextManager
 
     from lockkit.units import Seconds
 
-__all__ = ["AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Runtime", "drive", "let_go", "monotonic"]
+__all__ = [
+    "AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Mutex", "Runtime", "drive", "let_go", "monotonic",
+    "unsupported_host",
+]  # fmt: skip
 
 log = logging.getLogger("lockkit")
 
@@ -55,6 +58,14 @@ _clock_gettime = time.clock_gettime
 def monotonic() -> float:
     """Client monotonic clock, seconds, including the time that the machine was suspended."""
     return _clock_gettime(_CLOCK_ID)
+
+
+class Mutex(AbstractContextManager[Any], Protocol):
+    """A lock for short sections; as `threading.Lock`."""
+
+    def locked(self) -> bool:
+        """Tell whether anybody has it."""
+        ...
 
 
 class Event(Protocol):
@@ -91,7 +102,7 @@ class Runtime(Protocol):
         """A fresh owner id: 128 random bits as 32 hexadecimal digits."""
         ...
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """A lock for short sections without any ``await``."""
         ...
 
@@ -100,11 +111,20 @@ class Runtime(Protocol):
         ...
 
     def current(self) -> object:
-        """The thread or task that runs now, for reentrancy. Compared by identity."""
+        """
+        A weak reference to the thread or task that runs now; None outside a task of asyncio. Compared by equality.
+
+        Never the task itself: one that has ended keeps its result or traceback, and with it perhaps a lease, which
+        would then be renewed for ever.
+        """
         ...
 
     def relation(self, holder: object) -> str:
-        """Name `holder` (from `current`) if it cannot go on while the caller waits, for messages; else return ""."""
+        """
+        Name `holder` (from `current`) if it cannot go on while the caller waits, for messages; else return "".
+
+        A task that has ended holds nothing any more: whoever has its lease may go on.
+        """
         ...
 
     def bind(self) -> None:
@@ -280,6 +300,24 @@ def _current_task() -> asyncio.Task[Any] | None:
     return cast("asyncio.Task[Any] | None", module.current_task())
 
 
+def unsupported_host(kind: Kind) -> str:
+    """
+    Name what runs here in which lockkit's waits of this kind do not work; "" if there is none.
+
+    A program that has not imported it does not use it, so lockkit does not import it to find out.
+    """
+    if kind == "blocking":
+        patcher, hubs = sys.modules.get("eventlet.patcher"), sys.modules.get("eventlet.hubs")
+        hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)
+        return "eventlet" if getattr(patcher, "already_patched", None) or getattr(hub, "running", False) else ""
+    trio, asyncio_too = sys.modules.get("trio"), getattr(sys.modules.get("asyncio"), "_get_running_loop", lambda: None)
+    if kind == "asyncio" and trio is not None and asyncio_too() is None:  # else asyncio runs on trio, as a guest
+        with suppress(AttributeError, RuntimeError):  # no task of trio, or it is being imported
+            trio.lowlevel.current_task()
+            return "trio"
+    return ""
+
+
 class _OperatingSystem:
     """Clock, random numbers and owner ids: what both runtimes take from the operating system."""
 
@@ -316,7 +354,7 @@ class BlockingRuntime(_OperatingSystem):
     kind: Kind = "blocking"
     works_at_exit = True
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """See `Runtime.mutex`."""
         return threading.Lock()
 
@@ -326,21 +364,21 @@ class BlockingRuntime(_OperatingSystem):
 
     def current(self) -> object:
         """
-        Return the thread object, not its ident: idents are used again after a thread has ended.
+        Return a reference to the thread, not its ident: idents are used again after a thread has ended.
 
-        In a thread that runs an event loop the running task: tasks share their thread, and are not the same holder.
+        In a thread that runs an event loop to the running task: tasks share their thread, and are not the same holder.
         """
-        return _current_task() or threading.current_thread()
+        return ref(_current_task() or threading.current_thread())
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
-        task = _current_task()
+        task, its = _current_task(), holder() if isinstance(holder, ref) else None
         if task is None:
-            return "this same thread" if holder is threading.current_thread() else ""
-        if holder is task:
+            return "this same thread" if its is threading.current_thread() else ""
+        if its is task:
             return "this same task"
-        if isinstance(holder, type(task)) and holder.get_loop() is task.get_loop():
-            return f"the task {holder.get_name()!r} of this thread"
+        if isinstance(its, type(task)) and its.get_loop() is task.get_loop() and not its.done():
+            return f"the task {its.get_name()!r} of this thread"
         return ""
 
     def bind(self) -> None:
@@ -562,7 +600,7 @@ class AsyncioRuntime(_OperatingSystem):
         self.thread_id = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """See `Runtime.mutex`. A real lock: ``__del__`` and other clients run in other threads."""
         return threading.Lock()
 
@@ -572,11 +610,12 @@ class AsyncioRuntime(_OperatingSystem):
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        return self._asyncio.current_task()
+        task = self._asyncio.current_task()
+        return None if task is None else ref(task)
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
-        return "this same task" if holder is self.current() else ""
+        return "this same task" if holder == self.current() else ""
 
     def bound_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that this belongs to; the running one becomes it at the first use."""

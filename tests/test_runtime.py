@@ -9,9 +9,12 @@ import sys
 import textwrap
 import threading
 from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import lockkit
+import lockkit.aio
 from lockkit.runtime import (
     AsyncioRuntime,
     BlockingRuntime,
@@ -290,3 +293,65 @@ def test_forked_child_draws_other_owner_ids() -> None:
 
     assert len(child) == 32
     assert child not in {runtime.owner() for _ in range(200)}
+
+
+# -- other ways to wait ------------------------------------------------------------------------------------------------
+
+
+def a_task() -> object:
+    """Return one."""
+    return object()
+
+
+def no_task() -> object:
+    """Say that there is none, as trio does."""
+    message = "must be called from async context"
+    raise RuntimeError(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "attribute", "refused"),
+    [
+        ("eventlet.patcher", lockkit, {"already_patched": {"thread": True}}, True),
+        ("eventlet.patcher", lockkit, {"already_patched": {}}, False),
+        ("eventlet.hubs", lockkit, {"_threadlocal": SimpleNamespace(hub=SimpleNamespace(running=True))}, True),
+        ("eventlet.hubs", lockkit, {"_threadlocal": SimpleNamespace(hub=SimpleNamespace(running=False))}, False),
+        ("eventlet.hubs", lockkit, {"_threadlocal": SimpleNamespace()}, False),
+        ("trio", lockkit.aio, {"lowlevel": SimpleNamespace(current_task=a_task)}, True),
+        ("trio", lockkit.aio, {"lowlevel": SimpleNamespace(current_task=no_task)}, False),
+        ("trio", lockkit.aio, {}, False),
+        ("trio", lockkit, {"lowlevel": SimpleNamespace(current_task=a_task)}, False),
+    ],
+)
+def test_program_on_eventlet_or_trio_is_told_when_it_connects(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType, attribute: dict[str, object], *, refused: bool
+) -> None:
+    """Not by a hang, or an error about event loops. Seen with eventlet 0.41 and trio 0.35, as these stand-ins are."""
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**attribute))
+    if refused:
+        with pytest.raises(lockkit.ConfigurationError, match=f"runs on {name.partition('.')[0]}, which it does not"):
+            module.connect("memory://")
+    else:
+        module.connect("memory://")
+
+
+def test_client_that_was_made_before_trio_ran_says_so_at_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of a module."""
+    client = lockkit.aio.connect("memory://")
+    stand_in = SimpleNamespace(lowlevel=SimpleNamespace(current_task=a_task))
+    monkeypatch.setitem(sys.modules, "trio", stand_in)
+
+    with pytest.raises(lockkit.ConfigurationError, match="trio"):
+        client.lock("a").acquire().send(None)
+
+
+def test_asyncio_on_trio_is_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As trio-asyncio runs it."""
+    stand_in = SimpleNamespace(lowlevel=SimpleNamespace(current_task=a_task))
+    monkeypatch.setitem(sys.modules, "trio", stand_in)
+
+    async def main() -> None:
+        async with lockkit.aio.connect("memory://") as client, client.lock("a"):
+            pass
+
+    asyncio.run(main())

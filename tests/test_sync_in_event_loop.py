@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.timing import PATIENCE
-from tests.tries import begin_to_wait
+from tests.tries import begin_to_wait, until
 
 
 @pytest.fixture
@@ -188,6 +188,54 @@ def test_wait_for_another_thread_works_in_a_loop(client: lockkit.Client) -> None
         with lock:
             pass
         thread.join()
+
+    run(main)
+
+
+@pytest.mark.parametrize("use", ["enters", "releases"])
+def test_wait_for_a_thread_that_was_handed_the_lease_works_in_a_loop(client: lockkit.Client, use: str) -> None:
+    """The task that acquired it does not wait for itself."""
+    lock = client.lock("handed over")
+    waiting = threading.Event()
+
+    def work(lease: lockkit.Lease) -> None:
+        assert waiting.wait(PATIENCE)
+        if use == "enters":
+            with lease:
+                until(lambda: client._engine.acquisitions.waiting)
+        else:
+            lease.release()
+
+    async def main() -> None:
+        thread = threading.Thread(target=work, args=(lock.acquire(),))
+        thread.start()
+        asyncio.get_running_loop().call_soon(waiting.set)
+        await asyncio.sleep(0)
+        with lock:
+            pass
+        thread.join()
+
+    run(main)
+
+
+def test_wait_for_a_lease_that_another_task_left_behind_is_not_refused(client: lockkit.Client) -> None:
+    """It has ended, so it is not in the way: whoever has its lease may release it."""
+    lock = client.lock("left behind")
+
+    async def main() -> None:
+        lease = await asyncio.create_task(acquire())
+        thread = threading.Thread(target=release, args=(lease,))
+        thread.start()
+        with lock:
+            pass
+        thread.join()
+
+    def release(lease: lockkit.Lease) -> None:
+        until(lambda: client._engine.acquisitions.waiting)
+        lease.release()
+
+    async def acquire() -> lockkit.Lease:
+        return lock.acquire()
 
     run(main)
 

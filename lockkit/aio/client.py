@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from lockkit.aio.election import Election
 from lockkit.aio.lease import Lease
-from lockkit.aio.lock import Lock
+from lockkit.aio.lock import Lock, SkippingLock
 from lockkit.aio.lock_set import LockSet
 from lockkit.aio.once import Once
 from lockkit.aio.rwlock import RWLock
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Capabilities, Holder
     from lockkit.configuration.peer_parameters import NoOthers
     from lockkit.engine.listing import Listing
-    from lockkit.engine.settings import LostCallback
+    from lockkit.engine.settings import LockOptions, LostCallback
     from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
@@ -42,7 +42,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     No I/O, and no event loop needed yet. Arguments and errors as `lockkit.connect`.
 
     Raises:
-        ConfigurationError: The URL, the profile or an option is wrong.
+        ConfigurationError: The URL, the profile or an option is wrong; or the program runs on trio.
     """
     settings = profiles.resolve(url, profile, options)
     open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)
@@ -86,6 +86,21 @@ class Client:
         """Where the backend is, without its password."""
         return self._engine.url
 
+    @overload
+    def lock(
+        self, name: str, *, on_busy: Literal["skip"], cancel_on_lost: bool = False, **options: Unpack[LockOptions]
+    ) -> SkippingLock: ...
+
+    @overload
+    def lock(
+        self,
+        name: str,
+        *,
+        on_busy: Literal["raise"] = "raise",
+        cancel_on_lost: bool = False,
+        **options: Unpack[LockOptions],
+    ) -> Lock: ...
+
     def lock(
         self,
         name: str,
@@ -111,7 +126,9 @@ class Client:
             ttl: See there.
             timeout: See there.
             renew: See there.
-            reentrant: The task that holds the lock gets the same lease again, counted.
+            reentrant: The task that holds the lock gets the same lease again, counted. On Python 3.11
+                ``asyncio.wait_for`` runs what it is given in another task, which waits for this one: use
+                ``asyncio.timeout``.
             max_hold: See there.
             metadata: See there.
             on_lost: As there, and may be a coroutine function.
@@ -141,7 +158,8 @@ class Client:
             raise_on_lost=raise_on_lost,
             label=label,
         )
-        return Lock(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
+        kind = Lock if on_busy == "raise" else SkippingLock
+        return kind(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
 
     def rwlock(
         self,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit import validation
 from lockkit.aio.lease import Lease
+from lockkit.aio.lock import Cancellation
+from lockkit.lease import MakesLeases
 from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Term(Lease):
         super().__init__(engine, record)
         self._tenure = Tenure(record)
         self._cancel_on_stop = False
-        self._cancellation: _Cancellation | None = None
+        self._cancellation: Cancellation | None = None
 
     @property
     def grace(self) -> float:
@@ -58,8 +60,21 @@ class Term(Lease):
         """Return itself: it is held already."""
         await super().__aenter__()
         if self._cancel_on_stop:
-            self._cancellation = _Cancellation(self)
+            self._cancellation = self._cancelled_in_time()
         return self
+
+    def _cancelled_in_time(self) -> Cancellation:
+        """Cancel the body when its leader must stop. What watches over it must not refer to the term."""
+        runtime, tenure = self._engine.runtime, self._tenure
+        cancellation = Cancellation(runtime.current())
+
+        async def watch() -> None:
+            await runtime.sleep(0)  # not within the task that is to be cancelled, see `Cancellation`
+            await tenure.must_stop(None)
+            cancellation.cancel("the lockkit term ends")
+
+        runtime.spawn("lockkit-election-cancel", watch)
+        return cancellation
 
     async def __aexit__(  # type: ignore[override] # a cancellation of its own may end here
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -71,7 +86,7 @@ class Term(Lease):
             LockLost: The body ended well, but the term was lost before; or ``cancel_on_stop`` cancelled the body.
         """
         cancellation, self._cancellation = self._cancellation, None
-        if cancellation is None or not cancellation.turns_into_end(error):
+        if cancellation is None or not cancellation.ends(error):
             await super().__aexit__(kind, error, trace)
             return False
         if not self._tenure.failed:
@@ -122,44 +137,11 @@ class Campaign:
         return await self._term.__aexit__(kind, error, trace)
 
 
-class _Cancellation:
-    """Cancels the body of a term when its leader must stop, once, as `asyncio.timeout` does."""
-
-    __slots__ = ("_cancelled", "_cancelling", "_task")
-
-    def __init__(self, term: Term) -> None:
-        engine, tenure = term._engine, term._tenure  # noqa: SLF001 - same module
-        # A task of the simulated runtime has the same interface.
-        task = self._task = cast("asyncio.Task[Any] | None", engine.runtime.current())
-        assert task is not None, "a body runs in a task"
-        self._cancelled = False
-        self._cancelling = task.cancelling()
-
-        async def watch() -> None:
-            await engine.runtime.sleep(0)  # not within the task that is to be cancelled, see `lockkit.aio.lock.Block`
-            await tenure.must_stop(None)
-            if self._task is not None:
-                self._cancelled = True
-                self._task.cancel("the lockkit term ends")
-
-        engine.runtime.spawn("lockkit-election-cancel", watch)
-
-    def turns_into_end(self, error: BaseException | None) -> bool:
-        """
-        End the block; returns whether it ended by this cancellation.
-
-        If other code has cancelled the task too, that cancellation goes on.
-        """
-        task, self._task = self._task, None
-        if not self._cancelled or task is None:
-            return False
-        return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
-
-
-class Election:
+class Election(MakesLeases):
     """A named election of a client. Holds nothing itself: every campaign that is won is a `Term` of its own."""
 
     __slots__ = ("_candidate",)
+    _lease_from = "term = await election.campaign()"
 
     def __init__(
         self,

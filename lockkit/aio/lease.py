@@ -48,10 +48,8 @@ class Lease(BaseLease):
         return await self._engine.leases.wait_lost(self._record, timeout)
 
     async def __aenter__(self) -> Self:
-        """Return itself: it is held already."""
-        self._record.body = True
-        if self._record.reentry_key is not None:
-            self._engine.leases.handed_over(self._record)
+        """Return itself: it is held already. Another task that enters it has been handed it over."""
+        self._engine.leases.enter(self._record)
         return self
 
     async def __aexit__(

@@ -11,10 +11,10 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, Inherit, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from datetime import timedelta
     from types import TracebackType
     from typing import Literal, Unpack
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from lockkit.engine.settings import LockSettings, LostCallback
     from lockkit.units import Seconds
 
-__all__ = ["Attempt", "Block", "Lock"]
+__all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock:
+class Lock(MakesLeases):
     """
     A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
 
@@ -39,6 +39,7 @@ class Lock:
     """
 
     __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_on_busy", "_settings")
+    _lease_from = "lease = await lock.acquire()"
 
     def __init__(
         self,
@@ -71,7 +72,11 @@ class Lock:
         return await self._engine.acquire(self._settings, seconds)
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0, **unknown: Unpack[NoOthers]) -> Lease | None:
-        """See `lockkit.Lock.try_acquire`."""
+        """
+        See `lockkit.Lock.try_acquire`.
+
+        Keep the lease: ``if lease := await lock.try_acquire():``. A bare ``if await lock.try_acquire():`` drops it.
+        """
         if unknown:
             raise unknown_parameter(Lock.try_acquire, unknown)
         return await self._engine.try_acquire(self._settings, self._seconds(timeout))
@@ -88,9 +93,10 @@ class Lock:
 
     async def __aenter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
-        lease = await (await self._engine.acquire(self._settings, self._settings.timeout)).__aenter__()
-        task = self._engine.runtime.current()
-        self._blocks.push(task, self._block(lease, task))
+        lease = await self._engine.acquire(self._settings, self._settings.timeout)
+        record = lease._record  # noqa: SLF001 - the lock and its lease are one unit
+        record.body, who = True, record.acquired_by
+        self._blocks.push(who, self._block(lease, who))
         return lease
 
     async def __aexit__(
@@ -105,8 +111,8 @@ class Lock:
         block = self._blocks.pop(self._engine.runtime.current)  # kept: a lease that nothing refers to is not released
         await self._leave(block, error)
 
-    def _block(self, lease: Lease, task: object) -> Block[Lease]:
-        return Block(lease, cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None)
+    def _block(self, lease: Lease, who: object) -> Block[Lease]:
+        return Block(lease, who if self._cancel_on_lost else None)
 
     def _leave(self, block: Block[Lease], error: BaseException | None) -> Coroutine[Any, Any, None]:
         """Return what releases the lease of a block, and raises if it was cancelled because the lease was lost."""
@@ -118,7 +124,7 @@ class Lock:
         """
         Decorate a coroutine function: each call holds the lock until its coroutine ends.
 
-        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
+        The name is formatted with the call's arguments, as by `lockkit.Lock.__call__`.
         ``on_busy="skip"`` as in `lockkit.Lock.__call__`.
         A plain wrapper (`functools.wraps`) around a coroutine function becomes a coroutine function.
 
@@ -157,6 +163,18 @@ class Lock:
         return f"<lockkit.aio.Lock {self._settings.name!r} at {self._engine.url}>"
 
 
+class SkippingLock(Lock):
+    """A `Lock` with ``on_busy="skip"``: for type checkers, since what it decorates may return None."""
+
+    __slots__ = ()
+
+    def __call__(  # type: ignore[override] # of a function that returns a coroutine, which may give None
+        self, function: Callable[P, Awaitable[R]]
+    ) -> Callable[P, Coroutine[Any, Any, R | None]]:
+        """See `Lock.__call__`."""
+        return cast("Callable[P, Coroutine[Any, Any, R | None]]", super().__call__(function))
+
+
 class Attempt:
     """A context manager made by `Lock.attempt`: its target is a `Lease`, or None if the lock stayed busy."""
 
@@ -172,12 +190,12 @@ class Attempt:
         """Try to acquire."""
         lock = self._lock
         lease = await lock.try_acquire(self._timeout)
-        task = lock._engine.runtime.current()  # noqa: SLF001 - another form of the lock, here and below
+        who = lock._engine.runtime.current()  # noqa: SLF001 - another form of the lock, here and below
         if lease is None:
-            self._blocks.push(task, None)
+            self._blocks.push(who, None)
             return None
         await lease.__aenter__()
-        self._blocks.push(task, lock._block(lease, task))  # noqa: SLF001
+        self._blocks.push(who, lock._block(lease, who))  # noqa: SLF001
         return lease
 
     async def __aexit__(
@@ -206,36 +224,56 @@ class _Losable(Protocol):
 B = TypeVar("B", bound=_Losable)
 
 
-class Block(Generic[B]):
-    """One ``async with``, and the task to cancel if its lease, or one of its leases, is lost."""
+class Cancellation:
+    """Cancels the task of an ``async with``, and tells its own cancellation from others, as `asyncio.timeout` does."""
 
-    __slots__ = ("_cancelled", "_cancelling", "_task", "lease")
+    __slots__ = ("_cancelled", "_cancelling", "_who")
 
-    def __init__(self, lease: B, task: asyncio.Task[Any] | None) -> None:
-        """Begin. None: nothing is cancelled."""
-        self.lease = lease
-        self._task = task
+    def __init__(self, who: object) -> None:
+        """Cancel nothing yet; `who` is from `Runtime.current`."""
+        self._who: Callable[[], asyncio.Task[Any] | None] | None = cast("Any", who)
         self._cancelled = False
-        self._cancelling = 0 if task is None else task.cancelling()
-        if task is not None:
-            lease.on_lost(self._cancel)
+        self._cancelling = cast("Any", who)().cancelling()
 
-    async def _cancel(self, lease: BaseLease, reason: str) -> None:
+    async def lost(self, lease: BaseLease, reason: str) -> None:
+        """Cancel the task of a block whose lease was lost."""
         del reason
         # An eager task (`asyncio.eager_task_factory`) begins within the one that is to be cancelled. A task that
         # cancels itself goes on to its next `await`, which may be one behind the block.
         await lease._engine.runtime.sleep(0)  # noqa: SLF001 - of the same API
-        if self._task is not None:
+        self.cancel("the lockkit lease was lost")
+
+    def cancel(self, message: str) -> None:
+        """Cancel the task unless its block has ended."""
+        task = None if self._who is None else self._who()
+        if task is not None:
             self._cancelled = True
-            self._task.cancel("the lockkit lease was lost")
+            task.cancel(message)
 
-    def turns_into_loss(self, error: BaseException | None) -> bool:
+    def ends(self, error: BaseException | None) -> bool:
         """
-        End the block; returns whether it ended by this block's own cancellation, which becomes `LockLost`.
+        End the block; returns whether it ended by this cancellation.
 
-        As `asyncio.timeout` does it: if other code has cancelled the task too, that cancellation goes on.
+        If other code has cancelled the task too, that cancellation goes on.
         """
-        task, self._task = self._task, None
+        task, self._who = None if self._who is None else self._who(), None
         if not self._cancelled or task is None:
             return False
         return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+
+
+class Block(Generic[B]):
+    """One ``async with``. Nothing that a lease is given may refer to it: it refers to the lease."""
+
+    __slots__ = ("_cancellation", "lease")
+
+    def __init__(self, lease: B, who: object) -> None:
+        """Begin; `who` is to be cancelled if the lease, or one of the leases, is lost, None if nobody is."""
+        self.lease = lease
+        self._cancellation = None if who is None else Cancellation(who)
+        if self._cancellation is not None:
+            lease.on_lost(self._cancellation.lost)
+
+    def turns_into_loss(self, error: BaseException | None) -> bool:
+        """End the block; returns whether it ended by its own cancellation, which becomes `LockLost`."""
+        return self._cancellation is not None and self._cancellation.ends(error)

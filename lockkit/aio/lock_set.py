@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -10,7 +9,7 @@ from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.errors import LockTimeout
-from lockkit.lease import INHERIT, Inherit, SharedWithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
         await self._core.leave(error)
 
 
-class LockSet:
+class LockSet(MakesLeases):
     """
     Several locks that are held together or not at all. See `lockkit.LockSet`.
 
@@ -90,6 +89,7 @@ class LockSet:
     """
 
     __slots__ = ("_blocks", "_cancel_on_lost", "_core")
+    _lease_from = "leases = await locks.acquire()"
 
     def __init__(self, core: LockSetCore[Lease], *, cancel_on_lost: bool) -> None:
         """Made by `Client.locks` and `locks`."""
@@ -114,7 +114,7 @@ class LockSet:
         return leases
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
-        """See `lockkit.LockSet.try_acquire`."""
+        """See `lockkit.LockSet.try_acquire`. Keep the leases: ``if leases := await locks.try_acquire():``."""
         try:
             return await self.acquire(timeout)
         except LockTimeout:
@@ -124,9 +124,8 @@ class LockSet:
         """Acquire all; the body never runs without one of them."""
         leases = await self._acquired(self._core.timeout)
         leases.enter()
-        task = self._core.runtime.current()
-        cancelled = cast("asyncio.Task[Any]", task) if self._cancel_on_lost else None
-        self._blocks.push(task, Block(leases, cancelled))
+        who = self._core.runtime.current()
+        self._blocks.push(who, Block(leases, who if self._cancel_on_lost else None))
         return LeaseSet(leases)
 
     async def __aexit__(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockkit import validation
 from lockkit.aio.lock import Lock
+from lockkit.lease import MakesLeases
 
 if TYPE_CHECKING:
     from lockkit.aio.lease import Lease
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["RWLock"]
 
 
-class RWLock:
+class RWLock(MakesLeases):
     """See `lockkit.RWLock`. The task that reads or writes gets its lease again for reading."""
 
     __slots__ = ("_cancel_on_lost", "_engine", "_settings")
+    _lease_from = "lease = await rwlock.write().acquire()"
 
     def __init__(self, engine: Engine[Lease], settings: LockSettings, *, cancel_on_lost: bool) -> None:
         """Made by `Client.rwlock`."""

@@ -1,15 +1,19 @@
 """
 What the decorator must know about the decorated function: the lock's name for a call, and when a call has ended.
 
-The name comes from the arguments: ``@client.lock("stock:{product_id}")``. The end is harder to find: a coroutine
-function and a generator function return before their body has run, and wrappers, partials and callable objects hide
-them.
+The name comes from the arguments: ``@client.lock("stock:{product_id}")``. Were they filled in as they are,
+``export:{user}:{number}`` would be one name for ("alice:7", "1") and ("alice", "7:1"), and the second caller of a
+``once`` would get the result of the first. So what could be taken for the text between two fields is percent-encoded.
+
+The end is harder to find: a coroutine function and a generator function return before their body has run, and wrappers,
+partials and callable objects hide them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["NameTemplate"]
+__all__ = ["NamePattern", "NameTemplate"]
 
 R = TypeVar("R")
 
@@ -29,6 +33,82 @@ _LAYERS_MAX = 1000
 
 _UNFINISHED = (Awaitable, Generator, AsyncGenerator)
 _UNFINISHED_AFTER_AWAIT = (Coroutine, Generator, AsyncGenerator)
+
+
+class NamePattern:
+    """
+    A text with fields, which different values never make the same.
+
+    In a value the ``%`` and the first character of each text between two fields are percent-encoded: read from the
+    left, a value ends where that character stands for itself. A single field needs none of that, and all other values
+    read as they are. A value counts by its text: 7 and "7" are the same, None and "None" too.
+
+    Attributes:
+        names: The fields, without their format.
+        plain: Each field is the name of a parameter, and no more.
+    """
+
+    __slots__ = ("_fields", "_special", "_tail", "names", "plain")
+
+    def __init__(self, template: str, *, foreign: bool = False) -> None:
+        """
+        Cut the template into its fields and the text between them.
+
+        Args:
+            template: A format string.
+            foreign: The values are chosen by strangers, who must not choose the name of another lock either: encode all
+                but ``A-Z a-z 0-9 - . _ ~``.
+
+        Raises:
+            ValueError: It is none, or its fields cannot be told apart; the message continues a sentence.
+        """
+        try:
+            parts = list(Formatter().parse(template))
+        except ValueError as error:
+            message = f"is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
+            raise ValueError(message) from error
+        self.names: list[str] = []
+        self._fields: list[tuple[str, str]] = []
+        text = ""
+        for literal, name, spec, conversion in parts:
+            text += literal
+            if name is not None:
+                self.names.append(name)
+                how = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+                self._fields.append((text, f"{{{name}{how}}}"))
+                text = ""
+        self._tail = text
+        self.plain = all(name.isidentifier() for name in self.names) and not any(
+            spec or conversion for *_, spec, conversion in parts
+        )
+        between = [text for text, _ in self._fields[1:]]
+        if not all(between) or any(text[0] == "%" for text in between):
+            message = (
+                "has two fields with no text between them, or with text that begins with %: different values would "
+                "give the same name. Put another character between them, such as :"
+            )
+            raise ValueError(message)
+        characters = [re.escape(text[0]) for text in between] + ["%"] * bool(between)
+        if foreign:
+            characters.append(r"[^A-Za-z0-9_.~-]")
+        self._special = re.compile("|".join(characters)) if characters else None
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """
+        Fill in the values.
+
+        Raises:
+            AttributeError: A value cannot be formatted; so `LookupError`, `ValueError` and `TypeError`.
+        """
+        texts = ((text, field.format_map(values)) for text, field in self._fields)
+        if self._special is not None:
+            encode = self._special.sub
+            texts = ((text, encode(_percent_encoded, value)) for text, value in texts)
+        return "".join(text + value for text, value in texts) + self._tail
+
+
+def _percent_encoded(character: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in character[0].encode("utf-8", "surrogatepass"))
 
 
 class NameTemplate:
@@ -42,7 +122,7 @@ class NameTemplate:
             whether it has run that (``asyncio.run``) or returns its coroutine.
     """
 
-    __slots__ = ("_backend", "_has_braces", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
+    __slots__ = ("_backend", "_fields", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
 
     def __init__(self, template: str, function: Callable[..., Any], *, backend: str | None = None) -> None:
         """
@@ -55,7 +135,7 @@ class NameTemplate:
 
         Raises:
             ConfigurationError: It is what another decorator has made of a function (a ``staticmethod``), it is a
-                generator or has no known parameters, or a field names none of them.
+                generator or has no known parameters, a field names none of them, or two fields have no text between.
         """
         self._template = template
         self._backend = backend
@@ -77,11 +157,9 @@ class NameTemplate:
         self.is_coroutine = any(map(inspect.iscoroutinefunction, _called(function)))
         self.wraps_coroutine = not self.is_coroutine and any(map(inspect.iscoroutinefunction, layers))
         try:
-            fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+            self._fields = NamePattern(template)
         except ValueError as error:
-            message = f"lock name {template!r} is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
-            raise self._error(message) from error
-        self._has_braces = "{" in template or "}" in template
+            raise self._error(f"lock name {template!r} {error}") from error
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -90,7 +168,7 @@ class NameTemplate:
                 "Decorate a function that calls it"
             )
             raise self._error(message) from error
-        for field in fields:
+        for field in self._fields.names:
             parameter = field.split(".")[0].split("[")[0]
             if parameter not in self._signature.parameters:
                 message = (
@@ -108,11 +186,10 @@ class NameTemplate:
             ConfigurationError: A field cannot be formatted.
         """
         bound = self._signature.bind(*arguments, **keywords)
-        if not self._has_braces:
-            return self._template
-        bound.apply_defaults()
+        if self._fields.names:
+            bound.apply_defaults()
         try:
-            return self._template.format_map(bound.arguments)
+            return self._fields.fill(bound.arguments)
         except (AttributeError, LookupError, ValueError, TypeError) as error:
             message = f"lock name {self._template!r} cannot be formatted with the call's arguments: {error!r}"
             raise self._error(message) from error

@@ -343,7 +343,7 @@ class Acquisition(Generic[L]):
             if self._settings.on_wait is not None:
                 self._settings.on_wait()
             self._record_order()
-            self._before_waiting(busy)
+            await self._before_waiting(busy)
         assert request.queue, "a single try does not wait"
         now = self._runtime.now()
         if now >= self._warn_at:
@@ -428,7 +428,8 @@ class Acquisition(Generic[L]):
         """Pause after a failure, or raise it if the wait is over."""
         assert self._attempts > 0, "only what was tried can fail"
         context, name = self._context, self._settings.name
-        context.last_error = error
+        # Not itself: its traceback refers to the frames of all callers, and so to the leases that they hold.
+        context.last_error = type(error)(str(error))
         now = self._runtime.now()
         # From the start of this call, or the last answer to any call: those in the queue do not each wait anew.
         until = self._deadline
@@ -545,7 +546,7 @@ class Acquisition(Generic[L]):
 
     def _is_own(self, record: LeaseRecord) -> bool:
         """Tell whether the caller's own thread or task holds a lease; another task of the same loop is not the same."""
-        return record.acquired_by is self._runtime.current()
+        return record.acquired_by == self._runtime.current()
 
     def _advice(self, record: LeaseRecord) -> str:
         """Say how to avoid waiting for a holder that cannot go on."""
@@ -556,7 +557,7 @@ class Acquisition(Generic[L]):
             return "Pass reentrant=True to lock(), here and there, to get the same lease again"
         return "It cannot release while this call blocks their event loop: use lockkit.aio, which does not block"
 
-    def _before_waiting(self, busy: Busy) -> None:
+    async def _before_waiting(self, busy: Busy) -> None:
         """
         Warn of a wait for oneself.
 
@@ -571,6 +572,8 @@ class Acquisition(Generic[L]):
             return
         name, url, holder = self._settings.name, self._client.url, self._runtime.relation(record.acquired_by)
         if self._deadline is None and self._runtime.blocks_event_loop() and not self._others_may_release():
+            if await self._context.leases.handed_over(record):
+                return
             itself = ", which would wait for itself" if self._is_own(record) else ""
             message = f"lock {name!r} at {url} is held by {holder}{itself}. {self._advice(record)}."
             raise LockError(message, name=name, backend=url)

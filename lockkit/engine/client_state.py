@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from lockkit.errors import LockError
+from lockkit.errors import ConfigurationError, LockError
+from lockkit.runtime import unsupported_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,13 +15,27 @@ if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant, Seconds
 
-__all__ = ["ClientState"]
+__all__ = ["ClientState", "check_host"]
 
 RENEWAL_SHARE_MAX = 1 / 3
 """Two renewals may fail before the deadline comes near."""
 
 RENEWAL_SHARE_MIN = 0.3
 """Lower spreads the clients sooner and sends more renewals: these are 5 % more than with a third for all."""
+
+
+def check_host(runtime: Runtime) -> None:
+    """
+    Check that the program waits in a way that lockkit knows.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    host = unsupported_host(runtime.kind)
+    if host:
+        instead = {"eventlet": "threads or gevent", "trio": "asyncio, or lockkit.connect() in a thread"}[host]
+        message = f"lockkit cannot connect in a program that runs on {host}, which it does not support: use {instead}"
+        raise ConfigurationError(message)
 
 
 class ClientState:
@@ -136,6 +151,7 @@ class ClientState:
             raise self._elsewhere(error) from error
 
     def _elsewhere(self, error: RuntimeError) -> LockError:
+        check_host(self.runtime)
         message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
         return LockError(message, backend=self.url)
 

@@ -38,7 +38,7 @@ from lockkit import observers, validation
 from lockkit.backend import CALL_SECONDS, Unknown, apart, split_space
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
-from lockkit.engine.client_state import ClientState
+from lockkit.engine.client_state import ClientState, check_host
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.listing import Listing
@@ -113,6 +113,7 @@ class Engine(Generic[L]):
         Raises:
             ConfigurationError: From `open_backend`.
         """
+        check_host(runtime)
         self.runtime = runtime
         self._make_lease = make_lease
         self._open_backend = open_backend
@@ -282,12 +283,14 @@ class Engine(Generic[L]):
             LockTimeout: It was busy for the whole wait.
             BackendUnavailable: No answer to the end of the wait, or for ``unavailable_after`` without a timeout.
             LockLost: A reentrant lease of this thread or task was lost.
-            LockError: The client is closed.
+            LockError: The client is closed, or the caller would wait for itself.
         """
         backend = self.client.ready()
         if settings.about is not self._about:
             self._name_this_process(settings)
         if self.leases.reentrant:
+            if settings.mode == "exclusive":
+                await self.leases.refuse_write_inside_read(settings)
             is_slot = settings.mode == "permit" and self.capabilities.permits == "slots"
             lease = self._reenter_slot(settings) if is_slot else self.leases.reenter(settings)
             if lease is not None:

@@ -193,7 +193,7 @@ class LeaseRecord:
         lost_event: Set when it ends. Made by a call that waits for the loss.
         release_done: Set when the backend has answered the release. Made by a thread that waits for that.
         since: Before the request was sent that was granted.
-        acquired_by: The thread or task. Kept, so that its id is not used again.
+        acquired_by: The thread or task, from `Runtime.current`.
         reentry_key: By which that thread or task enters it again; None if it is not reentrant.
         lease_ref: The user's lease.
         look_at: When the renewer's watch looks at it again; None before the watch has seen it.
@@ -257,7 +257,7 @@ class LeaseRecord:
         self.lost_event: Event | None = None
         self.release_done: Event | None = None
         self.acquired_by = client.runtime.current()
-        self.reentry_key: tuple[int, str] | None = None
+        self.reentry_key: tuple[object, str] | None = None
         self.lease_ref: weakref.ref[Any] | None = None
         self.look_at: Instant | None = None
         self._losses = losses

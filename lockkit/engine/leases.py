@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from itertools import islice, takewhile
 from operator import attrgetter, not_
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,13 @@ EARLY_LOSSES_MAX = 100
 """How many losses of unknown owners are remembered. Those of leases that were released stay until others push them out;
 with fewer, the loss of a lease that is being granted at this moment could be forgotten."""
 
+HAND_OVER_SECONDS = 1.0
+"""How long a call that would wait for itself waits for its lease to show up elsewhere, seconds. Longer stops an event
+loop for longer that waits for itself; shorter refuses a wait for a thread that has just been given the lease."""
+
+HAND_OVER_LOOK = 0.01
+"""How often it looks, seconds."""
+
 _look_at = attrgetter("look_at")
 
 
@@ -44,8 +52,9 @@ class Leases:
         self._client = client
         self._cleanups = cleanups
         self.records: dict[str, LeaseRecord] = {}
-        self.reentrant: dict[tuple[int, str], LeaseRecord] = {}
+        self.reentrant: dict[tuple[object, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
+        self.unlogged: deque[str] = deque()  # of leases that were dropped
         self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
         self.report = Report(client, self.all)
 
@@ -57,6 +66,7 @@ class Leases:
         self.records = {}
         self.reentrant = {}
         self.early_losses = {}
+        self.unlogged.clear()
         self.uncalled.clear()
         self.report.forked()
 
@@ -87,7 +97,7 @@ class Leases:
         assert owner not in self.records, "each acquisition has an owner of its own"
         self.records[owner] = record
         if settings.reentrant or settings.nests:
-            record.reentry_key = (id(record.acquired_by), record.grant.name)
+            record.reentry_key = (record.acquired_by, record.grant.name)
             self.reentrant[record.reentry_key] = record
 
     def forget(self, record: LeaseRecord) -> None:
@@ -101,11 +111,28 @@ class Leases:
         if record.reentry_key is not None:
             self._end_reentry(record)
 
-    def handed_over(self, record: LeaseRecord) -> None:
-        """Let a lease no longer count as one of the thread or task that acquired it: another one enters its block."""
-        own = record.acquired_by is self._client.runtime.current()
-        if not (own or record.settings.reentrant):
-            self._end_reentry(record)
+    def enter(self, record: LeaseRecord) -> None:
+        """Note that a block runs under a lease. If another thread or task enters it, it was handed over to that one."""
+        who = self._client.runtime.current()
+        if record.acquired_by != who:
+            record.acquired_by = who
+            if not record.settings.reentrant:
+                self._end_reentry(record)
+        record.body = True
+
+    async def handed_over(self, record: LeaseRecord) -> bool:
+        """
+        Tell whether the caller, for whom a lease counts, has given it away; wait a moment for that to show.
+
+        It shows when another thread or task enters the lease or releases it. One with a block of the caller stays his.
+        """
+        runtime = self._client.runtime
+        until = runtime.now() + HAND_OVER_SECONDS
+        while record.held and runtime.relation(record.acquired_by):
+            if record.body or runtime.now() >= until:
+                return False
+            await runtime.sleep(HAND_OVER_LOOK)
+        return True
 
     def _end_reentry(self, record: LeaseRecord) -> None:
         """Let nobody enter a lease again. Of a lock that was lost, its thread may have acquired another one since."""
@@ -125,14 +152,11 @@ class Leases:
 
         Raises:
             LockLost: It was lost.
-            LockError: It is the lease of a reader, who would wait for himself as a writer.
         """
         client = self._client
-        record = self.reentrant.get((id(client.runtime.current()), settings.name))
+        record = self.reentrant.get((client.runtime.current(), settings.name))
         if record is None:
             return None
-        if settings.mode == "exclusive" and record.mode == "shared" and record.held:
-            raise self._write_inside_read(settings.name)
         if settings.mode != "shared" and not (settings.reentrant and record.settings.reentrant):
             return None
         record.check()
@@ -146,12 +170,22 @@ class Leases:
             record.count += 1
         return lease
 
-    def _write_inside_read(self, name: str) -> LockError:
+    async def refuse_write_inside_read(self, settings: LockSettings) -> None:
+        """
+        Check that the caller does not read what it wants to write.
+
+        Raises:
+            LockError: It does, and would wait for itself.
+        """
+        name = settings.name
+        record = self.reentrant.get((self._client.runtime.current(), name))
+        if record is None or record.mode != "shared" or await self.handed_over(record):
+            return
         message = (
             f"lock {name!r} at {self._client.url} is held for reading by this same thread or task, which would wait "
             "for itself: release the read lease first, or acquire write() from the start and downgrade() it"
         )
-        return LockError(message, name=name, backend=self._client.url)
+        raise LockError(message, name=name, backend=self._client.url)
 
     def dropped(self, record: LeaseRecord) -> bool:
         """
@@ -167,6 +201,22 @@ class Leases:
             observation.post("released", record, "dropped")
         self.drop(record)
         return mistake
+
+    def log_soon(self, message: str) -> None:
+        """
+        Log what ``__del__`` has to say: now, or by the watch if this thread may be inside the mutex.
+
+        A handler may use a lock of this same client.
+        """
+        self.unlogged.append(message)
+        if not self._client.mutex.locked():
+            self.log_now()
+
+    def log_now(self) -> None:
+        """Log what was put off. Never under the mutex."""
+        with suppress(IndexError):
+            while True:
+                log.warning("%s", self.unlogged.popleft())
 
     # -- loss ------------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class LockOrder:
             _Key(record.grant.name, record.client.url)
             for leases in tuple(self._clients)
             for record in leases.all()
-            if record.acquired_by is who
+            if record.acquired_by == who
         ]
 
     def _path(self, start: _Key, end: _Key) -> list[_Key] | None:

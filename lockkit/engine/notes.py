@@ -86,7 +86,8 @@ class Notes:
         """
         Put a note on the lock that a lease holds, in place of the one before.
 
-        Retries as long as the lease is held, while the backend does not answer.
+        Retries while the backend does not answer and the lease is held, for one ttl at most: a server that is full
+        renews for ever, and takes no note.
 
         Args:
             record: The lease.
@@ -95,17 +96,23 @@ class Notes:
 
         Raises:
             LockLost: The lease ended first. If the backend did not answer, the note may have been written.
+            BackendUnavailable: No answer for a ttl. The note may have been written.
         """
         assert len(text.encode()) <= NOTE_BYTES_MAX, "checked by the primitive, which knows what is too long"
         runtime, pause = self._client.runtime, RETRY_SECONDS_MIN
+        give_up_at = runtime.now() + record.grant.ttl
         while True:
             record.check()
-            answer_by = self._client.answer_by(CALL_SECONDS, record.valid_until)
+            answer_by = self._client.answer_by(CALL_SECONDS, min(record.valid_until, give_up_at))
             try:
                 written = await self._client.ready().write_note(record.grant, text, keep, answer_by)
             except BackendUnavailable as error:
+                left = give_up_at - runtime.now()
+                if left <= 0.0:
+                    name = split_space(record.grant.name)[1]
+                    raise self._client.unavailable(error, f"write the note on lock {name!r}", name) from error
                 log.warning("writing the note on lock %r: %s; lockkit retries", record.grant.name, error)
-                await runtime.sleep(min(pause * runtime.random.uniform(0.5, 1.0), record.remaining()))
+                await runtime.sleep(min(pause * runtime.random.uniform(0.5, 1.0), record.remaining(), left))
                 pause = min(pause * 2, RETRY_SECONDS_MAX)
             else:
                 if not written:

@@ -199,6 +199,7 @@ class Renewer:
                         # Planned for a lease that has been released: one of a row, of which each next is due later.
                         at = self._wake_at
                 self._wake_at = at
+            self._leases.log_now()
             for record in expired:
                 self._leases.lose(record, "expired")
             started = not self._due or self._start_renewer()

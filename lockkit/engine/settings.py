@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from lockkit.errors import ConfigurationError
 from lockkit.validation import nearest, shown
@@ -22,6 +22,7 @@ __all__ = [
     "INHERIT",
     "LIMIT_MAX",
     "Inherit",
+    "LockOptions",
     "LockSettings",
     "LostCallback",
     "drift_margin",
@@ -51,6 +52,20 @@ INHERIT: Final = Inherit()
 
 LostCallback = Callable[[Any, str], object]
 """Called as ``callback(lease, reason)``."""
+
+
+class LockOptions(TypedDict, total=False):
+    """The options of `Client.lock` in both APIs, for its overloads; what they mean stands there."""
+
+    ttl: Seconds | timedelta | None
+    timeout: Seconds | timedelta | Inherit | None
+    renew: bool
+    reentrant: bool
+    max_hold: Seconds | timedelta | None
+    metadata: str | Mapping[str, object] | None
+    on_lost: LostCallback | None
+    raise_on_lost: bool
+    label: str | None
 
 
 @dataclass(slots=True)

@@ -11,16 +11,15 @@ import asyncio
 import functools
 import inspect
 import logging
-import string
 from contextlib import AsyncExitStack, asynccontextmanager
 from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from lockkit import aio, validation
+from lockkit.configuration.name_template import NamePattern
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 
 if TYPE_CHECKING:
@@ -184,8 +183,8 @@ class NameFields:
         Check the template.
 
         Raises:
-            ConfigurationError: It is no format string, a field is more than the name of a parameter, or no value of the
-                fields could make it a valid lock name.
+            ConfigurationError: It is no format string, a field is more than the name of a parameter, two have no text
+                between them, or no value of the fields could make it a valid lock name.
         """
         given: object = template
         if not isinstance(given, str):
@@ -193,16 +192,14 @@ class NameFields:
             raise ConfigurationError(message)
         self.template = template
         try:
-            parts = list(string.Formatter().parse(template))
+            self._fields = NamePattern(template, foreign=True)
         except ValueError as error:
-            message = f"lock name {template!r} is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
-            raise ConfigurationError(message, name=template) from error
-        self._parts = [(text, field) for text, field, _, _ in parts]
-        self.names = [field for _, field in self._parts if field is not None]
-        if any(not name.isidentifier() for name in self.names) or any(spec or how for _, _, spec, how in parts):
+            raise ConfigurationError(f"lock name {template!r} {error}", name=template) from error
+        self.names = self._fields.names
+        if not self._fields.plain:
             message = f"lock name {template!r}: a field must be the plain name of a parameter, such as {{seat}}"
             raise ConfigurationError(message, name=template)
-        literal = "".join(text for text, _ in self._parts)
+        literal = self._fields.fill(dict.fromkeys(self.names, ""))
         if literal or not self.names:
             validation.lock_name(literal)
 
@@ -213,16 +210,7 @@ class NameFields:
         Raises:
             HTTPException: 422: the name gets too long, is empty, or has what is no character.
         """
-        filled = (text if field is None else text + _quoted(values[field]) for text, field in self._parts)
-        return checked_name("".join(filled))
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    try:
-        return quote(text, safe="")
-    except UnicodeEncodeError:  # a lone surrogate, which `checked_name` refuses
-        return text
+        return checked_name(self._fields.fill({field: str(values[field]) for field in self.names}))
 
 
 def checked_name(name: str) -> str:

@@ -379,9 +379,7 @@ class LeaseSetCore(Generic[L]):
     def enter(self) -> None:
         """Note that a ``with`` block runs under the leases, perhaps of another thread or task than acquired them."""
         for member, record in zip(self.locks.members, self.records, strict=True):
-            record.body = True
-            if record.reentry_key is not None:
-                member.engine.leases.handed_over(record)
+            member.engine.leases.enter(record)
 
     async def confirm(self) -> bool:
         """Ask each backend whether the lease still holds the lock."""

@@ -301,6 +301,7 @@ class Attempt:
 
         Raises:
             LockLost: The lease ended first: another attempt may run, or have run.
+            BackendUnavailable: The backend did not store the result for a ttl.
             ConfigurationError: The result cannot be stored; the key is done, without a result.
             LockError: It is done already.
         """
@@ -322,6 +323,7 @@ class Attempt:
 
         Raises:
             LockLost: The lease ended first.
+            BackendUnavailable: No answer for a ttl.
         """
         await self._once.engine.notes.write(self._record("be noted"), text, keep)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 from lockkit.runtime import Begun
 from lockkit.simulation.world import Cancelled, ProcessDied
@@ -10,9 +11,8 @@ from lockkit.simulation.world import Cancelled, ProcessDied
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Coroutine
-    from contextlib import AbstractContextManager
 
-    from lockkit.runtime import Event, Kind, Work
+    from lockkit.runtime import Event, Kind, Mutex, Work
     from lockkit.simulation.world import Process, Waiter, World
     from lockkit.units import Seconds
 
@@ -42,7 +42,7 @@ class SimulatedRuntime:
         """See `Runtime.owner`. From the seed."""
         return f"{self.random.getrandbits(128):032x}"
 
-    def mutex(self) -> AbstractContextManager[Any]:
+    def mutex(self) -> Mutex:
         """Give a section that must be left before the task waits, which the world checks."""
         return self._mutexes
 
@@ -52,11 +52,12 @@ class SimulatedRuntime:
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        return self.process.world.current
+        task = self.process.world.current
+        return None if task is None else ref(task)
 
     def relation(self, holder: object) -> str:
         """See `Runtime.relation`."""
-        return "this same task" if holder is self.current() else ""
+        return "this same task" if holder == self.current() else ""
 
     def bind(self) -> None:
         """A simulated client may be used by every task of its process."""
@@ -68,7 +69,7 @@ class SimulatedRuntime:
         Raises:
             RuntimeError: The process refuses tasks at the moment.
         """
-        assert not self._mutexes.held, f"{name} is started under a mutex"
+        assert not self._mutexes.locked(), f"{name} is started under a mutex"
         if self.process.dead:
             return
         # What keeps leases must go on all the same; a callback that cannot be started is logged, and that is all.
@@ -156,9 +157,8 @@ class _Mutex:
     def __exit__(self, *details: object) -> None:
         self._world.mutexes_held -= 1
 
-    @property
-    def held(self) -> bool:
-        """Somebody is inside."""
+    def locked(self) -> bool:
+        """Tell whether somebody is inside."""
         return self._world.mutexes_held > 0
 
 

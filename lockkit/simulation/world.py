@@ -373,8 +373,8 @@ class Task(Generic[T]):
     """
 
     __slots__ = (
-        "_awaited", "_cancelled", "_cancelling", "_coroutine", "_error", "_joining", "_value", "done", "name", "number",
-        "process", "waiter", "wake_value",
+        "__weakref__", "_awaited", "_cancelled", "_cancelling", "_coroutine", "_error", "_joining", "_value", "done",
+        "name", "number", "process", "waiter", "wake_value",
     )  # fmt: skip
 
     def __init__(self, process: Process, coroutine: Coroutine[Any, Any, T], name: str, *, awaited: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import unknown_parameter
@@ -14,7 +14,7 @@ from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.election import Election
 from lockkit.sync.lease import Lease
-from lockkit.sync.lock import Lock
+from lockkit.sync.lock import Lock, SkippingLock
 from lockkit.sync.lock_set import LockSet
 from lockkit.sync.once import Once
 from lockkit.sync.rwlock import RWLock
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Capabilities, Holder
     from lockkit.configuration.peer_parameters import NoOthers
     from lockkit.engine.listing import Listing
-    from lockkit.engine.settings import LostCallback
+    from lockkit.engine.settings import LockOptions, LostCallback
     from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
@@ -48,7 +48,7 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
             query may have too. Options given here override the query.
 
     Raises:
-        ConfigurationError: The URL, the profile or an option is wrong.
+        ConfigurationError: The URL, the profile or an option is wrong; or the program runs on eventlet.
     """
     settings = profiles.resolve(url, profile, options)
     open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)
@@ -91,6 +91,12 @@ class Client:
     def url(self) -> str:
         """Where the backend is, without its password."""
         return self._engine.url
+
+    @overload
+    def lock(self, name: str, *, on_busy: Literal["skip"], **options: Unpack[LockOptions]) -> SkippingLock: ...
+
+    @overload
+    def lock(self, name: str, *, on_busy: Literal["raise"] = "raise", **options: Unpack[LockOptions]) -> Lock: ...
 
     def lock(
         self,
@@ -150,7 +156,7 @@ class Client:
             raise_on_lost=raise_on_lost,
             label=label,
         )
-        return Lock(self._engine, settings, on_busy=on_busy)
+        return (Lock if on_busy == "raise" else SkippingLock)(self._engine, settings, on_busy=on_busy)
 
     def rwlock(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockkit.lease import MakesLeases
 from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -76,10 +77,11 @@ class Term(Lease):
         self.release()
 
 
-class Election:
+class Election(MakesLeases):
     """A named election of a client. Holds nothing itself: every campaign that is won is a `Term` of its own."""
 
     __slots__ = ("_candidate",)
+    _lease_from = "term = election.campaign()"
 
     def __init__(
         self,

@@ -103,11 +103,14 @@ class Lease(BaseLease):
         return drive(self._engine.leases.wait_lost(self._record, timeout))
 
     def __enter__(self) -> Self:
-        """Return itself: it is held already."""
-        self._record.body = True
-        if self._record.reentry_key is not None:
-            self._engine.leases.handed_over(self._record)
+        """Return itself: it is held already. Another thread that enters it has been handed it over."""
+        self._engine.leases.enter(self._record)
+        self._enter()
         return self
+
+    def _enter(self) -> None:
+        """Begin a block of the thread or task for which the lease counts."""
+        self._record.body = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

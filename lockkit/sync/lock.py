@@ -6,13 +6,13 @@ import functools
 import inspect
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, Inherit, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack, WithStack
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from lockkit.sync.lease import Lease
     from lockkit.units import Seconds
 
-__all__ = ["Attempt", "Lock", "ThreadingLock"]
+__all__ = ["Attempt", "Lock", "SkippingLock", "ThreadingLock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock:
+class Lock(MakesLeases):
     """
     A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
 
@@ -80,6 +80,9 @@ class Lock:
         """
         Wait for the lock, and return None if it stayed busy.
 
+        Keep the lease: ``if lease := lock.try_acquire():``. A bare ``if lock.try_acquire():`` drops it, which is logged
+        at WARNING: it is not renewed, and nobody can release it. `attempt` is the same as a context manager.
+
         Args:
             timeout: Seconds to wait; 0 tries once.
 
@@ -124,7 +127,7 @@ class Lock:
     def __enter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
         lease = drive(self._engine.acquire(self._settings, self._settings.timeout))
-        lease.__enter__()
+        lease._enter()  # noqa: SLF001 - of the same API
         self._blocks.push(lease._record.acquired_by, lease)  # noqa: SLF001 - the lock and its lease are one unit
         return lease
 
@@ -144,16 +147,17 @@ class Lock:
         """
         Decorate a function: each call holds the lock.
 
-        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``.
-        With ``on_busy="skip"`` a call returns None without running the function if the lock stays busy; type checkers
-        see the function's own type, without that None.
+        The name is formatted with the call's arguments: ``@client.lock("stock:{product_id}")``. With several fields,
+        ``%`` and the character that begins the text between two of them are percent-encoded in the values.
+        With ``on_busy="skip"`` a call returns None without running the function if the lock stays busy.
         A coroutine function holds the lock until its coroutine ends, but waits for it by blocking its event loop:
         prefer `lockkit.aio` there. A plain wrapper (`functools.wraps`) around a coroutine function acquires the lock
         when it is called, and holds it until the coroutine that it returns ends.
 
         Raises:
-            ConfigurationError: A generator function, or a field that is no parameter of the function.
-                From a call: the function returned an awaitable or a generator, which would run without the lock.
+            ConfigurationError: A generator function, a field that is no parameter of the function, or two fields
+                without text between them. From a call: the function returned an awaitable or a generator, which would
+                run without the lock.
         """
         template = NameTemplate(self.name, function, backend=self._engine.url)
         if template.is_coroutine:
@@ -217,6 +221,22 @@ class Lock:
     def __repr__(self) -> str:
         """Show name and backend."""
         return f"<lockkit.Lock {self._settings.name!r} at {self._engine.url}>"
+
+
+class SkippingLock(Lock):
+    """A `Lock` with ``on_busy="skip"``: for type checkers, since what it decorates may return None."""
+
+    __slots__ = ()
+
+    @overload  # type: ignore[override] # None is what the caller has asked for
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+
+    def __call__(self, function: Callable[P, Any]) -> Callable[P, Any]:
+        """See `Lock.__call__`."""
+        return super().__call__(function)
 
 
 async def _finish(block: ExitStack, coroutine: Coroutine[Any, Any, object], template: NameTemplate) -> object:
@@ -326,7 +346,7 @@ class ThreadingLock:
         """
         me = self._current()
         while acquired := self._acquired.copy():
-            mine = [entry for entry in acquired if entry[0] is me]
+            mine = [entry for entry in acquired if entry[0] == me]
             entry = mine[-1] if mine else acquired[0]
             if self._forget(entry):
                 entry[1].release()

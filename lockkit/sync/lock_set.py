@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.errors import LockError, LockTimeout
-from lockkit.lease import INHERIT, Inherit, SharedWithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -121,7 +121,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
             raise
 
 
-class LockSet:
+class LockSet(MakesLeases):
     """
     Several locks that are held together or not at all. Made by `Client.locks` and `locks`.
 
@@ -132,6 +132,7 @@ class LockSet:
     """
 
     __slots__ = ("_blocks", "_core")
+    _lease_from = "leases = locks.acquire()"
 
     def __init__(self, core: LockSetCore[Lease]) -> None:
         """Made by `Client.locks` and `locks`."""
@@ -163,6 +164,8 @@ class LockSet:
     def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
         """
         Wait for all locks, and return None if one stayed busy; then none is held.
+
+        Keep the leases: ``if leases := locks.try_acquire():``. Dropped, they are not renewed, which is logged.
 
         Args:
             timeout: Seconds to wait for all together; 0 tries each once.

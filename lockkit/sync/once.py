@@ -52,6 +52,7 @@ class Attempt:
 
         Raises:
             LockLost: The lease ended before: the result is not stored, and another attempt may run.
+            BackendUnavailable: The backend did not store the result for a ttl.
             ConfigurationError: The result cannot be stored; the key is done, without a result.
             LockError: The key was done before.
         """
@@ -107,8 +108,8 @@ class Once:
         """
         Decorate a function: the first call with a key runs it, the others return its stored result.
 
-        Key and ``match`` are formatted with the call's arguments. For a coroutine function, waiting blocks its event
-        loop: prefer `lockkit.aio` there.
+        Key and ``match`` are formatted with the call's arguments, as the name by `Lock.__call__`. For a coroutine
+        function, waiting blocks its event loop: prefer `lockkit.aio` there.
 
         Raises:
             ConfigurationError: A generator function, or a field that is no parameter of the function.

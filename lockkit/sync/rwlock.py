@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lockkit.lease import MakesLeases
 from lockkit.sync.lock import Lock
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["RWLock"]
 
 
-class RWLock:
+class RWLock(MakesLeases):
     """
     A named lock with two sides: many readers at the same time, or one writer. Holds nothing itself.
 
@@ -27,6 +28,7 @@ class RWLock:
     """
 
     __slots__ = ("_engine", "_settings")
+    _lease_from = "lease = rwlock.write().acquire()"
 
     def __init__(self, engine: Engine[Lease], settings: LockSettings) -> None:
         """Made by `Client.rwlock`."""

@@ -171,6 +171,11 @@ class FaceDriver(ABC):
         self._calls.append(call)
         return call
 
+    def forget(self, call: BackgroundCall[Any]) -> None:
+        """Keep nothing of a call that has ended, so that its result can be collected."""
+        assert call.done, "a call that runs is ended with the case"
+        self._calls.remove(call)
+
     @abstractmethod
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         """Start a thread or task."""

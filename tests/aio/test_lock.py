@@ -158,7 +158,7 @@ async def test_skipping_function_returns_none_while_the_lock_is_busy() -> None:
         with pytest.raises(lockkit.ConfigurationError, match="needs a limit"):
             client.lock("job", timeout=None, on_busy="skip")
         with pytest.raises(lockkit.ConfigurationError, match="on_busy must be"):
-            client.lock("job", on_busy="wait")  # type: ignore[arg-type]
+            client.lock("job", on_busy="wait")  # type: ignore[call-overload]
 
 
 async def test_timeout_of_the_client_is_the_default_of_its_locks() -> None:

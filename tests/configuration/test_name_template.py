@@ -38,6 +38,9 @@ def sell(product_id: int, amount: int = 1, *rest: int, order: Order | None = Non
         ("{options[x]}", (7,), {"x": 5}, "5"),
         ("{rest[0]}", (7, 1, 9), {}, "9"),
         ("{{literal}}", (7,), {}, "{literal}"),
+        ("{product_id}{{{amount}}}", (7,), {}, "7{1}"),
+        ("{product_id!r}:{amount:>3}", ("7",), {}, "'7':  1"),
+        ("{options[x]:{amount}}/{product_id}", (7, 4), {"x": 5}, "   5/7"),
     ],
 )
 def test_name_is_formatted_with_the_bound_arguments(
@@ -45,6 +48,53 @@ def test_name_is_formatted_with_the_bound_arguments(
 ) -> None:
     """Positional, keyword and default arguments alike."""
     assert NameTemplate(template, sell).name(arguments, keywords) == name
+
+
+def move(a: object, b: object) -> None:
+    """Have two parameters."""
+    del a, b
+
+
+AWKWARD = [*"%-725{}é/\n", "", "%3A", "%253A", "::", "a:", ":b", "--", "x-y", "25", "None"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "export:{a}:{b}", "{a}-{b}", "{a}::{b}", "{a}2{b}", "{a}:%{b}", "{a}{{{b}", "{b}/{a}", "{a!s}:{b!s}", "{a} {b}",
+        "{a}A{b}5", "{a}--{b}-", "{a}:{b}:{a}", "{a}é{b}",
+    ],
+)  # fmt: skip
+def test_different_arguments_give_different_names(template: str) -> None:
+    """``export:{user}:{number}``: else the second caller of a `once` would get the result of the first."""
+    bound = NameTemplate(template, move)
+    names = {bound.name((a, b), {}) for a in AWKWARD for b in AWKWARD}
+    assert len(names) == len(AWKWARD) ** 2
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "name"),
+    [
+        ("export:{a}:{b}", ("alice@example.com", "A-7_b.c~d+e"), "export:alice@example.com:A-7_b.c~d+e"),
+        ("export:{a}:{b}", ("Łódź 5/6", 7), "export:Łódź 5/6:7"),
+        ("export:{a}:{b}", ("alice:7", "100%"), "export:alice%3A7:100%25"),
+        ("{a}-{b}", ("x-y", "z"), "x%2Dy-z"),
+        ("a:{a}", ("100%:{x}", None), "a:100%:{x}"),
+        ("{a}:{b}", (None, True), "None:True"),
+    ],
+)
+def test_values_read_as_they_are_where_nothing_can_be_mistaken(
+    template: str, arguments: tuple[object, ...], name: str
+) -> None:
+    """So the name can be had by hand, for `holders`, in a shell or in another program."""
+    assert NameTemplate(template, move).name(arguments, {}) == name
+
+
+@pytest.mark.parametrize("template", ["{a}{b}", "x{a}{b}y", "{a}%{b}", "{a}:{b}{a}"])
+def test_fields_that_cannot_be_told_apart_are_refused(template: str) -> None:
+    """No encoding of the values could help: ("1", "23") and ("12", "3")."""
+    with pytest.raises(ConfigurationError, match="different values would give the same name"):
+        NameTemplate(template, move)
 
 
 @pytest.mark.parametrize("template", ["{nobody}", "{}", "{0}", "{nobody.id}", "{unclosed", "closed}"])

@@ -1349,7 +1349,7 @@ def test_callback_that_is_none_is_refused_where_it_was_given() -> None:
     """Not when the lease is lost, in the background."""
     with lockkit.connect("memory://callback") as client:
         with pytest.raises(lockkit.ConfigurationError, match="on_lost") as caught:
-            client.lock("x", on_lost=3)  # type: ignore[arg-type]
+            client.lock("x", on_lost=3)  # type: ignore[call-overload]
         assert (caught.value.name, caught.value.backend) == ("x", "memory://callback")
         wrongs: list[Any] = ["nothing", None]
         with client.lock("x") as lease, client.locks(["y"]) as leases:
@@ -1379,7 +1379,7 @@ def test_errors_of_arguments_say_which_lock_and_where(wrong: dict[str, Any]) -> 
             client.lock("x", **wrong)
         assert (caught.value.name, caught.value.backend) == ("x", "memory://wrong")
         with pytest.raises(lockkit.ConfigurationError) as caught:
-            client.lock(7)  # type: ignore[arg-type]
+            client.lock(7)  # type: ignore[call-overload]
         assert (caught.value.name, caught.value.backend) == (None, "memory://wrong")
 
 

@@ -324,7 +324,7 @@ def test_lock_is_free_after_every_other_end(how: str) -> None:
 def test_until_commit_is_a_switch() -> None:
     """As other switches: any text counted as True."""
     with pytest.raises(lockkit.ConfigurationError, match=r"^until_commit must be True or False, not 'no'"):
-        client().lock("a", until_commit="no")  # type: ignore[arg-type] # wrong on purpose
+        client().lock("a", until_commit="no")  # type: ignore[call-overload] # wrong on purpose
 
 
 def test_set_refuses_a_lock_that_ends_with_the_transaction() -> None:

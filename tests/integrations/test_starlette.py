@@ -245,6 +245,15 @@ def test_literal_braces_stay() -> None:
     assert NameFields("{{a}}:{a}").fill({"a": "{b}"}) == "{a}:%7Bb%7D"
 
 
+def test_values_of_a_request_never_imitate_each_other() -> None:
+    """Also where the text between them is one of the characters that URLs leave as they are."""
+    seat = NameFields("seat:{hall}-{seat}")
+    assert seat.fill({"hall": "a-b", "seat": "c"}) != seat.fill({"hall": "a", "seat": "b-c"})
+    assert seat.fill({"hall": "a.b~", "seat": 7}) == "seat:a.b~-7"
+    with pytest.raises(lockkit.ConfigurationError, match="different values would give the same name"):
+        NameFields("{hall}{seat}")
+
+
 def test_application_without_lifespan_says_so() -> None:
     """Also one whose test client did not run it."""
     app = FastAPI(lifespan=lifespan("memory://"))

@@ -316,6 +316,26 @@ def test_note_is_tried_until_the_lease_ends(scripted_client: tuple[lockkit.Clien
         assert attempt.first
 
 
+def test_note_is_tried_for_a_ttl_while_the_lease_is_renewed(
+    scripted_client: tuple[lockkit.Client, ScriptedBackend],
+) -> None:
+    """A server that is full renews and takes no note: its callers must not hang as long as it is full."""
+    client, backend = scripted_client
+    backend.before[WRITE] = fail(BackendUnavailable("full"))
+
+    with (
+        pytest.raises(BackendUnavailable, match="write the note on lock 'key'") as caught,
+        client.once("key", keep=KEEP, ttl=0.3) as attempt,
+    ):
+        attempt.done("result")
+
+    assert caught.value.name == "key"
+    assert backend.calls.count(WRITE) > 1
+    backend.before.clear()
+    with client.once("key", keep=KEEP, timeout=PATIENCE) as attempt:
+        assert attempt.first
+
+
 def test_loss_after_the_note_is_no_error(scripted_client: tuple[lockkit.Client, ScriptedBackend]) -> None:
     """The result is stored: nothing runs again."""
     client, backend = scripted_client

@@ -137,7 +137,7 @@ def test_skipping_refuses_what_would_never_skip(client: lockkit.Client) -> None:
     with pytest.raises(lockkit.ConfigurationError, match="needs a limit"):
         client.lock("job", timeout=None, on_busy="skip")
     with pytest.raises(lockkit.ConfigurationError, match=r"on_busy must be .*did you mean 'skip'") as caught:
-        client.lock("job", on_busy="skipp")  # type: ignore[arg-type]
+        client.lock("job", on_busy="skipp")  # type: ignore[call-overload]
     assert (caught.value.name, caught.value.backend) == ("job", "memory://sync-lock")
 
     async def body() -> None: ...

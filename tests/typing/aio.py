@@ -104,3 +104,11 @@ async def decorate(client: lockkit.aio.Client) -> None:
 
     assert_type(await sell(1), str)
     await sell("tea")  # type: ignore[arg-type]
+
+    @client.lock("report:{day}", on_busy="skip", cancel_on_lost=True, ttl=10)
+    async def report(day: str) -> int:
+        return len(day)
+
+    assert_type(await report("monday"), int | None)
+    await report(1)  # type: ignore[arg-type]
+    assert_type(client.lock("a", on_busy="raise"), lockkit.aio.Lock)

@@ -102,6 +102,21 @@ def decorate(client: lockkit.Client) -> None:
     sell("tea")  # type: ignore[arg-type]
     sell(1, price=2)  # type: ignore[call-arg]
 
+    @client.lock("report:{day}", on_busy="skip", ttl=10)
+    def report(day: str) -> int:
+        return len(day)
+
+    assert_type(report("monday"), int | None)
+    report(1)  # type: ignore[arg-type]
+    assert_type(client.lock("a", on_busy="raise"), lockkit.Lock)
+
+    @client.lock("report:{day}", on_busy="skip")
+    async def report_later(day: str) -> int:
+        return len(day)
+
+    async def wait() -> None:
+        assert_type(await report_later("monday"), int | None)
+
 
 def ask(client: lockkit.Client) -> None:
     """What can be asked of a client."""
@@ -121,13 +136,13 @@ def connect() -> None:
     assert_type(lockkit.connect(profile="prod"), lockkit.Client)
     lockkit.connect(1)  # type: ignore[arg-type]
     with lockkit.connect() as client:
-        client.lock(b"bytes")  # type: ignore[arg-type]
-        client.lock("a", 30)  # type: ignore[call-arg]
-        client.lock("a", ttl="30")  # type: ignore[arg-type]
-        client.lock("a", cancel_on_lost=True)  # type: ignore[call-arg]
-        client.lock("a", blocking=False)  # type: ignore[call-arg]
+        client.lock(b"bytes")  # type: ignore[call-overload]
+        client.lock("a", 30)  # type: ignore[call-overload]
+        client.lock("a", ttl="30")  # type: ignore[call-overload]
+        client.lock("a", cancel_on_lost=True)  # type: ignore[call-overload]
+        client.lock("a", blocking=False)  # type: ignore[call-overload]
         client.lock("a").acquire(blocking=False)  # type: ignore[call-arg]
-        client.lock("a", on_busy="wait")  # type: ignore[arg-type]
+        client.lock("a", on_busy="wait")  # type: ignore[call-overload]
     with client.lock("a").attempt(timeout=1) as lease:
         assert_type(lease, lockkit.Lease | None)
 

@@ -130,6 +130,10 @@ class RedlockNode:
         assert not self.up, "a node that is up has no error"
         self.error = error
         self.down = NodeDown(error)
+        # They are kept: a traceback refers to the frames of all callers, and so to the leases that they hold.
+        kept: BaseException | None = error
+        while kept is not None:
+            kept = kept.with_traceback(None).__cause__
 
     # -- connecting ------------------------------------------------------------------------------------------------
 

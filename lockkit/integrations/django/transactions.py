@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from django.db import connections
 
@@ -14,7 +14,8 @@ from lockkit.sync import Client, Lease, Lock
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+
+    from lockkit.sync.lock import SkippingLock
 
 __all__ = ["DjangoClient", "TransactionLease", "TransactionLock"]
 
@@ -29,6 +30,14 @@ class DjangoClient(Client):
     def __init__(self, client: Client) -> None:
         """Made by `client` and `from_connection`."""
         super().__init__(client._engine)  # noqa: SLF001 - the same client under another class
+
+    @overload
+    def lock(
+        self, name: str, *, on_busy: Literal["skip"], until_commit: bool | None = None, **options: Any
+    ) -> SkippingLock: ...
+
+    @overload
+    def lock(self, name: str, *, until_commit: bool | None = None, **options: Any) -> Lock: ...
 
     def lock(self, name: str, *, until_commit: bool | None = None, **options: Any) -> Lock:
         """
@@ -98,11 +107,11 @@ class TransactionLease(Lease):
         elif self._until_commit is None:
             raise self._refusal()
 
-    def __enter__(self) -> Self:
-        """Return itself, unless the block lies inside a transaction, so that its end would be refused."""
+    def _enter(self) -> None:
+        """Begin a block, unless it lies inside a transaction, so that its end would be refused."""
         if self._until_commit is None and self._postponed():
             raise self._refusal()
-        return super().__enter__()
+        super()._enter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

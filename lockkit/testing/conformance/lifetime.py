@@ -180,6 +180,29 @@ class Leftovers(Cases):
             pass
 
     @case()
+    async def test_lease_of_a_task_that_ended_is_dropped_with_it(self, driver: FaceDriver) -> None:
+        """A thread or task that has ended with the lease in its result is no reason to renew it for ever."""
+        client, other = await driver.connect(), await driver.connect()
+        name, ttl = driver.name(), driver.timing.short
+
+        async def leave_it() -> object:
+            lease = await client.lock(name, ttl=ttl).acquire(PATIENCE)
+            if driver.face == "blocking":
+                vars(threading.current_thread())["result"] = lease
+            return lease
+
+        call = driver.spawn(leave_it())
+        await call.result()
+        driver.forget(call)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del call
+            gc.collect()
+
+        async with other.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(ttl)):
+            pass
+
+    @case()
     async def test_released_or_lost_lease_is_dropped_in_silence(
         self, driver: FaceDriver, recwarn: pytest.WarningsRecorder
     ) -> None:

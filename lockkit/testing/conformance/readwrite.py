@@ -179,6 +179,26 @@ class ReadWrite(Cases):
         async with lock.write():
             pass
 
+    @case(needs.readers)
+    async def test_read_lease_that_was_handed_over_does_not_count(self, driver: FaceDriver) -> None:
+        """Whoever has it now may release it: writing waits for that."""
+        client = await driver.connect()
+        lock = client.rwlock(driver.name(), ttl=driver.timing.long)
+
+        async def enter(lease: aio.Lease) -> None:
+            async with lease:
+                await driver.sleep(0.1)
+
+        async def release(lease: aio.Lease) -> None:
+            await driver.sleep(0.1)
+            await lease.release()
+
+        for use in (enter, release):
+            actor = driver.spawn(use(await lock.read().acquire(PATIENCE)))
+            async with await lock.write().acquire(PATIENCE) as writing:
+                assert writing.mode == "exclusive"
+            await actor.result()
+
     @case(needs.readers, needs.downgrade)
     async def test_downgrade_lets_readers_in_and_no_writer(self, driver: FaceDriver) -> None:
         """The lease goes on, for reading."""

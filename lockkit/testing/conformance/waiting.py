@@ -47,7 +47,8 @@ class Timeouts(Cases):
 
         def lock(**options: Any) -> aio.Lock:
             # Another name for each try: one that was not answered may hold its lock for a moment.
-            return client.lock(driver.name(), ttl=driver.timing.long, **options)
+            made: aio.Lock = client.lock(driver.name(), ttl=driver.timing.long, **options)
+            return made
 
         for timeout in ACCEPTED:
             async with await driver.answered(lambda timeout=timeout: lock(timeout=timeout).acquire()):

@@ -17,6 +17,7 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 from lockkit import validation
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
@@ -291,7 +292,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 def _loop_of(call: object) -> asyncio.AbstractEventLoop | None:
     """Return the event loop of a call; None for that of a thread."""
-    return call.get_loop() if isinstance(call, asyncio.Task) else None
+    task = call() if isinstance(call, ref) else None
+    return task.get_loop() if isinstance(task, asyncio.Task) else None
 
 
 def _goes_on_elsewhere(call: object, here: asyncio.AbstractEventLoop | None) -> bool:
@@ -528,7 +530,7 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
 
     def current(self) -> object:
         """See `Runtime.current`."""
-        return asyncio.current_task() if _running_loop() is not None else None
+        return super().current() if _running_loop() is not None else None
 
     def _waiter(self, call: object) -> Waiter:
         return _FutureWaiter(self.clock, call)

@@ -143,7 +143,7 @@ def resolve(
         environ, "locks are files of this machine" if configuration is None else f"{configuration[0]} decides"
     )
     if configuration is None:
-        log.info("nothing names a backend, so locks are files of this machine")
+        log.debug("nothing names a backend, so locks are files of this machine")
         return _from_url(DEFAULT_URL, options, _DEFAULT)
     return _from_profile("default", None, options, environ, configuration)
 

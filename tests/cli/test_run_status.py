@@ -304,6 +304,38 @@ def test_path_without_home_and_locale(cli: Cli) -> None:
     assert (cli.home / "locks").is_dir()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("run", "a", "--on-busy=skip", "--", "true"), ("elect", "a", "--", "true"), ("hold", "a")],
+    ids=lambda words: words[0],
+)
+def test_locks_of_this_machine_are_not_used_in_silence(cli: Cli, words: tuple[str, ...]) -> None:
+    """Once, also for cron: where nothing names a backend, other machines are not locked out."""
+    told = (
+        f"lockkit: nothing names a backend, so locks are files in {cli.home}/state, which lock out processes of this "
+        "machine only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml\n"
+    )
+    assert "this machine" not in cli.run(*words).stderr
+    del cli.env["LOCKKIT_URL"]
+
+    done = cli.run(*words)
+
+    assert done.stderr.startswith(told)
+    assert cli.run("-v", *words).stderr.count("this machine only") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_configuration_without_default_is_78(cli: Cli, command: str) -> None:
+    """Nothing runs, and nothing falls back on files."""
+    del cli.env["LOCKKIT_URL"]
+    (cli.home / "lockkit.toml").write_text('[profiles.prod]\nurl = "redis://h"')
+
+    done = cli.run(command, "a", "--", "echo", "ran")
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "choose one with LOCKKIT_ENV or --profile, or add [profiles.default]" in done.stderr
+
+
 def test_verbose_run_names_its_backend(cli: Cli) -> None:
     """Who forgot the URL sees that other machines are not locked out."""
     done = cli.run("-v", "run", "a", "--", "true")

@@ -49,7 +49,7 @@ class Job:
         self._options = options
         self.embedded = False
         try:
-            self._command = Command(argv)
+            self._command = Command(argv, wait_children=options.wait_children)
             self._guard = Guard(self._command.group)
         except OSError as error:
             message = (
@@ -98,7 +98,13 @@ class Job:
         self.signals.watch_command()
         try:
             supervisor = Supervisor(
-                self._command, lease, self.signals, self._guard, grace=grace, kill_after=self._options.kill_after
+                self._command,
+                lease,
+                self.signals,
+                self._guard,
+                grace=grace,
+                kill_after=self._options.kill_after,
+                wait_children=self._options.wait_children,
             )
             self._command.start(variables(lease) | (more or {}))
             return supervisor.run()

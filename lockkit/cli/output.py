@@ -125,7 +125,7 @@ def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
     """
     settings = profiles.resolve(url, profile, {})
     if settings.embedded:
-        directory = profiles.default_directory()
+        directory = profiles.default_directory() / "locks"
         say(
             plain(
                 f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "

@@ -139,7 +139,7 @@ def test_nothing_that_names_a_backend_is_a_finding(cli: Cli) -> None:
 
     assert done.returncode == 1
     assert "this-machine-only" in {finding["id"] for finding in json.loads(done.stdout)["findings"]}
-    assert done.stderr.startswith(f"lockkit: nothing names a backend, so locks are files in {cli.home}/state, ")
+    assert done.stderr.startswith(f"lockkit: nothing names a backend, so locks are files in {cli.home}/state/locks, ")
     assert "this machine only" in done.stderr
     assert cli.run("doctor", "file:", "--fail-on=warning").returncode == 0
 

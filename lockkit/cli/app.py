@@ -106,7 +106,8 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
 app = _make_app(_Commands)
 
 _URL_HELP = (
-    "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else files of this user. "
+    "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else the profile default; without any "
+    "configuration files of this user on this machine. "
     "Put a URL with a password into LOCKKIT_URL or a profile: all users of the machine can see the command line."
 )
 

@@ -473,6 +473,12 @@ def load(scheme: str, target: str, hint: str) -> type[LockBackend]:
     try:
         backend_class = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: the module's name is empty
+        missing = getattr(error, "name", None) or ""
+        if isinstance(error, ModuleNotFoundError) and missing.partition(".")[0] == "lockkit":
+            hint = (
+                f"The module {missing} of lockkit itself is missing. If this program is a bundle, add it there (with "
+                "PyInstaller: --collect-submodules lockkit.backends); elsewhere reinstall lockkit"
+            )
         message = f"the backend for {scheme}: URLs cannot be loaded ({error}). {hint}"
         raise ConfigurationError(message) from error
     if not isinstance(backend_class, type) or not issubclass(backend_class, LockBackend):

@@ -424,3 +424,16 @@ def test_adopt_passes_over_third_party_backends_without_their_driver(install: Ca
 
     with pytest.raises(ConfigurationError, match=r"no backend accepts a connection of type fakedb\.client\.Connection"):
         registry.adopt(Connection(), {}, HOST)
+
+
+def test_missing_module_of_lockkit_is_told_from_a_missing_driver(builtin: Callable[..., None]) -> None:
+    """In a bundle neither `pip install` of an extra nor a new installation helps."""
+    builtin(zoo=Builtin("lockkit.backends.no_such.backend:Backend", extra="redis"))
+
+    with pytest.raises(ConfigurationError) as caught:
+        registry.find("zoo")
+
+    assert "The module lockkit.backends.no_such of lockkit itself is missing. If this program is a bundle" in str(
+        caught.value
+    )
+    assert "pip install" not in str(caught.value)

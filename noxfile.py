@@ -7,11 +7,15 @@ Versions, extras and tool pins are read from ``pyproject.toml``; no number stand
 
 from __future__ import annotations
 
+import email
+import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import nox
@@ -390,6 +394,7 @@ def build(session: nox.Session) -> None:
     if sdist.name != f"lockkit-{version}.tar.gz":
         session.error(f"{sdist.name} and {wheel.name} have different versions")
     session.run("twine", "check", "--strict", str(wheel), str(sdist))
+    write_bill_of_materials(wheel, sdist)
     folder = Path(session.create_tmp())
     for python in [sys.executable, *OTHER_PYTHONS[:1]]:
         # From the sdist for the current Python, without a repository around it; the wheel for the other one.
@@ -398,6 +403,55 @@ def build(session: nox.Session) -> None:
         built = build_clone(session, folder / "clone", tag)
         if not re.fullmatch(expected, built):
             session.error(f"the version of a clone with the tag {tag} is {built}")
+
+
+def write_bill_of_materials(wheel: Path, sdist: Path) -> None:
+    """Write what a release consists of beside it: a CycloneDX document, from the wheel's metadata, and the hashes."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    version = metadata["Version"]
+    itself = f"pkg:pypi/lockkit@{version}"
+    # Which version of a driver is installed, the application decides: here is the range that lockkit accepts.
+    required: dict[str, list[str]] = {}
+    for line in metadata.get_all("Requires-Dist", []):
+        _, project, rest = re.split(r"^([\w.-]+)", line)
+        if project != "lockkit":  # an extra of several extras
+            required.setdefault(re.sub(r"[-_.]+", "-", project).lower(), []).append(rest.strip())
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, sdist)}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library",
+                "bom-ref": itself,
+                "name": "lockkit",
+                "version": version,
+                "purl": itself,
+                "licenses": [{"license": {"id": metadata["License-Expression"]}}],
+                "hashes": [{"alg": "SHA-256", "content": hashes[wheel.name]}],
+            }
+        },
+        "components": [
+            {
+                "type": "library",
+                "bom-ref": f"pkg:pypi/{project}",
+                "name": project,
+                "purl": f"pkg:pypi/{project}",
+                "scope": "optional",
+                "properties": [{"name": "lockkit:requires", "value": text} for text in sorted(set(ranges))],
+            }
+            for project, ranges in sorted(required.items())
+        ],
+        "dependencies": [{"ref": itself, "dependsOn": [f"pkg:pypi/{project}" for project in sorted(required)]}],
+    }
+    bill = wheel.with_name(f"lockkit-{version}.cdx.json")
+    bill.write_text(json.dumps(document, indent=2) + "\n")
+    hashes[bill.name] = hashlib.sha256(bill.read_bytes()).hexdigest()
+    sums = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+    wheel.with_name("SHA256SUMS").write_text(sums)
 
 
 SMOKE = """

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
+import pwd
 import shlex
 import stat
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "Flaw", "find_flaw", "find_flaw_above", "kind_of_file_system"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "Flaw", "find_flaw", "find_flaw_on_the_way", "kind_of_file_system"]
 
 LINKS_MAX = 40  # as path_resolution(7)
 
@@ -74,19 +76,32 @@ def find_flaw(
         return Flaw(path, f"belongs to another user (uid {status.st_uid})", f"chown {me} {name}, or name another path")
     if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and not group):
         return None
-    if mode & stat.S_IWOTH:
-        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {name}")
-    if mode & stat.S_IWGRP and not group:
-        return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", f"chmod g-w {name}")
-    return None
+    writers = mode & (stat.S_IWOTH if group or _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
+    if not writers or os.statvfs(path).f_flag & os.ST_RDONLY:
+        return None  # Kubernetes mounts a ConfigMap read-only, with mode 0777
+    who, bits = ("anybody", "o") if writers & stat.S_IWOTH else ("its group", "")
+    bits = f"g{bits}" if writers & stat.S_IWGRP else bits
+    return Flaw(path, f"may be written to by {who} (mode {stat.S_IMODE(mode):04o})", f"chmod {bits}-w {name}")
 
 
-def find_flaw_above(path: str, *, group: bool = False) -> Flaw | None:
+def _is_private(gid: int) -> bool:
+    """Tell whether a group has only this user: distributions give each user one, and a umask that lets it write."""
+    me = os.geteuid()
+    if me == 0:
+        return False
+    try:
+        user, group = pwd.getpwuid(me), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def find_flaw_on_the_way(path: str, *, group: bool = False) -> Flaw | None:
     """
-    Say why other users could replace something on the way to a path; None if they cannot.
+    Say why other users could replace a path, or something on the way to it; None if they cannot.
 
     As ``StrictModes`` of sshd_config(5), but for each symbolic link on the way too, since its owner decides what the
-    path means. The path itself is not examined, nor what is missing.
+    path means. What is missing is not examined.
 
     Args:
         path: Absolute.
@@ -96,7 +111,7 @@ def find_flaw_above(path: str, *, group: bool = False) -> Flaw | None:
         OSError: A part of the path cannot be examined, or the links on the way form a circle.
     """
     here, links = "/", 0
-    parts = list(reversed(Path(path).parent.parts[1:]))
+    parts = list(reversed(Path(path).parts[1:]))
     while True:
         try:
             status = os.lstat(here)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,3 +38,27 @@ def test_kind_is_that_of_the_kernel(tmp_path: Path) -> None:
     """The type of a directory's file system is known."""
     assert file_systems.kind_of_file_system(Path("/proc").stat().st_dev) == "proc"
     assert file_systems.kind_of_file_system(tmp_path.stat().st_dev) not in {"", "proc"}
+
+
+@pytest.mark.parametrize(
+    ("uid", "group", "members", "accepted"),
+    [(1234, "ada", [], True), (1234, "ada", ["ben"], False), (1234, "staff", [], False), (0, "ada", [], False)],
+)
+def test_group_of_one_user_is_not_another_user(  # noqa: PLR0917 - fixtures
+    uid: int,
+    group: str,
+    members: list[str],
+    accepted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: FBT001
+) -> None:
+    """Distributions that give each user a group set a umask of 002: their projects are no danger. Not for root."""
+    path = tmp_path / "lockkit.toml"
+    path.touch()
+    path.chmod(0o664)
+    status = os.stat_result((*path.stat()[:4], uid, 1234, *path.stat()[6:]))
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="ada", pw_gid=1234))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=group, gr_mem=members))
+
+    assert (file_systems.find_flaw(str(path), status) is None) == accepted

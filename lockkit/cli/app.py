@@ -67,6 +67,7 @@ class _CommandStarter(TyperCommand):
 
     def _option_after_command(self, args: list[str]) -> str | None:
         options = {name for one in self.params if one.param_type_name == "option" for name in one.opts}
+        flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         words = iter(args)
         arguments_count = 0
         for word in words:
@@ -77,7 +78,7 @@ class _CommandStarter(TyperCommand):
                 return word
             elif name not in options:
                 return None  # --, behind which all is COMMAND's; or a mistyped option, which has an error of its own
-            elif not equals:
+            elif not equals and name not in flags:
                 next(words, None)  # its value
         return None
 
@@ -105,7 +106,8 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
 app = _make_app(_Commands)
 
 _URL_HELP = (
-    "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else files of this user. "
+    "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else the profile default; without any "
+    "configuration files of this user on this machine. "
     "Put a URL with a password into LOCKKIT_URL or a profile: all users of the machine can see the command line."
 )
 
@@ -180,6 +182,12 @@ Name = Annotated[
 ]
 
 KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.", _seconds)]
+NoWaitChildren = Annotated[
+    bool,
+    typer.Option(
+        "--no-wait-children", help="Release the lock when COMMAND ends, also while processes that it started still run."
+    ),
+]
 Ttl = Annotated[
     float | None,
     _time(
@@ -217,13 +225,13 @@ _RUN_HELP = """
 Run a command under a lock: lockkit run NAME --on-busy=skip -- COMMAND ARGUMENT...
 
 COMMAND runs in its own process group. lockkit forwards signals to it, ends with its exit status, and releases the lock
-when it ends. Put -- before COMMAND, so that lockkit does not read its options.
+when COMMAND and the processes that it started have ended: those of its process group, and those that inherited its
+descriptors. Put -- before COMMAND, so that lockkit does not read its options.
 
 If the lease is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to the whole process group,
 and SIGKILL after --signal-grace. Both happen before the deadline, when another client may get the lock. If lockkit
 itself is killed or stopped, a guard process kills the group instead. Only storage that checks LOCKKIT_TOKEN protects
-you from processes that have left the process group (daemons) and from a machine that is paused as a whole. When COMMAND
-ends by itself, processes that it leaves behind keep running, without the lock.
+you from processes that have left the process group (daemons) and from a machine that is paused as a whole.
 
 COMMAND's environment has these variables:
 
@@ -268,6 +276,7 @@ def _run(
         ),
     ] = None,
     kill_after: KillAfter = 60,
+    no_wait_children: NoWaitChildren = False,
     min_hold: Annotated[
         float,
         _time(
@@ -318,6 +327,7 @@ def _run(
         timeout=timeout,
         grace=signal_grace,
         kill_after=kill_after,
+        wait_children=not no_wait_children,
         min_hold=min_hold,
         metadata=metadata,
         once_per=once_per,
@@ -333,8 +343,8 @@ _ELECT_HELP = """
 Run a command while leading an election: lockkit elect NAME --value ADDRESS -- COMMAND ARGUMENT...
 
 lockkit campaigns until it is elected, and then starts COMMAND, as lockkit run does: in its own process group, with the
-same variables (LOCKKIT_TOKEN is the term number), signals and guard. When COMMAND ends by itself, lockkit resigns and
-ends with its exit status.
+same variables (LOCKKIT_TOKEN is the term number), signals and guard. When COMMAND and the processes that it started
+have ended by themselves, lockkit resigns and ends with COMMAND's exit status.
 
 If the term is lost, or is about to end because it cannot be renewed, lockkit sends SIGTERM to the whole process group
 at the deadline minus --grace, and SIGKILL before the deadline, when another candidate may lead. Then it campaigns
@@ -365,6 +375,7 @@ def _elect(
         _time("Time between SIGTERM and the deadline; below half of the ttl. Default: a third of the ttl."),
     ] = None,
     kill_after: KillAfter = 60,
+    no_wait_children: NoWaitChildren = False,
     value: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Text that others see as the leader's, such as an address. Never a secret."),
@@ -372,7 +383,15 @@ def _elect(
 ) -> None:
     from lockkit.cli.elect import elect  # noqa: PLC0415 - see the module
 
-    options = ElectOptions(url=url, profile=profile, ttl=ttl, grace=grace, kill_after=kill_after, value=value)
+    options = ElectOptions(
+        url=url,
+        profile=profile,
+        ttl=ttl,
+        grace=grace,
+        kill_after=kill_after,
+        wait_children=not no_wait_children,
+        value=value,
+    )
     raise typer.Exit(elect(name, command, options))
 
 

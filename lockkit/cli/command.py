@@ -6,11 +6,16 @@ It is forked *before* lockkit asks for the lock, while this process has one thre
 - ``PR_SET_PDEATHSIG`` (Linux) can only be set by the child itself, between fork and exec. Python code there is safe
   only if no other thread holds a lock at the fork; a lease has renewal threads.
 - Nothing of the client (connections, lock files, leases) exists yet, so the child inherits nothing of it.
+
+The command inherits the write end of a pipe, as do the children that it starts: the read end reports the end of the
+last process that has it, also of one that has left the process group (setsid). flock(1) keeps its lock in the same way.
+A daemon that closes the descriptors that it inherits is not noticed, and meant to be on its own.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -25,13 +30,16 @@ from lockkit.cli.signals import fork
 from lockkit.cli.status import SIGNALLED, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["CannotExecute", "Command", "Ended", "Stopped"]
+__all__ = ["CannotExecute", "Command", "Ended", "Process", "Stopped"]
 
 PROC: Final = Path("/proc")
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+
+_PASSED_ON_MIN: Final = 100
+"""Number of the descriptor that the command passes on, at least: scripts choose low ones (``exec 5>file``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +99,18 @@ class Command:
 
     Attributes:
         group: Id of its process group, which is that of its first process.
+        kept: Read end of the pipe that its processes pass on; -1 once the last of them has ended.
     """
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Fork. Call it while this process has one thread."""
+    def __init__(self, argv: Sequence[str], *, wait_children: bool = True) -> None:
+        """Fork. Call it while this process has one thread. Without `wait_children` nothing is passed on."""
         self._argv = list(argv)
         self._ended = False
+        self._group_ended = False
+        self._forked = 0
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
+        self.kept, kept_write = os.pipe()
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -106,12 +118,17 @@ class Command:
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
+            if wait_children:
+                _pass_on(kept_write)
             _become(self._argv, go_read, report_write, parent, blocked)
         os.close(go_read)
         os.close(report_write)
+        os.close(kept_write)
+        os.set_blocking(self.kept, False)
         # Both sides do it, so that neither can run ahead of the other. Refused only if the child has ended.
         with suppress(PermissionError, ProcessLookupError):
             os.setpgid(self.group, self.group)
+        self._forked = next((process.started for process in _living(str(self.group))), 0)
 
     def start(self, variables: Mapping[str, str]) -> None:
         """
@@ -144,33 +161,76 @@ class Command:
 
     def signal(self, signum: int) -> bool:
         """
-        Send a signal to the whole group.
+        Send a signal to the whole group; SIGTERM and SIGKILL also to processes that have left it (Linux).
 
         Returns:
             False: this process may not (the command runs as another user, under sudo).
         """
-        try:
-            os.killpg(self.group, signum)
-        except ProcessLookupError:
-            return True  # no process is left
-        except PermissionError:
-            return False
-        return True
+        allowed = True
+        if not self._group_ended:
+            try:
+                os.killpg(self.group, signum)
+            except ProcessLookupError:
+                self._group_ended = self._ended
+            except PermissionError:
+                allowed = False
+        if signum in {signal.SIGTERM, signal.SIGKILL} and self.passed_on():
+            for process in self.processes():
+                if process.group != self.group:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(process.pid, signum)
+        return allowed
 
     def gone(self) -> bool:
+        """Tell whether no process of the command is left. Only after `Ended`, as `group_gone`."""
+        return not self.passed_on() and self.group_gone()
+
+    def group_gone(self) -> bool:
         """
         Tell whether the group has no process left. Only after `Ended`: until then its first process counts, even dead.
 
         Its id cannot have passed to another group while it has members, and hardly in the moment since the last look:
         the kernel gives ids out in turn.
         """
+        if self._group_ended:
+            return True
         try:
             os.killpg(self.group, 0)
         except ProcessLookupError:
+            self._group_ended = True
             return True
         except PermissionError:
             return False
-        return not _has_living_member(self.group)
+        # Process 1 reaps orphans, but in many containers late or never: then each loss would take the whole grace.
+        return _has_proc() and all(process.group != self.group for process in _living())
+
+    def passed_on(self) -> bool:
+        """Tell whether a process still has the descriptor that the command passes on."""
+        if self.kept < 0:
+            return False
+        with suppress(BlockingIOError):
+            while os.read(self.kept, 4096):
+                pass  # nobody has a reason to write there
+            os.close(self.kept)
+            self.kept = -1
+            return False
+        return True
+
+    def processes(self) -> list[Process]:
+        """Find the living processes of the group, and those that have the descriptor; none without /proc."""
+        pipe = f"pipe:[{os.fstat(self.kept).st_ino}]" if self.kept >= 0 else None
+        return [
+            process
+            for process in _living()
+            if process.group == self.group
+            # What was forked before the command has not inherited it: looking at those takes long on a busy machine.
+            or (
+                pipe is not None
+                and process.started >= self._forked
+                and process.pid != os.getpid()
+                and _has_open(process.pid, pipe)
+            )
+        ]
 
     def discard(self) -> None:
         """Leave no process behind that was not started, or that is still running because lockkit failed."""
@@ -183,25 +243,60 @@ class Command:
             self._ended = True
 
 
-def _has_living_member(group: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class Process:
     """
-    Tell living processes from zombies, which accept signals too.
+    A living process.
 
-    Process 1 reaps orphans, but in many containers late or never: then each loss would take the whole grace. Only Linux
-    with /proc, which a chroot may lack, can tell; elsewhere every process counts as living.
+    Attributes:
+        pid: Its id.
+        name: At most 15 bytes.
+        group: Its process group's id.
+        started: When it was forked, in ticks of the kernel.
     """
-    if sys.platform != "linux" or not (PROC / "self").exists():
-        return True
-    for path in PROC.glob("[0-9]*/stat"):
+
+    pid: int
+    name: str
+    group: int
+    started: int
+
+
+def _has_proc() -> bool:
+    """Tell whether processes can be listed: on Linux with /proc, which a chroot may lack."""
+    return sys.platform == "linux" and (PROC / "self").exists()
+
+
+def _living(pid: str = "[0-9]*") -> Iterator[Process]:
+    """List the processes (or one) but zombies, which accept signals too; none if that cannot be told."""
+    if not _has_proc():
+        return
+    for path in PROC.glob(f"{pid}/stat"):
         try:
             text = path.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended since
-        # After the command name, which may hold anything: state, parent, process group (proc_pid_stat(5)).
-        state, _, pgrp = text.rpartition(b")")[2].split()[:3]
-        if int(pgrp) == group and state not in {b"Z", b"X"}:
-            return True
-    return False
+        # After the command name, which may hold anything: state, parent, process group … (proc_pid_stat(5)).
+        head, _, tail = text.rpartition(b")")
+        fields = tail.split()
+        if fields[0] not in {b"Z", b"X"}:
+            name = head.partition(b"(")[2].decode(errors="replace")
+            yield Process(int(path.parent.name), name, int(fields[2]), int(fields[19]))
+
+
+def _has_open(pid: int, file: str) -> bool:
+    """Tell whether a process has a file open, by the name that /proc gives it; False if this user may not look."""
+    try:
+        return any(str(path.readlink()) == file for path in (PROC / str(pid) / "fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+
+
+def _pass_on(fd: int) -> None:
+    """Have what is executed inherit a descriptor."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC
+    except OSError:  # the limit is lower
+        os.set_inheritable(fd, True)  # noqa: FBT003 - it takes no keyword
 
 
 def _become(argv: list[str], go: int, report: int, parent: int, blocked: set[int | signal.Signals]) -> NoReturn:

@@ -18,8 +18,9 @@ COMPLETION_SECONDS = 1.0
 NAMES_MAX = 200
 """Names that are offered. More than a screen of them helps nobody."""
 
-# A shell runs what is on its line: a name with a meaning there, which any client may have chosen, is not offered.
-_SAFE = re.compile(r"[\w.,:/@%+=-]+")
+# A shell runs what is on its line: a name with a meaning there, which any client may have chosen, is not offered. Nor
+# is one that is an option (-x, --help) or that zsh expands to the path of a program (=ls).
+_SAFE = re.compile(r"[\w.,:/@%+][\w.,:/@%+=-]*")
 
 
 def complete_name(begin: str, url: str | None, profile: str | None) -> list[str]:

@@ -191,7 +191,7 @@ def _round(plan: Plan, processes: int, show: Show) -> Round:
 def _start(plan: Plan) -> subprocess.Popen[str]:
     # The plan goes through the pipe: a URL may hold a password, and arguments are visible to everybody.
     seller = subprocess.Popen(
-        [sys.executable, "-m", "lockkit.cli.seller"],
+        [sys.executable, "-P", "-m", "lockkit.cli.seller"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -199,7 +199,7 @@ def _start(plan: Plan) -> subprocess.Popen[str]:
         # A group of its own: Ctrl-C is for the demo, which ends them all.
         process_group=0,
         # It finds lockkit where this process did.
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     _send(seller, json.dumps(dataclasses.asdict(plan)) + "\n")
     return seller

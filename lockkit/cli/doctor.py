@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lockkit import doctor
-from lockkit.cli.output import plain, print_json
+from lockkit.cli.output import plain, print_json, settings_told
 from lockkit.cli.status import Status
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def examine(url: str | None, profile: str | None, *, ttl: Seconds | None, fail_o
     Raises:
         LockError: No server can be asked.
     """
-    diagnosis = doctor.examine(url, profile=profile, ttl=ttl)
+    diagnosis = doctor.examine_settings(settings_told(url, profile), ttl=ttl)
     if as_json:
         print_json(diagnosis.as_dict())
     else:

@@ -70,6 +70,8 @@ class Guard:
 
         From the first call on; cheap when the deadline has not moved.
         """
+        if self._control < 0:
+            return
         # Computed from the time left, the same deadline differs by microseconds from one look to the next.
         if deadline <= self._told + 0.001:
             return
@@ -83,7 +85,9 @@ class Guard:
             say("the guard process was killed: if lockkit is stopped or killed too, the command keeps running")
 
     def killed(self) -> bool:
-        """Tell whether it has killed the group because a deadline passed. Call it once, after the command's end."""
+        """Tell whether it has killed the group, since the last call, because a deadline passed."""
+        if self._control < 0:
+            return False
         try:
             return bool(os.read(self._report, 1))
         except BlockingIOError:

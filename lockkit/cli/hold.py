@@ -25,15 +25,15 @@ import threading
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-import lockkit
 from lockkit.cli.guard import LOOK_EVERY
-from lockkit.cli.output import refuse_private, say
+from lockkit.cli.output import refuse_private, say, settings_told
 from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import default_grace, margin
 from lockkit.cli.waiting import GaveUp, Interrupted, wait_in_thread
 from lockkit.errors import LockLost
 from lockkit.runtime import monotonic
+from lockkit.sync.client import open_client
 
 if TYPE_CHECKING:
     from lockkit.cli.options import HoldOptions
@@ -65,7 +65,7 @@ def hold(name: str, options: HoldOptions) -> int:
     signals = Signals()
     program = _Program(signals, as_json=options.as_json)
     try:
-        with lockkit.connect(options.url, profile=options.profile) as client:
+        with open_client(settings_told(options.url, options.profile)) as client:
             refuse_private(client)
             lock = client.lock(
                 name,

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-import lockkit
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import Guard
-from lockkit.cli.output import refuse_private, say
+from lockkit.cli.output import refuse_private, say, settings_told
 from lockkit.cli.signals import Signals
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.supervisor import Outcome, Supervisor, variables
 from lockkit.cli.waiting import Interrupted
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
+from lockkit.sync.client import open_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ class Job:
 
     Attributes:
         signals: Of this process, for the command.
+        embedded: Nothing names a backend, and the user has been told.
     """
 
     def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
@@ -46,8 +47,9 @@ class Job:
             ConfigurationError: The system lets this process start no others.
         """
         self._options = options
+        self.embedded = False
         try:
-            self._command = Command(argv)
+            self._command = Command(argv, wait_children=options.wait_children)
             self._guard = Guard(self._command.group)
         except OSError as error:
             message = (
@@ -68,7 +70,9 @@ class Job:
             LockError: The backend is not there, or excludes no other process; or raised by the work.
         """
         try:
-            with lockkit.connect(self._options.url, profile=self._options.profile) as client:
+            settings = settings_told(self._options.url, self._options.profile)
+            self.embedded = settings.embedded
+            with open_client(settings) as client:
                 refuse_private(client)
                 return work(client)
         except Interrupted as interrupt:
@@ -94,7 +98,13 @@ class Job:
         self.signals.watch_command()
         try:
             supervisor = Supervisor(
-                self._command, lease, self.signals, self._guard, grace=grace, kill_after=self._options.kill_after
+                self._command,
+                lease,
+                self.signals,
+                self._guard,
+                grace=grace,
+                kill_after=self._options.kill_after,
+                wait_children=self._options.wait_children,
             )
             self._command.start(variables(lease) | (more or {}))
             return supervisor.run()

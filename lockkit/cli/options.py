@@ -56,6 +56,7 @@ class RunOptions:
     timeout: float | None
     grace: float | None
     kill_after: float
+    wait_children: bool
     min_hold: float
     metadata: str | None
     once_per: str | None
@@ -74,6 +75,7 @@ class ElectOptions:
     ttl: float | None
     grace: float | None
     kill_after: float
+    wait_children: bool
     value: str | None
 
 

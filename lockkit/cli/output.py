@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from lockkit.cli.status import SIGNALLED, status_of
+from lockkit.configuration import profiles
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import plain
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from lockkit.sync import Client
 
-__all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say", "set_verbosity"]
+__all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say", "set_verbosity", "settings_told"]
 
 _INTERRUPTED = SIGNALLED + signal.SIGINT
 
@@ -53,6 +54,7 @@ _WORDS: Final = tuple(
         (r"(?<=\d), or None(?=, not )", ", or none"),
         (r"\ba longer ttl\b", "a longer --ttl"),
         (r"^profile= ", "--profile "),
+        (r"\bLOCKKIT_ENV or profile=", "LOCKKIT_ENV or --profile"),
         (r": give it as url\b", ": give it as --url, or as the argument URL"),
         (r", or sasl_options= of connect\(\)", ""),
     )
@@ -109,6 +111,27 @@ def reporting() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)  # of `set_verbosity`
+
+
+def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
+    """
+    Find the backend; say on stderr whom its locks lock out if nothing names one.
+
+    Also in the mail of cron: a crontab that all machines have looks on each like that of one.
+
+    Raises:
+        ConfigurationError: The URL, the profile or the configuration is wrong.
+    """
+    settings = profiles.resolve(url, profile, {})
+    if settings.embedded:
+        directory = profiles.default_directory() / "locks"
+        say(
+            plain(
+                f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
+                "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
+            )
+        )
+    return settings
 
 
 def refuse_private(client: Client) -> None:

@@ -86,7 +86,8 @@ class _Run:
         default_ttl = client._engine.default_ttl  # noqa: SLF001 - the command and the client are one product
         self._grace(default_ttl if options.ttl is None else options.ttl)
         self._record = None if options.once_per is None and options.once is None else Record(client, name, options)
-        _tell_backend(client, name)
+        if not job.embedded:
+            _tell_backend(client, name)
 
     def run(self) -> int:
         """Acquire, run the command, release; gives the exit status."""

@@ -68,12 +68,18 @@ class Signals:
         except BlockingIOError:
             return  # 64 KiB unread: it has enough to wake up for
 
-    def wait(self, seconds: float) -> list[int]:
-        """Give the signals that have come, in order, and `WOKEN`; waits for them at most `seconds`."""
+    def wait(self, seconds: float, fd: int = -1) -> list[int]:
+        """
+        Give the signals that have come, in order, and `WOKEN`.
+
+        Waits for them at most `seconds`, and not on once `fd`, if it is not -1, can be read.
+        """
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
         # Rounded up: a wait that ends a little too early would make the caller's loop a busy one.
-        if not poll.poll(-int(-max(0.0, seconds) * 1000 // 1)):
+        if self._read not in dict(poll.poll(-int(-max(0.0, seconds) * 1000 // 1))):
             return []
         signals = list(os.read(self._read, 4096))
         for signum in signals:

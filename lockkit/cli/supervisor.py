@@ -10,6 +10,8 @@ Everything here serves one rule: **no process of the command's group is left whe
 
 If the backend says that the lease is gone, SIGTERM is sent at once, and SIGKILL after the grace, or at the last
 ``deadline - margin`` if that is sooner.
+
+The lock stays held until the last process that the command left behind has ended, unless the user does not want that.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 from lockkit.cli.command import Ended, Stopped
 from lockkit.cli.guard import LOOK_EVERY
 from lockkit.cli.output import say
-from lockkit.cli.signals import WOKEN
+from lockkit.cli.signals import ENDING, WOKEN
+from lockkit.cli.status import SIGNALLED
 from lockkit.cli.terminal import Terminal
 from lockkit.runtime import monotonic
 
@@ -40,6 +43,15 @@ _GONE_EVERY: Final = 0.02
 
 _GONE_WITHIN: Final = 1.0
 """Seconds that a killed group is waited for when the deadline is over already."""
+
+_TELL_AFTER: Final = 1.0
+"""Seconds of waiting for processes that the command left behind, until the user is told which."""
+
+_LOOK_AT_REST_EVERY: Final = 0.25
+"""Longest time between two looks at those processes, seconds. The end of one that keeps the pipe is noticed at once."""
+
+_NAMED_MAX: Final = 5
+"""So many of them are named."""
 
 
 def default_grace(ttl: Seconds) -> float:
@@ -89,7 +101,15 @@ class Supervisor:
     """Waits for the end of a command; forwards signals; ends its group when the lease is about to end."""
 
     def __init__(
-        self, command: Command, lease: Lease, signals: Signals, guard: Guard, *, grace: Seconds, kill_after: Seconds
+        self,
+        command: Command,
+        lease: Lease,
+        signals: Signals,
+        guard: Guard,
+        *,
+        grace: Seconds,
+        kill_after: Seconds,
+        wait_children: bool,
     ) -> None:
         """
         Take over a command that is about to be started.
@@ -101,6 +121,7 @@ class Supervisor:
             guard: Receives every new deadline.
             grace: Seconds from SIGTERM to SIGKILL when the lease is about to end.
             kill_after: The same after a SIGTERM for lockkit, which is forwarded.
+            wait_children: Wait for the processes that the command leaves behind.
         """
         self._command = command
         self._lease = lease
@@ -109,6 +130,8 @@ class Supervisor:
         self._grace = grace
         self._margin = margin(lease.ttl)
         self._kill_after = kill_after
+        self._wait_children = wait_children
+        self._interrupted = 0
         self._terminal = Terminal(command.group)
         self._deadline = monotonic() + lease.remaining()
         self._lost = False
@@ -119,7 +142,7 @@ class Supervisor:
         guard.tell(self._deadline - self._margin / 2)
 
     def run(self) -> Outcome:
-        """Return when the command has ended; if lockkit ended it because of the lease, when its whole group has."""
+        """Return when the command and what it left behind have ended, or all are killed because of the lease."""
         while not isinstance(event := self._command.poll(), Ended):
             if isinstance(event, Stopped):
                 self._on_stopped(event.signum)
@@ -128,13 +151,61 @@ class Supervisor:
             for signum in self._signals.wait(self._next_look() - monotonic()):
                 self._on_signal(signum)
         self._terminal.take_back()
+        if self._wait_children:
+            self._wait_for_rest(event.status)
+        self._heed_guard()
+        if self._lost:
+            self._finish_group()
+        # A command that succeeded, and whose children were ended by a signal, has not done its work.
+        return Outcome(event.status or (self._interrupted and SIGNALLED + self._interrupted), self._lost)
+
+    def _heed_guard(self) -> None:
         if self._guard.killed():
             self._lost = True  # and this process has slept through it
             self._kill_at = monotonic()
             self._how = "killed by the guard"
-        if self._lost:
-            self._finish_group()
-        return Outcome(event.status, self._lost)
+
+    def _wait_for_rest(self, status: int) -> None:
+        """Keep the lock until all processes that the command left behind have ended, or cannot be ended."""
+        tell_at, pause = monotonic() + _TELL_AFTER, _GONE_EVERY
+        while not self._lost and not self._command.gone():
+            if self._command.group_gone():
+                self._guard.dismiss()  # the group's id may pass to processes that are none of ours
+            now = monotonic()
+            if self._killed and now > self._kill_at + _GONE_WITHIN:
+                say(f"{self._rest()} did not end: they go on without the lock")
+                return
+            if now >= tell_at:
+                tell_at = inf
+                kept = f"lock {self._lease.name!r} stays held until {self._rest()} have ended too"
+                say(f"the command ended with status {status}; {kept} (--no-wait-children does not wait)")
+            self._look_at_lease()
+            self._kill_when_due()
+            due = min(self._next_look(), tell_at, now + pause)
+            for signum in self._signals.wait(due - monotonic(), self._command.kept):
+                self._on_signal_for_rest(signum)
+            pause = min(2 * pause, _LOOK_AT_REST_EVERY)
+            self._heed_guard()
+
+    def _rest(self) -> str:
+        """Name the processes that the command left behind."""
+        processes = self._command.processes()
+        if not processes:
+            return f"the processes of its group {self._command.group}, and those that inherited its descriptors,"
+        names = [f"{process.pid} ({process.name})" for process in processes[:_NAMED_MAX]]
+        more = len(processes) - len(names)
+        return f"the processes that it left behind, {', '.join(names)}{f' and {more} more' if more else ''},"
+
+    def _on_signal_for_rest(self, signum: int) -> None:
+        """Forward a signal to what the command left behind: one that asks for the end as SIGTERM."""
+        if signum in ENDING:  # shells have their background jobs ignore SIGINT and SIGQUIT
+            self._interrupted = self._interrupted or signum
+            self._on_signal(signal.SIGTERM)
+        elif signum == signal.SIGTSTP:
+            self._send(signum)
+            self._stop_myself()
+        else:
+            self._on_signal(signum)
 
     def _next_look(self) -> float:
         due = [monotonic() + LOOK_EVERY]

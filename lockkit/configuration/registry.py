@@ -7,6 +7,7 @@ in the entry-point group ``lockkit.backends``. The same function loads both, whe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lockkit.backend import LockBackend, Option
 from lockkit.errors import ConfigurationError
 from lockkit.url import HIDDEN, Url, is_secret
-from lockkit.validation import nearest, parse_seconds, parse_ttl, shown
+from lockkit.validation import nearest, parse_choice, parse_seconds, parse_ttl, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,6 +43,11 @@ __all__ = [
 GROUP = "lockkit.backends"
 """The entry-point group: scheme = module:class."""
 
+_SCOPES = ("process", "machine", "network")
+"""Values of `Capabilities.scope`, the narrowest first."""
+
+_WITHIN = {"process": "threads and tasks of this process", "machine": "processes of this machine"}
+
 ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "ttl": Option(
@@ -55,6 +61,10 @@ ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
         "unavailable_after": Option(
             parse=parse_seconds,
             help="Seconds without any answer after which a wait without timeout raises BackendUnavailable.",
+        ),
+        "scope": Option(
+            parse=parse_choice(*_SCOPES),
+            help="Refuse a backend that locks out fewer: process, machine, network. Not given: LOCKKIT_SCOPE, or any.",
         ),
     }
 )
@@ -301,7 +311,7 @@ def split_options(
         defaults, and those of its driver that were given.
 
     Raises:
-        ConfigurationError: An option is unknown or its value wrong.
+        ConfigurationError: An option is unknown or its value wrong, or the backend's scope is narrower than ``scope``.
     """
     values: dict[str, object] = dict(url.query) if url is not None else {}
     values.update((name, value) for name, value in given.items() if value is not None)
@@ -319,7 +329,27 @@ def split_options(
             if name not in driver:
                 raise _unknown_option(name, driver, backend_class, safe_url)
             options[name] = _parse(driver[name], name, value, backend_class, safe_url)
+    _check_scope(engine_options["scope"], backend_class, safe_url)
     return engine_options, options
+
+
+def _check_scope(wanted: str | None, backend_class: type[LockBackend], safe_url: str | None) -> None:
+    """Refuse a backend that locks out fewer processes than the options want; without them, than ``LOCKKIT_SCOPE``."""
+    source = ""
+    if wanted is None and "LOCKKIT_SCOPE" in os.environ:
+        source = "LOCKKIT_SCOPE"
+        with from_source(source):
+            wanted = _parse(ENGINE_OPTIONS["scope"], "scope", os.environ[source], backend_class, safe_url)
+    if wanted is None or _SCOPES.index(backend_class.capabilities.scope) >= _SCOPES.index(wanted):
+        return
+    where, scope = safe_url or backend_class.__name__, backend_class.capabilities.scope
+    instead = "redis://… or postgresql://…" if wanted == "network" else "file:"
+    message = (
+        f"{where} locks out only other {_WITHIN[scope]}, and "
+        f"{source or 'scope'}={wanted} asks for more. Name a backend that does, such as {instead}; or give "
+        f"scope={scope} if that is enough"
+    )
+    raise ConfigurationError(message, backend=safe_url)
 
 
 def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mapping[str, Option]:
@@ -443,6 +473,12 @@ def load(scheme: str, target: str, hint: str) -> type[LockBackend]:
     try:
         backend_class = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: the module's name is empty
+        missing = getattr(error, "name", None) or ""
+        if isinstance(error, ModuleNotFoundError) and missing.partition(".")[0] == "lockkit":
+            hint = (
+                f"The module {missing} of lockkit itself is missing. If this program is a bundle, add it there (with "
+                "PyInstaller: --collect-submodules lockkit.backends); elsewhere reinstall lockkit"
+            )
         message = f"the backend for {scheme}: URLs cannot be loaded ({error}). {hint}"
         raise ConfigurationError(message) from error
     if not isinstance(backend_class, type) or not issubclass(backend_class, LockBackend):

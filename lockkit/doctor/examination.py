@@ -31,6 +31,13 @@ NOT_EXAMINED = Check(
     "how-to/check-your-servers.md#all-backends",
 )
 
+THIS_MACHINE_ONLY = Check(
+    "this-machine-only",
+    Severity.WARNING,
+    "The locks lock out processes of this machine only: on every other machine somebody may hold the same lock.",
+    "reference/configuration.md#order",
+)
+
 
 class _Module(Protocol):
     """The module that `lockkit.backend.LockBackend.examiner` names."""
@@ -156,13 +163,24 @@ def examine(url: str | None = None, *, profile: str | None = None, ttl: Seconds 
         ConfigurationError: The URL, the profile or the ttl is wrong, or a server refuses the credentials.
         BackendUnavailable: No server answers.
     """
-    settings = profiles.resolve(url, profile, {})
+    return examine_settings(profiles.resolve(url, profile, {}), ttl=ttl)
+
+
+def examine_settings(settings: profiles.Settings, *, ttl: Seconds | timedelta | None) -> Diagnosis:
+    """Do what `examine` does, with settings that are resolved already."""
     with registry.from_source(settings.elsewhere):
         backend_class = registry.find_for(settings.url, settings.options)
         engine_options, options = registry.split_options(backend_class, settings.url, settings.options)
     # A ttl below the backend's shortest is a finding, not an error.
     wanted = validation.ttl(ttl if ttl is not None else engine_options["ttl"] or DEFAULT_TTL, 0.0)
     examination = Examination(settings.url, options, backend_class, wanted)
+    if settings.embedded:
+        examination.find(
+            THIS_MACHINE_ONLY,
+            settings.url.safe_text,
+            "Nothing names a backend, so locks are files of this machine.",
+            "Give a URL, set LOCKKIT_URL, or write a lockkit.toml; scope=network or LOCKKIT_SCOPE=network refuses this",
+        )
     timing.judge_ttl(examination)
     drive(_examine(examination))
     return examination.diagnosis()

@@ -41,16 +41,22 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
 
     Args:
         url: Which backend, for example ``redis://localhost:6379/0``, ``file:///var/lock/app`` or ``memory://``.
-            None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, else files of this user.
+            None: the profile, ``LOCKKIT_URL``, the profile named by ``LOCKKIT_ENV``, the profile ``default``; without
+            any configuration files of this user, which lock out only processes of this machine.
         profile: A profile of ``lockkit.toml`` or of ``[tool.lockkit]`` in ``pyproject.toml``.
         **options: ``ttl`` and ``timeout`` (defaults of the client's locks, seconds), ``unavailable_after`` (seconds
-            without one answer after which a wait without timeout gives up) and the backend's options, which the URL's
-            query may have too. Options given here override the query.
+            without one answer after which a wait without timeout gives up), ``scope`` (``"network"``, ``"machine"`` or
+            ``"process"``: refuse a backend that locks out fewer) and the backend's options, which the URL's query may
+            have too. Options given here override the query.
 
     Raises:
         ConfigurationError: The URL, the profile or an option is wrong; or the program runs on eventlet.
     """
-    settings = profiles.resolve(url, profile, options)
+    return open_client(profiles.resolve(url, profile, options))
+
+
+def open_client(settings: profiles.Settings) -> Client:
+    """Make the client that `connect` makes of these settings."""
     open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)
     return Client(Engine(open_backend, BlockingRuntime(), Lease))
 

@@ -48,6 +48,7 @@ class Cli:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("LOCKKIT_")}
         self.env |= {
             "LOCKKIT_STATE_DIR": str(home / "state"),
+            "LOCKKIT_URL": "file:",  # the same directory, but chosen: see `lockkit.cli.output.settings_told`
             "PYTHONPATH": f"{home / 'path'}:{ROOT}",
             "PYTHONWARNINGS": "error",
             "TMPDIR": str(home),

@@ -131,6 +131,19 @@ def test_url_of_the_environment(cli: Cli, server: RedisServer) -> None:
     assert "redis-no-persistence" in cli.run("doctor").stdout
 
 
+def test_nothing_that_names_a_backend_is_a_finding(cli: Cli) -> None:
+    """And is said on stderr too; `--fail-on=warning` stops the deployment."""
+    del cli.env["LOCKKIT_URL"]
+
+    done = cli.run("doctor", "--json", "--fail-on=warning")
+
+    assert done.returncode == 1
+    assert "this-machine-only" in {finding["id"] for finding in json.loads(done.stdout)["findings"]}
+    assert done.stderr.startswith(f"lockkit: nothing names a backend, so locks are files in {cli.home}/state/locks, ")
+    assert "this machine only" in done.stderr
+    assert cli.run("doctor", "file:", "--fail-on=warning").returncode == 0
+
+
 def test_third_party_backend_is_not_examined(cli: Cli) -> None:
     """It says that it knows nothing, and not that all is well."""
     done = cli.run("doctor", f"faulty:{cli.home}/x")

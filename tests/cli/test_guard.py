@@ -53,7 +53,9 @@ def test_guard_and_supervisor_do_without_proc(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(guard_module, "OPEN_FILES", tmp_path / "missing")
     monkeypatch.setattr(command_module, "PROC", tmp_path)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
-        assert command_module._has_living_member(command.pid)
+        run = object.__new__(command_module.Command)
+        vars(run).update(group=command.pid, kept=-1, _group_ended=False)
+        assert (run.group_gone(), run.processes()) == (False, [])
         guard = Guard(command.pid)
         try:
             guard.tell(monotonic() + 0.1)

@@ -202,6 +202,16 @@ def test_names_are_completed(url: str, client: lockkit.Client) -> None:
         assert complete_name("s*", url, None) == []
 
 
+@pytest.mark.parametrize("name", ["--help", "-x", "-", "--", "--url=redis://evil", "=ls", "a\n--help", "-rf", "é b"])
+def test_name_that_means_something_on_a_command_line_is_not_completed(
+    url: str, client: lockkit.Client, name: str
+) -> None:
+    """Any client chooses names: ``lockkit break <TAB>`` must not offer an option."""
+    with client.lock(name), client.lock("a-b=c"), client.lock("é"):
+        assert complete_name("", url, None) == ["a-b=c", "é"]
+        assert complete_name(name[0], url, None) == ([name[0]] if name[0] == "é" else ["a-b=c"] * (name[0] == "a"))
+
+
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "redsi://h", "postgresql://127.0.0.1:1/x?mode=row"])
 def test_no_names_without_an_answer(url: str, capfd: pytest.CaptureFixture[str]) -> None:
     """And no error in the middle of the user's line."""

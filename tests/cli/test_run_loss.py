@@ -220,9 +220,9 @@ def test_command_dies_when_both_processes_of_lockkit_are_killed(cli: Cli) -> Non
 
 
 def test_guard_ends_with_the_run_and_spares_what_is_left(cli: Cli) -> None:
-    """What a command leaves behind on purpose goes on, and keeps no lock."""
+    """What a command leaves behind on purpose goes on, and keeps no lock with ``--no-wait-children``."""
     script = "sleep 60 >/dev/null 2>&1 & echo $! > pids"
-    done = cli.run("run", "a", "--", "sh", "-c", script)
+    done = cli.run("run", "a", "--no-wait-children", "--", "sh", "-c", script)
     (left,) = pids(cli.home / "pids", 1)
 
     assert done.returncode == 0

@@ -218,15 +218,17 @@ def test_command_knows_its_lease(cli: Cli) -> None:
 
 
 def test_command_inherits_nothing_of_lockkit(cli: Cli) -> None:
-    """Only its own three files are open, and no variable is added but lockkit's four."""
+    """Its own three files are open, and one that its children pass on; no variable is added but lockkit's four."""
     script = "import os, json; print(json.dumps([sorted(os.listdir('/dev/fd')), sorted(os.environ)]))"
     done = cli.run("run", "a", "--", "python3", "-c", script)
+    alone = cli.run("run", "a", "--no-wait-children", "--", "python3", "-c", script)
     plain = cli.start_program("python3", "-c", script).communicate(timeout=60)[0]
 
     added = {"LOCKKIT_NAME", "LOCKKIT_TOKEN", "LOCKKIT_OWNER", "LOCKKIT_DEADLINE"}
     fds, names = json.loads(done.stdout)
     plain_fds, plain_names = json.loads(plain)
-    assert fds == plain_fds
+    assert fds == sorted([*plain_fds, "100"])
+    assert json.loads(alone.stdout)[0] == plain_fds
     assert set(names) == set(plain_names) | added
 
 
@@ -302,6 +304,38 @@ def test_path_without_home_and_locale(cli: Cli) -> None:
 
     assert done.stdout == "größe\n", done.stderr
     assert (cli.home / "locks").is_dir()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run", "a", "--on-busy=skip", "--", "true"), ("elect", "a", "--", "true"), ("hold", "a")],
+    ids=lambda words: words[0],
+)
+def test_locks_of_this_machine_are_not_used_in_silence(cli: Cli, words: tuple[str, ...]) -> None:
+    """Once, also for cron: where nothing names a backend, other machines are not locked out."""
+    told = (
+        f"lockkit: nothing names a backend, so locks are files in {cli.home}/state/locks, which lock out processes of "
+        "this machine only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml\n"
+    )
+    assert "this machine" not in cli.run(*words).stderr
+    del cli.env["LOCKKIT_URL"]
+
+    done = cli.run(*words)
+
+    assert done.stderr.startswith(told)
+    assert cli.run("-v", *words).stderr.count("this machine only") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_configuration_without_default_is_78(cli: Cli, command: str) -> None:
+    """Nothing runs, and nothing falls back on files."""
+    del cli.env["LOCKKIT_URL"]
+    (cli.home / "lockkit.toml").write_text('[profiles.prod]\nurl = "redis://h"')
+
+    done = cli.run(command, "a", "--", "echo", "ran")
+
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "choose one with LOCKKIT_ENV or --profile, or add [profiles.default]" in done.stderr
 
 
 def test_verbose_run_names_its_backend(cli: Cli) -> None:

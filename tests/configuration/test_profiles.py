@@ -69,25 +69,227 @@ def write(directory: Path, text: str, *, name: str = "lockkit.toml") -> Path:
         ((None, "dev"), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "prod"}, "memory://dev", "profile 'dev' in "),
         ((None, None), {"LOCKKIT_URL": "memory://b", "LOCKKIT_ENV": "dev"}, "memory://b", "LOCKKIT_URL"),
         ((None, None), {"LOCKKIT_ENV": "dev"}, "memory://dev", "profile 'dev' in "),
-        ((None, None), {}, "file:", "the default"),
+        ((None, None), {}, "memory://usual", "profile 'default' in "),
     ],
 )
 def test_the_first_that_says_something_decides(
     project: Path, arguments: tuple[str | None, str | None], environ: dict[str, str], wanted: str, source: str
 ) -> None:
-    """The order is url, profile, LOCKKIT_URL, LOCKKIT_ENV, the embedded default."""
+    """The order is url, profile, LOCKKIT_URL, LOCKKIT_ENV, the profile default."""
+    write(project, f'{PROFILES}\n[profiles.default]\nurl = "memory://usual"')
+
     settings = resolve(*arguments, directory=project, environ=environ)
 
     assert settings.url.text == wanted
     assert settings.source.startswith(source)
 
 
-def test_files_are_not_read_unless_a_profile_is_wanted(tmp_path: Path) -> None:
+def test_without_configuration_locks_are_files_of_this_user(tmp_path: Path) -> None:
+    """Also where another tool has a pyproject.toml, and where a dependency is named there."""
+    write(tmp_path, "[project]\ndependencies = ['lockkit']\n[tool.other]\nx = 1", name="pyproject.toml")
+
+    settings = resolve(directory=tmp_path)
+
+    assert (settings.url.text, settings.embedded) == ("file:", True)
+
+
+def test_files_are_not_read_where_a_url_is_given(tmp_path: Path) -> None:
     """A broken file of another project does not stop a program that does not use it."""
     write(tmp_path, "this is no TOML")
 
-    assert resolve(directory=tmp_path).url.text == "file:"
     assert resolve("memory://", directory=tmp_path).url.text == "memory://"
+    assert resolve(directory=tmp_path, environ={"LOCKKIT_URL": "memory:"}).url.text == "memory:"
+
+
+@pytest.mark.parametrize("text", ["this is no TOML", "[tool.lockkit", "# lockkit\n[tool\n"])
+def test_pyproject_that_is_no_toml_matters_only_if_it_may_be_meant(tmp_path: Path, text: str) -> None:
+    """A template of another tool is passed over."""
+    write(tmp_path, text, name="pyproject.toml")
+
+    if "lockkit" not in text:
+        assert resolve(directory=tmp_path).embedded
+        return
+    with pytest.raises(ConfigurationError, match=r"pyproject\.toml is not valid TOML"):
+        resolve(directory=tmp_path)
+
+
+def test_configuration_without_the_profile_default_is_never_passed_over(project: Path) -> None:
+    """Locks of this machine, where the others use the server of the file, would exclude no other machine."""
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(directory=project / "below")
+
+    assert str(caught.value) == (
+        f"nothing chooses a profile, and {project / 'lockkit.toml'} has no profile 'default'. Its profiles are dev, "
+        "prod: choose one with LOCKKIT_ENV or profile=, or add [profiles.default]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("lockkit.toml", "", r"lockkit.toml has no profiles: add \[profiles.default\]"),
+        ("lockkit.toml", "# nothing yet", "has no profiles"),
+        ("lockkit.toml", "[profiles]", "has no profiles"),
+        ("lockkit.toml", "url = 'redis://:hunter2@h'", r"unknown key 'url'.*\[profiles.default\]"),
+        ("lockkit.toml", "ttl = 5\n[profiles.default]\nurl = 'memory:'", r"unknown key 'ttl'.*\[profiles.default\]"),
+        ("pyproject.toml", "[tool.lockkit]", r"has no profiles: add \[tool.lockkit.profiles.default\]"),
+        ("pyproject.toml", "[tool.lockkit]\nurl = 'memory:'", r"\[tool.lockkit.profiles.default\]"),
+        ("pyproject.toml", "[tool]\nlockkit = 1", "tool.lockkit must be a table"),
+        ("pyproject.toml", "[tool.lockkit.profiles.dev]\nurl = 'memory:'", "Its profiles are dev"),
+    ],
+)
+def test_configuration_that_names_no_backend_by_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, part: str
+) -> None:
+    """By everything that connects, at the call."""
+    write(tmp_path, text, name=name)
+    monkeypatch.chdir(tmp_path)
+    for variable in ("LOCKKIT_URL", "LOCKKIT_ENV"):
+        monkeypatch.delenv(variable, raising=False)
+
+    for connect in (lockkit.connect, lockkit.aio.connect, doctor.examine):
+        with pytest.raises(ConfigurationError, match=part) as caught:
+            connect()
+        assert "hunter2" not in str(caught.value)
+
+
+# -- LOCKKIT_CONFIG ------------------------------------------------------------------------------------------------
+
+
+def test_lockkit_config_names_the_only_file(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of any name; a pyproject.toml by its name."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    one = write(elsewhere, '[profiles.default]\nurl = "memory://one"', name="locks.conf")
+    two = write(elsewhere, '[tool.lockkit.profiles.default]\nurl = "memory://two"', name="pyproject.toml")
+
+    assert resolve(directory=project, environ={"LOCKKIT_CONFIG": str(one)}).url.text == "memory://one"
+    assert resolve(directory=project, environ={"LOCKKIT_CONFIG": str(two)}).url.text == "memory://two"
+    with pytest.raises(ConfigurationError, match=r"asks for the profile 'dev', which .*locks\.conf does not have"):
+        resolve(profile="dev", directory=project, environ={"LOCKKIT_CONFIG": str(one)})
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("", "LOCKKIT_CONFIG is set but empty"),
+        ("missing.toml", "missing.toml, which does not exist"),
+        ("below", "not a regular file"),
+        ("pyproject.toml", r"pyproject.toml, which has no \[tool.lockkit\]"),
+    ],
+)
+def test_lockkit_config_that_names_no_configuration_never_falls_back(project: Path, name: str, part: str) -> None:
+    """Neither to a file that a search would find nor to files of this machine."""
+    write(project, "[project]", name="pyproject.toml")
+
+    for profile in (None, "dev"):
+        with pytest.raises(ConfigurationError, match=part):
+            resolve(profile=profile, directory=project, environ={"LOCKKIT_CONFIG": name and str(project / name)})
+
+
+# -- files of other users ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "part"),
+    [
+        ("lockkit.toml", 0o664, "lockkit.toml may be written to by its group"),
+        ("lockkit.toml", 0o646, "lockkit.toml may be written to by anybody"),
+        (".", 0o770, "may be written to by its group"),
+        (".", 0o707, "may be written to by anybody"),
+        ("..", 0o777, "may be written to by anybody"),
+    ],
+)
+@pytest.mark.parametrize("profile", [None, "default"])
+def test_file_that_another_user_could_have_written_is_refused(
+    tmp_path: Path, name: str, mode: int, part: str, profile: str | None
+) -> None:
+    """It would choose the server that gets the passwords of a privileged job. The error says where and why."""
+    directory = tmp_path / "shared" / "project"
+    (directory / "below").mkdir(parents=True)
+    path = write(directory, '[profiles.default]\nurl = "redis://:${PW}@evil"')
+    culprit = Path(os.path.normpath(directory / name))
+    culprit.chmod(mode)
+
+    with pytest.raises(ConfigurationError, match=part) as caught:
+        resolve(profile=profile, directory=directory / "below", environ={"PW": "hunter2"})
+
+    assert str(caught.value).startswith(f"{path} is refused, since another user could have written it: {culprit} may")
+    assert str(caught.value).endswith(f"set LOCKKIT_CONFIG={path}")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_sticky_directory_that_anybody_may_write_to_is_as_good_as_tmp(project: Path) -> None:
+    """There nobody can replace a file of this user."""
+    project.chmod(0o1777)
+
+    assert resolve(profile="dev", directory=project).url.text == "memory://dev"
+
+
+@pytest.mark.parametrize("name", ["lockkit.toml", "pyproject.toml"])
+def test_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In a sticky directory too, where another user may have put it first."""
+    prefix = "tool.lockkit." if name == "pyproject.toml" else ""
+    path = write(tmp_path, f'[{prefix}profiles.default]\nurl = "memory://"', name=name)
+    tmp_path.chmod(0o1777)
+    _own_as_another_user(path, monkeypatch)
+
+    with pytest.raises(ConfigurationError, match=rf"{name} belongs to another user \(uid \d+\)"):
+        resolve(directory=tmp_path)
+    assert resolve(directory=tmp_path, environ={"LOCKKIT_CONFIG": str(path)}).url.text == "memory://"
+
+
+def _own_as_another_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a file away; who may not do that plays another user that reads it."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+
+
+def test_pyproject_of_another_user_without_a_table_of_ours_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as root in the project of its user: it decides nothing."""
+    path = write(tmp_path, "[project]\ndependencies = ['lockkit']", name="pyproject.toml")
+    _own_as_another_user(path, monkeypatch)
+
+    assert resolve(directory=tmp_path).embedded
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_lockkit_config_vouches_for_owner_and_directories_only(project: Path, mode: int) -> None:
+    """Whoever sets the variable may mean a file of the deploying user, but not one that anybody changes."""
+    path = project / "lockkit.toml"
+    project.chmod(0o777)
+    environ = {"LOCKKIT_CONFIG": str(path)}
+    assert resolve(profile="dev", directory=project, environ=environ).url.text == "memory://dev"
+
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=r"may be written to by .*chmod g?o?-w"):
+        resolve(profile="dev", directory=project, environ=environ)
+
+
+def test_link_leads_to_the_directories_of_its_target(tmp_path: Path) -> None:
+    """Who may write there could have replaced the target."""
+    (tmp_path / "open").mkdir()
+    write(tmp_path / "open", PROFILES)
+    (tmp_path / "lockkit.toml").symlink_to(tmp_path / "open" / "lockkit.toml")
+    assert resolve(profile="dev", directory=tmp_path).url.text == "memory://dev"
+
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigurationError, match="/open may be written to by anybody"):
+        resolve(profile="dev", directory=tmp_path)
+
+
+def test_fifo_blocks_nobody(tmp_path: Path) -> None:
+    """Nobody may ever write to it."""
+    os.mkfifo(tmp_path / "lockkit.toml")
+
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        resolve(directory=tmp_path)
+
+
+# -- the process ---------------------------------------------------------------------------------------------------
 
 
 def test_process_environment_and_working_directory_are_the_default(

@@ -238,7 +238,7 @@ def test_options_are_parsed_and_have_defaults() -> None:
     """The engine's apart from the backend's."""
     engine, backend = registry.split_options(Fake, parse("fake://h?ttl=5&replicas=2"), {})
 
-    assert engine == {"ttl": 5.0, "timeout": None, "unavailable_after": None}
+    assert engine == {"ttl": 5.0, "timeout": None, "unavailable_after": None, "scope": None}
     assert backend == {"prefix": "lockkit:", "replicas": 2, "sentinel_password": None}
 
 
@@ -284,7 +284,7 @@ def test_unknown_option_lists_what_there_is() -> None:
 
     assert str(caught.value) == (
         "unknown option 'zzz' for fake://u:***@h?zzz=1. "
-        "Its options are ttl, timeout, unavailable_after, prefix, replicas, sentinel_password"
+        "Its options are ttl, timeout, unavailable_after, scope, prefix, replicas, sentinel_password"
     )
     assert caught.value.backend == "fake://u:***@h?zzz=1"
 
@@ -336,7 +336,7 @@ def test_open_backend_gives_the_backend_its_options(builtin: Callable[..., None]
     backend, engine = registry.open_backend(url, {"replicas": "1"}, HOST)
 
     assert type(backend) is Fake
-    assert engine == {"ttl": 5.0, "timeout": None, "unavailable_after": None}
+    assert engine == {"ttl": 5.0, "timeout": None, "unavailable_after": None, "scope": None}
     assert Fake.opened == [(url, {"prefix": "lockkit:", "replicas": 1, "sentinel_password": None})]
 
 
@@ -424,3 +424,16 @@ def test_adopt_passes_over_third_party_backends_without_their_driver(install: Ca
 
     with pytest.raises(ConfigurationError, match=r"no backend accepts a connection of type fakedb\.client\.Connection"):
         registry.adopt(Connection(), {}, HOST)
+
+
+def test_missing_module_of_lockkit_is_told_from_a_missing_driver(builtin: Callable[..., None]) -> None:
+    """In a bundle neither `pip install` of an extra nor a new installation helps."""
+    builtin(zoo=Builtin("lockkit.backends.no_such.backend:Backend", extra="redis"))
+
+    with pytest.raises(ConfigurationError) as caught:
+        registry.find("zoo")
+
+    assert "The module lockkit.backends.no_such of lockkit itself is missing. If this program is a bundle" in str(
+        caught.value
+    )
+    assert "pip install" not in str(caught.value)

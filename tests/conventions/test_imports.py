@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -22,6 +24,33 @@ CORE = [
     in {"lockkit.backend", "lockkit.background", "lockkit.errors", "lockkit.units", "lockkit.url", "lockkit.validation"}
 ]
 REAL_WORLD = {"asyncio", "random", "secrets", "threading", "time"}
+
+
+def test_every_python_that_is_started_ignores_the_working_directory() -> None:
+    """With -P or -I: a module that anybody put there would run as this user. `elect` repeats its own command line."""
+    started = [
+        (name, ast.unparse(node))
+        for name, module in MODULES.items()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.List) and node.elts and ast.unparse(node.elts[0]) == "sys.executable"
+    ]
+    named = [
+        name
+        for name, module in MODULES.items()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+    ]
+
+    assert len(started) >= 6
+    assert sorted(named) == sorted(
+        [
+            *(name for name, _ in started),
+            *("lockkit.cli.elect", "lockkit.integrations.django.management.commands.locked"),  # of os.exec…
+        ]
+    )
+    assert [where for where in started if not re.match(r"\[sys\.executable, '-[PI]'", where[1])] == [
+        ("lockkit.cli.elect", "[sys.executable, *sys.orig_argv[1:]]")
+    ]
 
 
 def after(statements: str) -> dict[str, Any]:

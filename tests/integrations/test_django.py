@@ -620,6 +620,22 @@ def test_locked_passes_on_the_service_and_the_status(tmp_path: Path) -> None:
     assert caught.value.returncode == 3
 
 
+def test_locked_runs_nothing_that_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of that name there would run as the job's user; the command's own Python finds what it always does."""
+    for name in ("typer", "lockkit", "json", "rich"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'a').write(__name__ + ' '); raise ImportError(__name__)")
+    (tmp_path / "mine.py").write_text("open('found', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+
+    with override_settings(LOCKKIT={"default": {"URL": f"file://{tmp_path}/locks"}}):
+        call_command("locked", "NAME", command=[sys.executable, "-m", "mine"])
+
+    assert (tmp_path / "found").exists()
+    assert not (tmp_path / "ran").exists()
+
+
 def test_locked_refuses_what_it_cannot_pass_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message, and the exit status of a usage or configuration error."""
     cases: list[tuple[dict[str, Any], str]] = [

@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from lockkit.errors import ConfigurationError
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, Flaw, find_flaw, find_flaw_above, kind_of_file_system
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, Flaw, find_flaw, find_flaw_on_the_way, kind_of_file_system
 
 __all__ = [
     "Directory",
@@ -174,7 +174,7 @@ class Directory:
             ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
                 system.
         """
-        self._refuse(find_flaw_above(self.path, group=self.group))
+        self._refuse(find_flaw_on_the_way(str(Path(self.path).parent), group=self.group))
         made = self._make(self.path, 0o2770 if self.group else 0o700)
         status = os.lstat(self.path)
         self._refuse(find_flaw_within(self.path, status, group=self.group, above=None))

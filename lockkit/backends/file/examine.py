@@ -11,7 +11,7 @@ from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.directory import find_flaw_within
 from lockkit.backends.file.inotify import Inotify
 from lockkit.doctor.findings import Check, Severity
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_above, kind_of_file_system
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kind_of_file_system
 
 if TYPE_CHECKING:
     from lockkit.doctor.examination import Examination
@@ -74,7 +74,7 @@ def _examine_missing(examination: Examination, path: Path) -> None:
     else:
         seen = f"The directory is missing; {ancestor} exists and may be written to."
         examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
-        flaw = find_flaw_above(str(path), group=examination.options["group"])
+        flaw = find_flaw_on_the_way(str(path.parent), group=examination.options["group"])
         if flaw is not None:
             examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
         _examine_file_system(examination, path, ancestor.stat())
@@ -104,7 +104,10 @@ def _examine_directory(examination: Examination, path: Path) -> None:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         _find_denied(examination, path, path)
     group = examination.options["group"]
-    flaws = [find_flaw_above(str(path), group=group), find_flaw_within(str(path), status, group=group, above=None)]
+    flaws = [
+        find_flaw_on_the_way(str(path.parent), group=group),
+        find_flaw_within(str(path), status, group=group, above=None),
+    ]
     clients = path / "clients"
     if os.path.lexists(clients):
         flaws.append(find_flaw_within(str(clients), clients.lstat(), group=group, above=status))

@@ -68,8 +68,8 @@ def test_group_may_use_what_is_shared_with_it(connect: Connect, host: StubHost, 
 @pytest.mark.parametrize(
     ("permissions", "query", "fix"),
     [
-        *((0o777, "", "chmod o-w"), (0o770, "", "chmod g-w.*group=1"), (0o702, "", "chmod o-w")),
-        *((0o777, "?group=1", "chmod o-w"), (0o1777, "?group=1", "chmod o-w")),
+        *((0o777, "", "chmod g?o-w"), (0o770, "", "chmod g-w.*group=1"), (0o702, "", "chmod g?o-w")),
+        *((0o777, "?group=1", "chmod g?o-w"), (0o1777, "?group=1", "chmod g?o-w")),
     ],
 )
 def test_directory_that_other_users_may_write_to_is_refused(  # noqa: PLR0917 - fixtures

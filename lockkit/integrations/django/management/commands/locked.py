@@ -63,7 +63,7 @@ class Command(BaseCommand):
             environment = _environment(service(alias))
         except ConfigurationError as error:
             raise CommandError(str(error), returncode=78) from error
-        program = [sys.executable, "-m", "lockkit.cli", "run", name, *options, "--", *command]
+        program = [sys.executable, "-P", "-m", "lockkit.cli", "run", name, *options, "--", *command]
         if self._replaces:
             sys.stdout.flush()
             sys.stderr.flush()

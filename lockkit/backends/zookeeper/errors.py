@@ -86,6 +86,8 @@ def connection_failed(error: BaseException | None, label: str) -> BackendUnavail
         advice = (
             "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
         )
+    elif "certificate is not valid for" in text:
+        advice = "its certificate is for another host: name that one in the URL, or see the option check_hostname"
     elif "CERTIFICATE_VERIFY_FAILED" in text:
         advice = "its certificate is not trusted, see the options ca and verify_certs"
     failed = BackendUnavailable(f"no connection to {label}: {advice} ({text})")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import ConnectionDropped, NoAuthError
 from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
@@ -24,6 +24,7 @@ from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
+from lockkit.testing.servers.tls import make_certificates
 from lockkit.url import parse
 from tests.backends.support import StubHost
 from tests.backends.zookeeper.support import (
@@ -415,6 +416,26 @@ class TestAdopted:
             lease.release()
 
 
+def _refuses(face: str, url: str, problem: str) -> None:
+    """Check that neither ping nor an acquisition works, and what they say."""
+
+    async def scenario() -> None:
+        async with lockkit.aio.connect(url) as client:
+            with pytest.raises(lockkit.BackendUnavailable, match=problem):
+                await client.ping()
+            with pytest.raises(lockkit.BackendUnavailable, match=problem):
+                await client.lock("x", ttl=LONG).acquire(timeout=0)
+
+    if face == "async":
+        asyncio.run(scenario())
+        return
+    with lockkit.connect(url) as client:
+        with pytest.raises(lockkit.BackendUnavailable, match=problem):
+            client.ping()
+        with pytest.raises(lockkit.BackendUnavailable, match=problem):
+            client.lock("x", ttl=LONG).acquire(timeout=0)
+
+
 class TestAccess:
     """Logins, rights and TLS."""
 
@@ -429,6 +450,30 @@ class TestAccess:
                 refused.lock("x", ttl=LONG).acquire(timeout=5)
             assert not backend_of(refused)._short_leases._nodes  # nothing was created, so nothing has to be removed
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+    @pytest.mark.parametrize(
+        ("login", "options"),
+        [("ada:s3cret@", {}), ("", {"auth_data": [("digest", "ada:s3cret")]}), ("ada:s3cret@", {"acl": "creator"})],
+        ids=["url", "auth_data", "explicit"],
+    )
+    def test_login_closes_the_nodes_to_others(
+        self, server: ZooKeeperServer, connect: Connect, login: str, options: dict[str, Any]
+    ) -> None:
+        """Unless the option acl says otherwise."""
+        client = connect(f"zookeeper://{login}{server.address}?prefix=mine", **options)
+        with client.lock("x", ttl=LONG), kazoo_client(server.address) as stranger, pytest.raises(NoAuthError):
+            stranger.get_children("/mine/x")
+
+    def test_nodes_are_open_without_a_login_or_by_option(
+        self, server: ZooKeeperServer, connect: Connect, tree: Tree
+    ) -> None:
+        """Clients with different logins share locks with acl=open."""
+        for prefix, client in (
+            ("theirs", connect(f"zookeeper://{server.address}?prefix=theirs")),
+            ("ours", connect(f"zookeeper://ada:s3cret@{server.address}?prefix=ours&acl=open")),
+        ):
+            with client.lock("x", ttl=LONG):
+                assert len(tree.nodes(f"/{prefix}/x")) == 1
 
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
         """As text in the URL, or kazoo's objects."""
@@ -485,6 +530,19 @@ class TestAccess:
             distrustful.close()
             client.close()
 
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_certificate_of_another_host(self, face: str) -> None:
+        """Of the right authority, but not for the host in the URL: its owner would read the password."""
+        require("zookeeper", local=True)
+        with ZooKeeperServer(tls=True) as secure:
+            secure.stop()
+            make_certificates(secure.directory, names="DNS:other.example")
+            secure.start()
+
+            _refuses(face, secure.url, "for another host.*check_hostname")
+            with lockkit.connect(f"{secure.url}&check_hostname=0") as careless:
+                careless.ping()
+
     def test_no_password_in_any_log(
         self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -539,6 +597,7 @@ class TestBadInput:
             ("zookeeper://h?auth=sasl&sasl_options=GSSAPI", "sasl_options= of connect.. is a mapping"),
             ("zookeeper://h?ca=/some/file", "ca is for TLS: add use_ssl=1"),
             ("zookeeper://h?check_hostname=1", "check_hostname is for TLS"),
+            ("zookeeper://h?use_ssl=1&verify_certs=0&check_hostname=1", "verify_certs=0 does not check"),
             ("zookeeper://h?use_ssl=1&keyfile=/does/not/exist", "option keyfile cannot be read"),
         ],
     )

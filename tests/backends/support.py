@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
+import pytest
+
+import lockkit
+import lockkit.aio
 from lockkit.backend import Grant, Request
 from lockkit.runtime import BlockingRuntime
 
@@ -52,3 +57,23 @@ def granted(outcome: object) -> Grant:
     """Assert that it is a grant."""
     assert isinstance(outcome, Grant), outcome
     return outcome
+
+
+def refuses(face: str, url: str, problem: str) -> None:
+    """Check that neither ping nor an acquisition works, and what their errors say."""
+
+    async def scenario() -> None:
+        async with lockkit.aio.connect(url) as client:
+            with pytest.raises(lockkit.BackendUnavailable, match=problem):
+                await client.ping()
+            with pytest.raises(lockkit.BackendUnavailable, match=problem):
+                await client.lock("x").acquire(timeout=0)
+
+    if face == "async":
+        asyncio.run(scenario())
+        return
+    with lockkit.connect(url) as client:
+        with pytest.raises(lockkit.BackendUnavailable, match=problem):
+            client.ping()
+        with pytest.raises(lockkit.BackendUnavailable, match=problem):
+            client.lock("x").acquire(timeout=0)

@@ -168,7 +168,8 @@ async def _examine_member(
     """Ask a member for its status, which most give also without a leader; some hide it from all but root."""
     label = f"{host.host}:{host.port or DEFAULT_PORT}"
     if examination.url.base != "etcds" and not is_loopback(host.host):
-        seen = "The connection crosses a network without encryption."
+        password = ", with the password in clear text" if examination.url.password else ""
+        seen = f"The connection crosses a network without encryption{password}."
         fix = "Start the member with --cert-file, --key-file and --client-cert-auth, and use etcds://…?ca=…"
         examination.find(NO_TLS, label, seen, fix)
     cluster = _only(examination, host)
@@ -244,15 +245,14 @@ def _quota_of_metrics(examination: Examination, host: HostPort) -> int:
     """Read the quota from the member's metrics, before etcd 3.6; 0 if they are not available."""
     address = (host.host, host.port or DEFAULT_PORT)
     options = examination.options
-    connection: http.client.HTTPConnection
+    connection = http.client.HTTPConnection(*address, timeout=MEMBER_SECONDS)
     try:
+        connection.connect()
         if examination.url.base == "etcds":
             context = ssl.create_default_context(cafile=options["ca"])
             if options["cert"] is not None:
                 context.load_cert_chain(options["cert"], options["key"])
-            connection = http.client.HTTPSConnection(*address, timeout=MEMBER_SECONDS, context=context)
-        else:
-            connection = http.client.HTTPConnection(*address, timeout=MEMBER_SECONDS)
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=options["server_name"] or host.host)
         try:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode("utf-8", "replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -47,6 +48,7 @@ from tests.backends.etcd.support import (
     until_more_than,
     until_waiting,
 )
+from tests.backends.support import refuses
 from tests.interrupts import CallStrike
 from tests.tries import busy, have_time_to_answer, until_renewed
 
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.etcd.contender import Contender
     from lockkit.sync import Client, Lease
+    from lockkit.testing.servers.tls import Certificates
     from tests.backends.etcd.support import Connect
 
 
@@ -896,6 +899,32 @@ class TestLogin:
             ):
                 client.ping()
 
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_certificate_of_another_host(self, face: str) -> None:
+        """It is refused, though of the right authority, unless the URL says that the members have that name."""
+        with OtherHost(tls=True) as member:
+            refuses(face, member.url, "for another host.*server_name")
+            refuses(face, f"{member.url}&server_name=third.example", "for another host")
+            with lockkit.connect(f"{member.url}&server_name=other.example") as client:
+                client.ping()
+            refuses(face, member.url.replace("ca=", "prefix="), "not trusted.*option ca")
+
+
+class OtherHost(EtcdServer):
+    """A member whose certificate is not for its address."""
+
+    @property
+    def certificates(self) -> Certificates:
+        """See `EtcdServer`."""
+        if self._certificates is None:
+            self._certificates = make_certificates(self.directory, names="DNS:other.example")
+        return self._certificates
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if (context := super()._tls_context()) is not None:
+            context.check_hostname = False
+        return context
+
 
 def logins_of(server: EtcdServer) -> int:
     """Count the logins at the member."""
@@ -945,16 +974,53 @@ class TestOptions:
         with pytest.raises(lockkit.BackendUnavailable, match=address):
             connect(f"etcd://{address}").ping()
 
+    @pytest.mark.parametrize("moment", [0.0, 4e9], ids=["past", "future"])
+    @pytest.mark.parametrize("face", ["sync", "async"])
     def test_calls_do_not_depend_on_the_wall_clock_of_python(
-        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str, moment: float
     ) -> None:
-        """An application's tests may freeze it."""
-        client = connect()
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time", lambda: 0.0)
-            client.ping()
-            with client.lock("frozen", ttl=LONG):
+        """An application's tests may freeze it: freezegun replaces `time.time`, time-machine CLOCK_REALTIME as well."""
+        read = time.clock_gettime
+        fake = lambda clock: moment if clock == time.CLOCK_REALTIME else read(clock)  # noqa: E731
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client, client.lock("frozen", ttl=LONG):
                 pass
+
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: moment)
+            patch.setattr(time, "clock_gettime", fake)
+            if face == "async":
+                asyncio.run(scenario())
+            else:
+                with lockkit.connect(server.url) as client, client.lock("frozen", ttl=LONG):
+                    pass
+            server.pause()
+            try:
+                with lockkit.connect(server.url) as client, pytest.raises(lockkit.BackendUnavailable):
+                    client.ping()  # its timeout still ends it
+            finally:
+                server.resume()
+
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_proxy_for_the_web_is_not_used(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str
+    ) -> None:
+        """The environment of most companies names one, and it does not lead to etcd."""
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.port_for('no proxy')}")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client:
+                await client.ping()
+
+        if face == "async":
+            asyncio.run(scenario())
+        else:
+            with lockkit.connect(server.url) as client:
+                client.ping()
 
 
 class TestGivingUp:

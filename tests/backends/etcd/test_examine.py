@@ -191,6 +191,8 @@ def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_examine, "is_loopback", lambda host: False)  # noqa: ARG005
 
     assert found(server.url)["etcd-no-tls"].where == (server.address,)
+    with_password = server.url.replace("//", f"//app:{SECRET}@")
+    assert "password in clear text" in found(with_password)["etcd-no-tls"].seen
     with EtcdServer(tls=True) as safe:
         assert set(found(safe.url)) == {"etcd-alone"}
 

@@ -26,7 +26,7 @@ from lockkit.runtime import drive
 from lockkit.testing.servers import ZooKeeperServer, require, wait_until
 from lockkit.testing.servers.tls import make_certificates
 from lockkit.url import parse
-from tests.backends.support import StubHost
+from tests.backends.support import StubHost, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -416,26 +416,6 @@ class TestAdopted:
             lease.release()
 
 
-def _refuses(face: str, url: str, problem: str) -> None:
-    """Check that neither ping nor an acquisition works, and what they say."""
-
-    async def scenario() -> None:
-        async with lockkit.aio.connect(url) as client:
-            with pytest.raises(lockkit.BackendUnavailable, match=problem):
-                await client.ping()
-            with pytest.raises(lockkit.BackendUnavailable, match=problem):
-                await client.lock("x", ttl=LONG).acquire(timeout=0)
-
-    if face == "async":
-        asyncio.run(scenario())
-        return
-    with lockkit.connect(url) as client:
-        with pytest.raises(lockkit.BackendUnavailable, match=problem):
-            client.ping()
-        with pytest.raises(lockkit.BackendUnavailable, match=problem):
-            client.lock("x", ttl=LONG).acquire(timeout=0)
-
-
 class TestAccess:
     """Logins, rights and TLS."""
 
@@ -539,7 +519,7 @@ class TestAccess:
             make_certificates(secure.directory, names="DNS:other.example")
             secure.start()
 
-            _refuses(face, secure.url, "for another host.*check_hostname")
+            refuses(face, secure.url, "for another host.*check_hostname")
             with lockkit.connect(f"{secure.url}&check_hostname=0") as careless:
                 careless.ping()
 

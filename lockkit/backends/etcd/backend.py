@@ -367,9 +367,13 @@ class EtcdBackend(LockBackend):
         self._listener.unwatch(contender)
         session = contender.session
         if session is not None and not session.ended:
-            revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
-            if not revoked:
-                await self._sessions.delete_keys([contender], answer_by)
+            try:
+                revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
+                if not revoked:
+                    await self._sessions.delete_keys([contender], answer_by)
+            except LockError:
+                self._sessions.free_later(session)
+                raise
         self._sessions.detach(contender)
         request.state = None
 
@@ -495,6 +499,7 @@ class EtcdBackend(LockBackend):
         except BaseException:
             # Not before: a heartbeat of another lock would delete the key, and this one would look lost.
             contender.wanted_until = min(contender.wanted_until, self._runtime.now())
+            self._sessions.free_later(contender.session)
             raise
         self._sessions.detach(contender)
         return bool(answer.succeeded)

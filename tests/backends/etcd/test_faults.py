@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import lockkit
+import lockkit.aio
 from lockkit.backend import Gone, Renewed
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
@@ -124,6 +125,48 @@ class TestOneMember:
 
             assert lease.wait_lost(PATIENCE)
             client.lock("x", ttl=6).acquire(PATIENCE).release()
+
+
+class TestLongOutage:
+    """The members start the ttl of each etcd lease anew when they are back, also of one that is over for its client."""
+
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_lock_that_was_lost_is_freed_when_the_member_is_back(self, face: str) -> None:
+        """Also if its client asks for nothing else. Without that the others would wait for a ttl."""
+        with EtcdServer() as member:
+            if face == "sync":
+                with lockkit.connect(member.url) as client:
+                    lease = client.lock("x", ttl=4).acquire(PATIENCE)
+                    member.kill()
+                    assert lease.wait_lost(PATIENCE)
+                    until_given_up(client)
+                    member.start()
+                    until_free(member)
+            else:
+                asyncio.run(self._lose_and_free(member))
+
+            assert int(member.metrics()["etcd_debugging_server_lease_expired_total"]) == 0
+
+    @staticmethod
+    async def _lose_and_free(member: EtcdServer) -> None:
+        async with lockkit.aio.connect(member.url) as client:
+            lease = await client.lock("x", ttl=4).acquire(PATIENCE)
+            member.kill()
+            assert await lease.wait_lost(PATIENCE)
+            await asyncio.to_thread(until_given_up, client)
+            await asyncio.to_thread(member.start)
+            await asyncio.to_thread(until_free, member)
+
+
+def until_given_up(client: lockkit.Client | lockkit.aio.Client) -> None:
+    """Return once the engine undoes nothing any more: the ttl has passed."""
+    cleanups = client._engine.cleanups
+    wait_until(lambda: "it still tries" if cleanups._background.running else None, timeout=PATIENCE)
+
+
+def until_free(member: EtcdServer) -> None:
+    """Return once there is no key of a lock."""
+    wait_until(lambda: "there still is one" if queue_of(member) else None, timeout=PATIENCE)
 
 
 class TestLoss:

@@ -59,6 +59,19 @@ def granted(outcome: object) -> Grant:
     return outcome
 
 
+async def broken_reason(url: str, name: str, *, renewed: bool) -> str:
+    """Break a lock that an asyncio client holds; give the reason that its holder gets."""
+    async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
+        lease = await client.lock(name, ttl=60).acquire(30)
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        lease.on_lost(lambda _, reason: told.set_result(reason))
+        if renewed:
+            await lease.extend()
+        assert await other.break_lock(name)
+        client._engine.confirm_soon()
+        return await asyncio.wait_for(told, 30)
+
+
 def refuses(face: str, url: str, problem: str) -> None:
     """Check that neither ping nor an acquisition works, and what their errors say."""
 

@@ -160,7 +160,7 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _check_tls(url: Url, arguments: Mapping[str, Any]) -> None:
+def _check_tls(url: Url, arguments: dict[str, Any]) -> None:
     given = next((name for name in _TLS if name in arguments), None)
     if given is not None and "use_ssl" not in arguments:
         raise _wrong(url, f"the option {given} is for TLS: add use_ssl=1")

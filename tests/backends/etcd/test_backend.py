@@ -805,6 +805,20 @@ class TestLogin:
                 with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
                     client.semaphore("capped", limit=2).acquire(0)
 
+    def test_lock_is_broken_without_rights_to_leave_a_mark(self) -> None:
+        """The holder is told that its key is gone."""
+        with EtcdServer() as member:
+            add_user(member, {"lockkit/": "readwrite"})
+            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=LONG) as client:
+                lease = client.lock("x").acquire(PATIENCE)
+                reasons: list[str] = []
+                lease.on_lost(lambda _, reason: reasons.append(reason))
+
+                assert client.break_lock("x")
+
+                assert not lease.confirm()
+                wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
+
     def test_refused_request_costs_no_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Locks and semaphores share a session, which must live. Later versions of etcd refuse the undoing as well."""
         delete = Sessions.delete_keys

@@ -14,7 +14,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Gone, Renewed
+from lockkit.backend import Gone, Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender, Session
@@ -25,7 +25,7 @@ from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_c
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
-from tests.backends.support import StubHost, granted
+from tests.backends.support import StubHost, broken_reason, granted
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -264,6 +264,38 @@ class TestLoss:
         wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
         assert other.confirm()
         other.release()
+
+    def test_broken_lock_is_told_as_broken(self, server: EtcdServer, connect: Connect) -> None:
+        """By a mark that its own etcd lease removes; of a permit, too."""
+        client = connect(server.url)
+        lease, permit = client.lock("marked", ttl=60).acquire(), client.semaphore("marked", limit=2, ttl=60).acquire()
+        reasons: list[str] = []
+        for one in (lease, permit):
+            one.on_lost(lambda _, reason: reasons.append(reason))
+
+        assert connect(server.url).break_lock("marked")
+        assert drive(client._engine.client.ready().break_lock(apart("sem", "marked")))
+        client._engine.confirm_soon()
+
+        wait_until(lambda: None if reasons == ["broken"] * 2 else f"reasons: {reasons}")
+        (mark,) = queue_of(server, "lockkit+broken/marked/")
+        assert session_of(server, mark)
+        assert asyncio.run(broken_reason(server.url, "marked again", renewed=True)) == "broken"
+
+    @pytest.mark.parametrize("seen_by", ["confirm", "update"])
+    def test_call_that_finds_a_broken_lock_says_broken(
+        self, server: EtcdServer, connect: Connect, seen_by: str
+    ) -> None:
+        """Not only a renewal may find out."""
+        lease = connect(server.url).lock("broken", ttl=60).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+        assert connect(server.url).break_lock("broken")
+
+        with suppress(lockkit.LockLost):
+            lease.confirm() if seen_by == "confirm" else lease.update("other")
+
+        wait_until(lambda: None if reasons == ["broken"] else f"reasons: {reasons}")
 
     def test_lock_that_is_not_renewed_ends_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
         """Both share the session that the other one keeps alive; the lock without renewal ends all the same."""

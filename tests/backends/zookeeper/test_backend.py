@@ -23,7 +23,7 @@ from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
-from lockkit.testing.servers import ZooKeeperServer, require, wait_until
+from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require, wait_until
 from lockkit.testing.servers.tls import make_certificates
 from lockkit.url import parse
 from tests.backends.support import StubHost, refuses
@@ -522,6 +522,25 @@ class TestAccess:
             refuses(face, secure.url, "for another host.*check_hostname")
             with lockkit.connect(f"{secure.url}&check_hostname=0") as careless:
                 careless.ping()
+
+    def test_kazoo_is_quiet(self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+        """What kazoo logs about lockkit's own connections is for DEBUG; lockkit says what it means for locks."""
+        caplog.set_level(logging.DEBUG, "lockkit")
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"zookeeper://{proxy.address}")
+            lease = client.lock("quiet", ttl=LONG).acquire(PATIENCE)
+            proxy.refuse()
+            proxy.cut()
+            with pytest.raises(lockkit.BackendUnavailable):
+                client.ping()
+            proxy.heal()
+            (session,) = sessions_of(client)
+            wait_until(lambda: None if session.usable else "not back", timeout=PATIENCE)
+            lease.release()
+            client.close()
+
+        levels = {record.levelno for record in caplog.records if record.name == "lockkit.kazoo"}
+        assert levels == {logging.DEBUG}
 
     def test_no_password_in_any_log(
         self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture

@@ -11,10 +11,10 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, Request
-from lockkit.runtime import BlockingRuntime
+from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:
-    from lockkit.backend import LossReason
+    from lockkit.backend import LockBackend, LossReason
     from lockkit.runtime import Runtime
 
 
@@ -90,3 +90,10 @@ def refuses(face: str, url: str, problem: str) -> None:
             client.ping()
         with pytest.raises(lockkit.BackendUnavailable, match=problem):
             client.lock("x").acquire(timeout=0)
+
+
+def sent_to(backend: LockBackend, request: Request) -> bool:
+    """Try to acquire without an answer; tell whether the backend says that something may have been sent."""
+    with pytest.raises(lockkit.BackendUnavailable) as raised:
+        drive(backend.try_acquire(request))
+    return raised.value.sent

@@ -171,7 +171,18 @@ class EtcdBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        answer_by = self._answer_by(request)
+        try:
+            return await self._attempt(request, self._answer_by(request))
+        except BackendUnavailable as error:
+            contender: Contender | None = request.state
+            if not error.sent and contender is not None:
+                # That was the last request; one before it may have created a key.
+                error.sent = contender.create_revision > 0 or contender.may_come_late
+                if not error.sent:
+                    self._forget(request, contender)
+            raise
+
+    async def _attempt(self, request: Request, answer_by: float) -> Grant | Busy:
         outcome: Grant | Busy | None = None
         if request.state is not None:
             outcome = await self._check_queue(request, request.state, answer_by)
@@ -409,11 +420,13 @@ class EtcdBackend(LockBackend):
         self, session: Session, contenders: Sequence[Contender], answer_by: float, outcomes: dict[str, Renewal]
     ) -> None:
         """Keep a session alive, and check that the keys in it are still there."""
+        kept = False
         try:
             # Before it ends: that leaves time to ask another member when the first one hangs.
             if not await self._sessions.keep_alive(session, min(answer_by, session.ends_at)):
                 outcomes.update((contender.owner, Gone("session")) for contender in contenders)
                 return
+            kept = True
             anchor = session.anchor
             gone: list[Contender] = []
             for batch in transactions.batches(contenders):
@@ -427,6 +440,8 @@ class EtcdBackend(LockBackend):
             reasons = await self._gone(gone)
             outcomes.update((contender.owner, reason) for contender, reason in zip(gone, reasons, strict=True))
         except LockError as error:
+            if kept and isinstance(error, BackendUnavailable):
+                error.sent = True  # the heartbeat was
             for contender in contenders:
                 outcomes.setdefault(contender.owner, Unknown(error))
 

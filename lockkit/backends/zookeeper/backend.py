@@ -72,6 +72,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
+from lockkit.backends.zookeeper.errors import unsent
 from lockkit.backends.zookeeper.marks import mark, replace_data
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
@@ -219,11 +220,15 @@ class ZooKeeperBackend(LockBackend):
         """See `LockBackend.try_acquire`."""
         node: LockNode | None = request.state
         until = self._until(request.answer_by)
-        if node is not None and not node.session.failed:
-            session = await self._sessions.ready(node.session, until, patient=True)
-        else:
-            session = await self._sessions.get(request.ttl, until)
-        found = await LockQueue(self._directories, request, session, until).attempt()
+        try:
+            if node is not None and not node.session.failed:
+                session = await self._sessions.ready(node.session, until, patient=True)
+            else:
+                session = await self._sessions.get(request.ttl, until)
+            found = await LockQueue(self._directories, request, session, until).attempt()
+        except BackendUnavailable as error:
+            error.sent = error.sent or request.state is not None  # there may be a node, though the last one was not
+            raise
         return found if isinstance(found, Busy) else self._granted(request, found)
 
     def _granted(self, request: Request, node: LockNode) -> Grant:
@@ -297,7 +302,7 @@ class ZooKeeperBackend(LockBackend):
         problems = {
             session: await self._heartbeat_problem(session, one, started, until) for session, one in heartbeats.items()
         }
-        no_connection = BackendUnavailable(f"no connection to {self._label}")
+        no_connection = unsent(f"no connection to {self._label}")
         renewals: list[Renewal] = []
         for grant, check in zip(grants, checks, strict=True):
             problem = problems.get(grant.state.session, no_connection)

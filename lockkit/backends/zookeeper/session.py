@@ -37,7 +37,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from lockkit.backend import CALL_SECONDS
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
-from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
+from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, unsent, was_unanswered
 from lockkit.backends.zookeeper.marks import says_broken
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
@@ -234,8 +234,7 @@ class Session:
     def check_usable(self) -> None:
         """Raise `BackendUnavailable` if there is no connection just now."""
         if not self.usable:
-            message = f"no connection to {self._label}"
-            raise BackendUnavailable(message)
+            raise unsent(f"no connection to {self._label}")
 
     def _not_connected(self) -> BackendUnavailable:
         connection = self._connection
@@ -260,7 +259,7 @@ class Session:
             if not is_first:
                 raise
             # Interrupted halfway: kazoo's thread may run. Make a new session for the next call.
-            self._failure = BackendUnavailable(f"connecting to {self._label} was interrupted ({error!r})")
+            self._failure = unsent(f"connecting to {self._label} was interrupted ({error!r})")
             self._failure.__cause__ = error
             self.stop()
             if isinstance(error, Exception):

@@ -14,7 +14,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Gone, Renewed, apart
+from lockkit.backend import Busy, Gone, Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender, Session
@@ -25,7 +25,7 @@ from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_c
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
-from tests.backends.support import StubHost, broken_reason, granted
+from tests.backends.support import StubHost, broken_reason, granted, sent_to
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def cluster() -> Iterator[EtcdCluster]:
         yield members
 
 
-def backend_at(server: EtcdServer, host: StubHost) -> EtcdBackend:
+def backend_at(address: str, host: StubHost) -> EtcdBackend:
     """Open a backend without an engine."""
-    url = parse(server.url)
+    url = parse(f"etcd://{address}")
     return EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
 
 
@@ -426,6 +426,38 @@ class TestLostAnswers:
         second.lease().release()
 
 
+class TestWhatWasSent:
+    """The engine has nothing to undo if nothing was sent."""
+
+    def test_acquisition_says_whether_it_was_sent(self, server: EtcdServer, proxy: FaultProxy) -> None:
+        """Refused at connect: no. Unanswered, or refused while a place in the queue is there: yes."""
+        host = StubHost()
+        backend, other = backend_at(proxy.address, host), backend_at(server.address, host)
+        proxy.refuse()
+        request = host.request("sent")
+        assert not sent_to(backend, request)
+        assert request.state is None
+        proxy.heal()
+        drive(backend.ping())
+
+        holder = host.request("sent")
+        grant = granted(drive(other.try_acquire(holder)))
+        waiting = host.request("sent")
+        assert isinstance(drive(backend.try_acquire(waiting)), Busy)
+        proxy.refuse()
+        proxy.cut()
+        assert sent_to(backend, waiting)
+        proxy.heal()
+        drive(backend.abandon(waiting))
+
+        proxy.blackhole(to_server=False)
+        assert sent_to(backend, host.request("unanswered"))
+        proxy.heal()
+        drive(other.release(grant))
+        for one in (backend, other):
+            drive(one.close())
+
+
 class TestUnknownOutcomes:
     """A request for one lock was interrupted or not answered: other leases do not depend on it."""
 
@@ -508,7 +540,7 @@ class TestUnknownOutcomes:
     ) -> None:
         """The session lives on with another lock, and would keep it up to a ttl."""
         host = StubHost()
-        backend = backend_at(server, host)
+        backend = backend_at(server.address, host)
         kept, released = (granted(drive(backend.try_acquire(host.request(name)))) for name in ("kept", "released"))
 
         async def unanswered(*_: object, **__: object) -> object:
@@ -530,7 +562,7 @@ class TestUnknownOutcomes:
     ) -> None:
         """Another thread has seen it end, after the keys were seen."""
         host = StubHost()
-        backend = backend_at(server, host)
+        backend = backend_at(server.address, host)
         grant = granted(drive(backend.try_acquire(host.request("ends"))))
         call = backend.cluster.call
 
@@ -557,7 +589,7 @@ class TestUnknownOutcomes:
         before = leases_of(server)
 
         async def scenario() -> None:
-            backend = backend_at(server, host)
+            backend = backend_at(server.address, host)
             held = None if is_alone else granted(await backend.try_acquire(host.request("beside")))
             call, sent, go_on, answered = backend.cluster.call, asyncio.Event(), asyncio.Event(), asyncio.Event()
 

@@ -11,6 +11,7 @@ The calls to one etcd member.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -179,8 +180,6 @@ class ForkedConnection(BlockingConnection):
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
-        import asyncio  # noqa: PLC0415 - the async API only
-
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
 
@@ -209,8 +208,6 @@ class AsyncioConnection(MemberConnection):
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
-        import asyncio  # noqa: PLC0415 - the async API only
-
         try:
             return await self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         except grpc.aio.BaseError as error:
@@ -313,6 +310,7 @@ def open_connection(
         kind = ForkedConnection
         if not quirks.aio_is_unusable():
             kind, factory = AsyncioConnection, grpc.aio
+            quirks.forget_closed_loops(asyncio.get_running_loop())
     options = [*CHANNEL_OPTIONS]
     if server_name is not None:
         options.append(("grpc.ssl_target_name_override", server_name))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import time
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
 import pytest
 
+import lockkit.aio
 from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import (
@@ -213,3 +216,23 @@ def test_interceptors_of_an_instrumentation_are_called(server: EtcdServer, monke
 
     asyncio.run(scenario())
     assert [str(one, "ascii") if isinstance(one, bytes) else one for one in seen] == [RANGE.path]
+
+
+def test_closed_loops_are_forgotten(server: EtcdServer) -> None:
+    """A thread runs one event loop for long, while others come and go."""
+    loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    async def ping() -> None:
+        loops.add(asyncio.get_running_loop())
+        async with lockkit.aio.connect(server.url) as client:
+            await client.ping()
+
+    async def stay() -> None:
+        async with lockkit.aio.connect(server.url) as client:
+            await client.ping()
+            for _ in range(3 * quirks.CLOSED_LOOPS_MAX):
+                await asyncio.to_thread(asyncio.run, ping())
+            gc.collect()
+            assert len(loops) <= quirks.CLOSED_LOOPS_MAX
+
+    asyncio.run(stay())

@@ -48,7 +48,7 @@ _WORDS: dict[Mode, str] = {"exclusive": "lock", "shared": "rlock", "permit": "pe
 _MODES: dict[str, Mode] = {word: mode for mode, word in _WORDS.items()}
 # ZooKeeper writes the number with "%010d": a sign takes the place of a zero.
 _NODE = re.compile(r"(.*)__(r?lock|permit)__(-?\d{9,10})", re.DOTALL)
-_MARK = re.compile(r"(.*__(?:lock|permit)__-?\d{9,10})(__read|__slot(\d+))", re.DOTALL)
+_MARK = re.compile(r"(.*__(?:lock|permit)__-?\d{9,10})(__read|__slot(\d{1,9}))", re.DOTALL)
 # What ZooKeeper refuses in a path (PathUtils.validatePath). It works in UTF-16, where all characters beyond the first
 # plane are surrogates.
 _REFUSED = re.compile("[%/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")

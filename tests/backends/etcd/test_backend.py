@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import os
 import ssl
@@ -24,6 +25,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backend import apart
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, SharedAttempts, settle_by
@@ -75,6 +77,11 @@ def guarded() -> Iterator[EtcdServer]:
         yield member
 
 
+def encoded(text: str) -> str:
+    """As the JSON gateway wants bytes."""
+    return base64.b64encode(text.encode()).decode()
+
+
 class TestKeys:
     """What is stored in etcd."""
 
@@ -88,6 +95,41 @@ class TestKeys:
             assert key == f"app/locks/a%2Fb%25é/{session_of(server, key):x}"
             assert lease.token == int(server.status()["header"]["revision"])
         assert queue_of(server, "app/locks/") == []
+
+    @pytest.mark.parametrize(
+        ("value", "metadata"),
+        [
+            (b"", {}),
+            (b"\xff\0", {"text": "\ufffd\0"}),
+            (b"0" * 32 + b' {"host":"h","later":{"a":[1]}}', {"host": "h", "later": {"a": [1]}}),
+            (b"2 " + b"0" * 32 + b" {}", {"text": "2 " + "0" * 32 + " {}"}),
+        ],
+        ids=["empty", "no text", "unknown field", "another form"],
+    )
+    def test_values_of_another_layout(
+        self, server: EtcdServer, connect: Connect, value: bytes, metadata: object
+    ) -> None:
+        """An older or later lockkit's, or a foreign client's: they hold the lock, and nothing fails."""
+        client, key = connect(prefix="layouts"), encoded("layouts/x/17")
+        server.call("/v3/kv/put", key=key, value=base64.b64encode(value).decode())
+        try:
+            (holder,) = client.holders("x")
+            assert holder.metadata == metadata
+            assert busy(client.lock("x", ttl=LONG))
+        finally:
+            server.call("/v3/kv/deleterange", key=key)
+
+    def test_slots_of_another_layout(self, server: EtcdServer, connect: Connect) -> None:
+        """Each counts as a permit."""
+        client = connect(prefix="slots")
+        for name in ("s1x", f"s{'9' * 5000}"):
+            server.call("/v3/kv/put", key=encoded(f"slots+sem/pool/{name}"), value=encoded("?"))
+
+        with client.semaphore("pool", limit=3, ttl=LONG) as permit:
+            held = drive(client._engine.client.ready().holders(apart("sem", "pool")))
+            assert sorted(one.slot is None for one in held) == [False, True, True]
+            assert busy(client.semaphore("pool", limit=3, ttl=LONG))
+            assert permit.confirm()
 
     def test_locks_of_one_ttl_share_a_lease(self, server: EtcdServer, connect: Connect) -> None:
         """Another ttl has another one; closing the client leaves none."""

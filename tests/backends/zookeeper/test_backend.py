@@ -121,6 +121,56 @@ class TestLayout:
             with connect(server.url).lock("x", ttl=LONG, timeout=PATIENCE):
                 pass
 
+    @pytest.mark.parametrize(
+        ("data", "metadata"),
+        [
+            (b"", {}),
+            (b"\xff\0", {"text": "\ufffd\0"}),
+            (b'{"host":"h","later":{"a":[1]}}', {"host": "h", "later": {"a": [1]}}),
+            (b"2 {}", {"text": "2 {}"}),
+        ],
+        ids=["empty", "no text", "unknown field", "another form"],
+    )
+    def test_nodes_of_another_layout(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect, data: bytes, metadata: object
+    ) -> None:
+        """An older or later lockkit's, or a foreign client's: unknown data hold, and unknown nodes are left alone."""
+        client, directory = connect(f"{server.url}?prefix=layouts"), "/layouts/x"
+        node = tree.client.create(f"{directory}/{'0' * 32}__lock__", data, sequence=True, makepath=True)
+        others = [
+            f"{directory}/later",
+            f"{node}__later",
+            f"{directory}/{'0' * 32}__permit__0000000001__slot{'9' * 5000}",
+        ]
+        for other in others:
+            tree.client.create(other)
+        try:
+            (holder,) = client.holders("x")
+            assert holder.metadata == metadata
+            assert busy(client.lock("x", ttl=LONG))
+            tree.client.delete(node)
+            with client.lock("x", ttl=LONG, timeout=PATIENCE) as lease:
+                assert lease.confirm()
+            assert len(tree.nodes(directory)) == len(others)
+        finally:
+            tree.client.delete(directory, recursive=True)
+
+    @pytest.mark.parametrize("data", [b"", b"\xff", b"2 1000 text", b"9" * 5000 + b" text", b"{}"])
+    def test_note_of_another_layout(self, server: ZooKeeperServer, tree: Tree, connect: Connect, data: bytes) -> None:
+        """It counts as none, and is replaced by the next one."""
+        client = connect(f"{server.url}?prefix=notes")
+        tree.client.create("/notes+note/x", data, makepath=True)
+        backend = backend_of(client)
+        try:
+            with client.lock("x", ttl=LONG, timeout=PATIENCE) as lease:
+                assert drive(backend.read_note("x")) is None
+                assert drive(backend.write_note(lease._record.grant, "text", LONG))
+                note = drive(backend.read_note("x"))
+                assert note is not None
+                assert note.text == "text"
+        finally:
+            tree.client.delete("/notes+note/x")
+
     def test_break_lock_frees_a_lock_of_anybody(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """Also kazoo's; the next token is higher."""
         client = connect(server.url)

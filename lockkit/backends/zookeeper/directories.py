@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
 from lockkit.backend import SPACES, apart, split_space
-from lockkit.backends.zookeeper.marks import with_broken
-from lockkit.backends.zookeeper.path import escape_name, is_of_owner, name_of
+from lockkit.backends.zookeeper.path import escape_name, is_of_owner, name_of, with_broken
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.errors import BackendUnavailable, LockError
 

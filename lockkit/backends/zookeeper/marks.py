@@ -1,5 +1,5 @@
 """
-Changes of a node that a request has in the queue of a lock: its data, and its mark; and who was ended by force.
+Changes of a node that a request has in the queue of a lock: its data, and its mark.
 
 Each change names the node by its path, which has the random owner of the request in it: if the node is gone, nothing is
 changed.
@@ -12,32 +12,10 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NoNodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from lockkit.backends.zookeeper.session import LockNode
     from lockkit.units import Instant
 
-__all__ = ["mark", "replace_data", "says_broken", "with_broken"]
-
-_BROKEN = b"broken "
-"""How the data of a lock's directory begin, once holders were ended by force. Their owners follow, the latest first."""
-
-BROKEN_MAX = 500
-"""Owners in the data of a directory. More takes more room at the server; with fewer, the holders that are beyond it,
-among the many of one lock, get another reason."""
-
-
-def with_broken(data: bytes, owners: Iterable[str]) -> bytes | None:
-    """Give the data of a directory with these owners added; None if they are not lockkit's to change."""
-    if data and not data.startswith(_BROKEN):
-        return None
-    found = [*(owner.encode() for owner in owners), *data.removeprefix(_BROKEN).split()]
-    return _BROKEN + b" ".join(found[:BROKEN_MAX])
-
-
-def says_broken(data: bytes, owner: str) -> bool:
-    """Tell whether the data of a directory name an owner as one that was ended by force."""
-    return data.startswith(_BROKEN) and owner.encode() in data.split()
+__all__ = ["mark", "replace_data"]
 
 
 async def replace_data(node: LockNode, data: bytes, until: Instant) -> bool:

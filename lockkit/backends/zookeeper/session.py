@@ -38,7 +38,7 @@ from lockkit.backend import CALL_SECONDS
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, unsent, was_unanswered
-from lockkit.backends.zookeeper.marks import says_broken
+from lockkit.backends.zookeeper.path import says_broken
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError

@@ -15,7 +15,7 @@ from kazoo.protocol.states import KazooState
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, Request
-from lockkit.backends.zookeeper.marks import BROKEN_MAX, says_broken, with_broken
+from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
 from lockkit.backends.zookeeper.quirks import create_and_list
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
+import pytest
+
+import lockkit
+import lockkit.aio
 from lockkit.backend import Grant, Request
-from lockkit.runtime import BlockingRuntime
+from lockkit.runtime import BlockingRuntime, drive
 
 if TYPE_CHECKING:
-    from lockkit.backend import LossReason
+    from lockkit.backend import LockBackend, LossReason
     from lockkit.runtime import Runtime
 
 
@@ -52,3 +57,43 @@ def granted(outcome: object) -> Grant:
     """Assert that it is a grant."""
     assert isinstance(outcome, Grant), outcome
     return outcome
+
+
+async def broken_reason(url: str, name: str, *, renewed: bool) -> str:
+    """Break a lock that an asyncio client holds; give the reason that its holder gets."""
+    async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
+        lease = await client.lock(name, ttl=60).acquire(30)
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        lease.on_lost(lambda _, reason: told.set_result(reason))
+        if renewed:
+            await lease.extend()
+        assert await other.break_lock(name)
+        client._engine.confirm_soon()
+        return await asyncio.wait_for(told, 30)
+
+
+def refuses(face: str, url: str, problem: str) -> None:
+    """Check that neither ping nor an acquisition works, and what their errors say."""
+
+    async def scenario() -> None:
+        async with lockkit.aio.connect(url) as client:
+            with pytest.raises(lockkit.BackendUnavailable, match=problem):
+                await client.ping()
+            with pytest.raises(lockkit.BackendUnavailable, match=problem):
+                await client.lock("x").acquire(timeout=0)
+
+    if face == "async":
+        asyncio.run(scenario())
+        return
+    with lockkit.connect(url) as client:
+        with pytest.raises(lockkit.BackendUnavailable, match=problem):
+            client.ping()
+        with pytest.raises(lockkit.BackendUnavailable, match=problem):
+            client.lock("x").acquire(timeout=0)
+
+
+def sent_to(backend: LockBackend, request: Request) -> bool:
+    """Try to acquire without an answer; tell whether the backend says that something may have been sent."""
+    with pytest.raises(lockkit.BackendUnavailable) as raised:
+        drive(backend.try_acquire(request))
+    return raised.value.sent

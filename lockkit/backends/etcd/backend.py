@@ -93,6 +93,7 @@ UNWATCHED_SECONDS = 0.5
 """How often a waiter without a watch looks again. Longer hands over later, shorter asks more often."""
 
 _NOTES = "+note"
+_MARKS = "+broken"
 
 _CAPABILITIES = Capabilities(
     crash_release="ttl",
@@ -170,7 +171,18 @@ class EtcdBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        answer_by = self._answer_by(request)
+        try:
+            return await self._attempt(request, self._answer_by(request))
+        except BackendUnavailable as error:
+            contender: Contender | None = request.state
+            if not error.sent and contender is not None:
+                # That was the last request; one before it may have created a key.
+                error.sent = contender.create_revision > 0 or contender.may_come_late
+                if not error.sent:
+                    self._forget(request, contender)
+            raise
+
+    async def _attempt(self, request: Request, answer_by: float) -> Grant | Busy:
         outcome: Grant | Busy | None = None
         if request.state is not None:
             outcome = await self._check_queue(request, request.state, answer_by)
@@ -367,9 +379,13 @@ class EtcdBackend(LockBackend):
         self._listener.unwatch(contender)
         session = contender.session
         if session is not None and not session.ended:
-            revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
-            if not revoked:
-                await self._sessions.delete_keys([contender], answer_by)
+            try:
+                revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
+                if not revoked:
+                    await self._sessions.delete_keys([contender], answer_by)
+            except LockError:
+                self._sessions.free_later(session)
+                raise
         self._sessions.detach(contender)
         request.state = None
 
@@ -404,19 +420,28 @@ class EtcdBackend(LockBackend):
         self, session: Session, contenders: Sequence[Contender], answer_by: float, outcomes: dict[str, Renewal]
     ) -> None:
         """Keep a session alive, and check that the keys in it are still there."""
+        kept = False
         try:
             # Before it ends: that leaves time to ask another member when the first one hangs.
             if not await self._sessions.keep_alive(session, min(answer_by, session.ends_at)):
                 outcomes.update((contender.owner, Gone("session")) for contender in contenders)
                 return
+            kept = True
             anchor = session.anchor
+            gone: list[Contender] = []
             for batch in transactions.batches(contenders):
                 request = transactions.check_keys(batch)
                 answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
                 for contender, found in zip(batch, answer.responses, strict=True):
-                    is_there = contender.was_found(found.response_range.kvs)
-                    outcomes[contender.owner] = self._renewed(contender, anchor) if is_there else self._gone(contender)
+                    if contender.was_found(found.response_range.kvs):
+                        outcomes[contender.owner] = self._renewed(contender, anchor)
+                    else:
+                        gone.append(contender)
+            reasons = await self._gone(gone)
+            outcomes.update((contender.owner, reason) for contender, reason in zip(gone, reasons, strict=True))
         except LockError as error:
+            if kept and isinstance(error, BackendUnavailable):
+                error.sent = True  # the heartbeat was
             for contender in contenders:
                 outcomes.setdefault(contender.owner, Unknown(error))
 
@@ -429,7 +454,7 @@ class EtcdBackend(LockBackend):
             anchor, lease_id = session.anchor, session.id
             put = rpc.PutRequest(key=contender.key, ignore_value=True, lease=lease_id)
             if not await self._change(contender, lambda _: put, lambda kv: kv.lease == lease_id, answer_by):
-                return self._gone(contender)
+                return (await self._gone([contender]))[0]
         except LockError as error:
             return Unknown(error)
         self._sessions.finish_move(contender)
@@ -469,10 +494,17 @@ class EtcdBackend(LockBackend):
             if is_done(kvs[0]):
                 return True
 
-    def _gone(self, contender: Contender) -> Gone:
-        """Forget a contender whose key has gone."""
-        self._detach(contender)
-        return Gone("gone")
+    async def _gone(self, contenders: Sequence[Contender]) -> Sequence[Gone]:
+        """Forget contenders whose keys have gone."""
+        for contender in contenders:
+            self._detach(contender)
+        return await self._inspection.why_gone(
+            [transactions.mark_of(self._marks_of(one.name), one.create_revision) for one in contenders]
+        )
+
+    def _marks_of(self, name: str) -> bytes:
+        """Return where `break_lock` leaves marks for the holders of a lock."""
+        return self._directory(name, _MARKS).encode()
 
     def _renewed(self, contender: Contender, anchor: Instant) -> Renewal:
         session = contender.session
@@ -495,6 +527,7 @@ class EtcdBackend(LockBackend):
         except BaseException:
             # Not before: a heartbeat of another lock would delete the key, and this one would look lost.
             contender.wanted_until = min(contender.wanted_until, self._runtime.now())
+            self._sessions.free_later(contender.session)
             raise
         self._sessions.detach(contender)
         return bool(answer.succeeded)
@@ -505,7 +538,7 @@ class EtcdBackend(LockBackend):
         def updated(value: bytes) -> bytes:
             return values.encode(grant.owner, metadata, downgraded=values.is_downgraded(value))
 
-        return None if await self._rewrite(grant.state, updated) else Gone("gone")
+        return None if await self._rewrite(grant.state, updated) else (await self._gone([grant.state]))[0]
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`. The key stays, in front of the writers that wait, with a mark in its value."""
@@ -559,11 +592,13 @@ class EtcdBackend(LockBackend):
         answer = await self._cluster.call(RANGE, request, resend=True)
         if contender.was_found(answer.kvs):
             return None
-        return Gone("taken" if await self.holders(grant.name) else "gone")
+        (gone,) = await self._gone([contender])
+        return Gone("taken") if gone.reason == "gone" and await self.holders(grant.name) else gone
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
-        return await self._inspection.break_lock(self._prefix_of(name), is_semaphore=_is_semaphore(name))
+        prefix = self._prefix_of(name)
+        return await self._inspection.break_lock(prefix, self._marks_of(name), is_semaphore=_is_semaphore(name))
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. A lock is held while there is a key below its prefix: the oldest holds."""
@@ -591,7 +626,7 @@ class EtcdBackend(LockBackend):
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
         for space in ("", *(f"+{space}" for space in SPACES)):
-            for what in ("", _NOTES):
+            for what in ("", _NOTES, _MARKS):
                 below = transactions.delete_below(f"{self._prefix}{space}{what}/".encode())
                 await self._cluster.call(TXN, below, resend=True)
 

@@ -36,7 +36,7 @@ from lockkit.backends.etcd.errors import (
     is_stale_token,
     translate,
 )
-from lockkit.errors import BackendUnavailable
+from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
@@ -227,7 +227,7 @@ class Cluster:
             answer_by: When the caller must have an answer, client monotonic time; after `CLUSTER_SECONDS` at most.
 
         Raises:
-            BackendUnavailable: No usable answer.
+            BackendUnavailable: No usable answer. Its `sent` is False if no member can have executed the request.
             ConfigurationError: Wrong credentials, missing rights and the like.
             LeaseEnded: The etcd lease in the request has ended.
         """
@@ -238,12 +238,13 @@ class Cluster:
         attempts_left = len(self._labels) + spare
         logins_left = LOGINS_MAX
         asked: set[int] = set()
+        may_be_executed = False
         while True:
             if attempts_left <= spare:
                 await self._runtime.sleep(RETRY_PAUSE_SECONDS)
             connection, index = self.connection()
             asked.add(index)
-            timeout = self._timeout(connection, until, is_last=attempts_left == 1)
+            timeout = self._timeout(connection, until, is_last=attempts_left == 1, sent=may_be_executed)
             sent = False
             metadata: Metadata = None
             try:
@@ -262,21 +263,22 @@ class Cluster:
                 attempts_left -= 1
                 is_unknown = sent and is_outcome_unknown(error)
                 if is_unknown:
+                    may_be_executed = True
                     on_unknown()
                 is_over = not attempts_left or self._runtime.now() >= until - RETRY_PAUSE_SECONDS or self._closed
                 if is_over or (is_unknown and not resend):
-                    raise self._failure(error, connection, len(asked) - 1) from error
+                    raise self._failure(error, connection, len(asked) - 1, sent=may_be_executed) from error
             except BaseException:
                 # Interrupted or cancelled halfway.
                 if sent:
                     on_unknown()
                 raise
 
-    def _timeout(self, connection: MemberConnection, until: float, *, is_last: bool) -> float:
+    def _timeout(self, connection: MemberConnection, until: float, *, is_last: bool, sent: bool) -> float:
         """Return how long to wait for one member, seconds."""
         left = until - self._runtime.now()
         if left <= 0:
-            raise BackendUnavailable(f"etcd at {connection.label} was not asked: no time was left")
+            raise _unsent(f"etcd at {connection.label} was not asked: no time was left", sent=sent)
         return left if is_last or len(self._labels) == 1 else min(MEMBER_SECONDS, left / 2)
 
     def connection(self) -> tuple[MemberConnection, int]:
@@ -289,7 +291,7 @@ class Cluster:
         outside = self._runtime.loop_has_ended()
         with self._mutex:
             if self._closed:
-                raise BackendUnavailable("the connection to etcd is closed")
+                raise _unsent("the connection to etcd is closed")
             index = self._index
             connection = self._connections.get((index, outside))
         if connection is None:
@@ -298,7 +300,7 @@ class Cluster:
             with self._mutex:
                 connection = self._connections.setdefault((index, outside), made)
         if outside and isinstance(connection, AsyncioConnection):
-            raise BackendUnavailable(f"the event loop of the channel to etcd at {connection.label} has ended")
+            raise _unsent(f"the event loop of the channel to etcd at {connection.label} has ended")
         return connection, index
 
     def switch_from(self, connection: MemberConnection, error: Exception) -> None:
@@ -322,11 +324,13 @@ class Cluster:
             self._connections = {key: one for key, one in self._connections.items() if one is not connection}
         await connection.close()
 
-    def _failure(self, error: Exception, connection: MemberConnection, others_count: int) -> Exception:
+    def _failure(self, error: Exception, connection: MemberConnection, others_count: int, *, sent: bool) -> LockError:
         failure = translate(error, connection.label)
         if others_count:
             members = ", ".join(self._labels)
             failure = type(failure)(f"{failure}; {others_count} other members of {members} failed, too")
+        if isinstance(failure, BackendUnavailable):
+            failure.sent = sent
         return failure
 
     async def close(self) -> None:
@@ -337,6 +341,12 @@ class Cluster:
             self._connections.clear()
         for connection in connections:
             await connection.close()
+
+
+def _unsent(message: str, *, sent: bool = False) -> BackendUnavailable:
+    error = BackendUnavailable(message)
+    error.sent = sent
+    return error
 
 
 async def settle_by(runtime: Runtime, coroutine: Coroutine[Any, Any, T], answer_by: float) -> T:

@@ -11,6 +11,7 @@ The calls to one etcd member.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,11 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.http2.ping_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),
+    # A DNS name that moves is looked up again after this time without a connection. gRPC's own 30 s cost all leases of
+    # that length; shorter asks the name servers more often while a member is down.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    # A proxy for the web (http_proxy in the environment) leads to no etcd.
+    ("grpc.enable_http_proxy", 0),
     # The holders of a lock with many readers, or of a semaphore, with long metadata: gRPC's limit is 4 MiB.
     ("grpc.max_receive_message_length", -1),
 )
@@ -174,8 +180,6 @@ class ForkedConnection(BlockingConnection):
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
-        import asyncio  # noqa: PLC0415 - the async API only
-
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
 
@@ -204,8 +208,6 @@ class AsyncioConnection(MemberConnection):
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
         """See `MemberConnection.call`."""
-        import asyncio  # noqa: PLC0415 - the async API only
-
         try:
             return await self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         except grpc.aio.BaseError as error:
@@ -290,7 +292,9 @@ class ClosedError(CallError):
         super().__init__(grpc.StatusCode.CANCELLED, details)
 
 
-def open_connection(runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None) -> MemberConnection:
+def open_connection(
+    runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None, server_name: str | None = None
+) -> MemberConnection:
     """
     Make the connection to a member, without I/O: a blocking one unless an event loop runs.
 
@@ -298,6 +302,7 @@ def open_connection(runtime: Runtime, label: str, credentials: grpc.ChannelCrede
         runtime: Of the client.
         label: ``host:port``.
         credentials: For TLS; None for plain TCP.
+        server_name: In the member's certificate, if that is not the host of the label.
     """
     kind: type[MemberConnection] = BlockingConnection
     factory: Any = grpc
@@ -305,9 +310,13 @@ def open_connection(runtime: Runtime, label: str, credentials: grpc.ChannelCrede
         kind = ForkedConnection
         if not quirks.aio_is_unusable():
             kind, factory = AsyncioConnection, grpc.aio
+            quirks.forget_closed_loops(asyncio.get_running_loop())
+    options = [*CHANNEL_OPTIONS]
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
     if credentials is None:
-        channel = factory.insecure_channel(label, options=CHANNEL_OPTIONS)
+        channel = factory.insecure_channel(label, options=options)
     else:
-        channel = factory.secure_channel(label, credentials, options=CHANNEL_OPTIONS)
+        channel = factory.secure_channel(label, credentials, options=options)
     begin = quirks.direct_calls(channel) if kind is AsyncioConnection else None
     return kind(label, channel, owned=True) if begin is None else DirectConnection(label, channel, begin)

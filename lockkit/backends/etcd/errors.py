@@ -58,6 +58,12 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("too many requests", BackendUnavailable, "it is overloaded: try again later"),
     ("CORRUPT", BackendUnavailable, "its data are corrupt (alarm CORRUPT): see its log"),
     ("context canceled", BackendUnavailable, "it cancelled the call. Is it `etcd grpc-proxy`? Connect to the members"),
+    (
+        "Hostname Verification Check failed",
+        BackendUnavailable,
+        "its certificate is for another host: name that one in the URL, or in the option server_name",
+    ),
+    ("CERTIFICATE_VERIFY_FAILED", BackendUnavailable, "its certificate is not trusted: see the option ca"),
     ("too many operations in txn", ConfigurationError, "its --max-txn-ops is below the default of 128"),
 )
 

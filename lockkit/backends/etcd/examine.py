@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
 import math
+import re
 import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -87,6 +89,12 @@ QUOTA = Check(
     "When the quota is used up, the cluster refuses writes: no lock can be acquired.",
     _PAGE,
 )
+NO_COMPACTION = Check(
+    "etcd-no-compaction",
+    Severity.WARNING,
+    "Each change of a lock stays in the database; when that is full, no lock can be acquired.",
+    _PAGE,
+)
 NO_TLS = Check(
     "etcd-no-tls",
     Severity.WARNING,
@@ -168,7 +176,8 @@ async def _examine_member(
     """Ask a member for its status, which most give also without a leader; some hide it from all but root."""
     label = f"{host.host}:{host.port or DEFAULT_PORT}"
     if examination.url.base != "etcds" and not is_loopback(host.host):
-        seen = "The connection crosses a network without encryption."
+        password = ", with the password in clear text" if examination.url.password else ""
+        seen = f"The connection crosses a network without encryption{password}."
         fix = "Start the member with --cert-file, --key-file and --client-cert-auth, and use etcds://…?ca=…"
         examination.find(NO_TLS, label, seen, fix)
     cluster = _only(examination, host)
@@ -192,7 +201,7 @@ async def _examine_member(
     for name, (check, fix) in _ALARMS.items():
         if any(f"alarm:{name}" in text for text in status.errors):
             examination.find(check, label, f"The alarm {name} is on.", fix)
-    _examine_quota(examination, host, label, status)
+    _examine_space(examination, host, label, status)
     return status
 
 
@@ -231,37 +240,53 @@ def _only(examination: Examination, host: HostPort) -> Cluster:
     return open_cluster(url, examination.options, examination.host)
 
 
-def _examine_quota(examination: Examination, host: HostPort, label: str, status: rpc.StatusResponse) -> None:
-    used = status.dbSize
-    quota = status.dbSizeQuota or _quota_of_metrics(examination, host)
+def _examine_space(examination: Examination, host: HostPort, label: str, status: rpc.StatusResponse) -> None:
+    """Look for a database that is nearly full, or grows for ever."""
+    metrics = _get(examination, host, "/metrics")
+    used, quota = status.dbSize, status.dbSizeQuota or _metric(metrics, "etcd_server_quota_backend_bytes")
     if quota and used > NEARLY_FULL * quota:
         seen = f"{100 * used // quota} % of the quota of {quota} bytes are used."
         fix = "Run etcdctl compact REVISION and etcdctl defrag --cluster; or raise --quota-backend-bytes"
         examination.find(QUOTA, label, seen, fix)
+    if _metric(metrics, "etcd_debugging_mvcc_compact_revision") < 0 and not _compacts(examination, host):
+        seen = "It has never been compacted, and was not started with --auto-compaction-retention."
+        fix = "Start all members with --auto-compaction-retention=1 (hour); ignore it if a configuration file does"
+        examination.find(NO_COMPACTION, label, seen, fix)
 
 
-def _quota_of_metrics(examination: Examination, host: HostPort) -> int:
-    """Read the quota from the member's metrics, before etcd 3.6; 0 if they are not available."""
-    address = (host.host, host.port or DEFAULT_PORT)
-    options = examination.options
-    connection: http.client.HTTPConnection
+def _metric(metrics: str, name: str) -> int:
+    """Return a metric of a member; 0 if it is not available."""
+    found = next((line for line in metrics.splitlines() if line.startswith(f"{name} ")), f"{name} 0")
+    return int(float(found.split()[1]))
+
+
+def _compacts(examination: Examination, host: HostPort) -> bool:
+    """Tell whether a member was started with a flag that has it compact; it shows no other setting."""
     try:
+        command = json.loads(_get(examination, host, "/debug/vars"))["cmdline"]
+        found = re.search(r"-auto-compaction-retention=(\d+)", "=".join(command))
+    except (LookupError, TypeError, ValueError):
+        return False
+    return found is not None and int(found[1]) > 0
+
+
+def _get(examination: Examination, host: HostPort, path: str) -> str:
+    """Read a page of a member, which needs no login; empty if it is at another port, or not for this client."""
+    options = examination.options
+    connection = http.client.HTTPConnection(host.host, host.port or DEFAULT_PORT, timeout=MEMBER_SECONDS)
+    try:
+        connection.connect()
         if examination.url.base == "etcds":
             context = ssl.create_default_context(cafile=options["ca"])
             if options["cert"] is not None:
                 context.load_cert_chain(options["cert"], options["key"])
-            connection = http.client.HTTPSConnection(*address, timeout=MEMBER_SECONDS, context=context)
-        else:
-            connection = http.client.HTTPConnection(*address, timeout=MEMBER_SECONDS)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode("utf-8", "replace")
-        finally:
-            connection.close()
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=options["server_name"] or host.host)
+        connection.request("GET", path)
+        return connection.getresponse().read().decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):
-        return 0  # at another port (--listen-metrics-urls), or not for this client
-    found = next((line for line in text.splitlines() if line.startswith("etcd_server_quota_backend_bytes ")), "")
-    return int(float(found.split()[1])) if found else 0
+        return ""
+    finally:
+        connection.close()
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------

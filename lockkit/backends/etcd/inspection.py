@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from lockkit.backend import CALL_SECONDS, Holder, decode_metadata
+from lockkit.backend import CALL_SECONDS, Gone, Holder, decode_metadata
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
-from lockkit.backends.etcd.connection import RANGE, TIME_TO_LIVE, TXN
+from lockkit.backends.etcd.connection import GRANT, RANGE, TIME_TO_LIVE, TXN
+from lockkit.errors import ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
 __all__ = ["Inspection"]
+
+log = logging.getLogger("lockkit")
+
+MARK_SECONDS = 600
+"""How long the mark of a lock that was broken stays. Longer keeps more of them; with shorter ones, a holder with a long
+ttl looks at its key too late, and is told that it is gone."""
 
 
 class Inspection:
@@ -46,19 +54,45 @@ class Inspection:
             )
         return found
 
-    async def break_lock(self, prefix: bytes, *, is_semaphore: bool) -> bool:
-        """Free a lock or a semaphore: delete what holds it now. False if nothing does."""
+    async def break_lock(self, prefix: bytes, marks: bytes, *, is_semaphore: bool) -> bool:
+        """
+        Free a lock or a semaphore: delete what holds it now. False if nothing does.
+
+        Each deletion comes with a mark below `marks`, which tells the holder why its key is gone, unless this user has
+        no rights there.
+        """
         answer_by = self._runtime.now() + CALL_SECONDS
         kvs, _ = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)
+        if not kvs:
+            return False
+        grant = rpc.LeaseGrantRequest(TTL=MARK_SECONDS)
+        lease_id = (await self._cluster.call(GRANT, grant, resend=True, answer_by=answer_by)).ID
         broken = False
         for start in range(0, len(kvs), transactions.BATCH):
-            request = rpc.TxnRequest()
-            for kv in kvs[start : start + transactions.BATCH]:
-                unchanged = rpc.Compare(target=rpc.Compare.CREATE, key=kv.key, create_revision=kv.create_revision)
-                request.success.add(request_txn=transactions.delete_key(kv.key, unchanged))
-            answer = await self._cluster.call(TXN, request, resend=False, answer_by=answer_by)
+            batch = kvs[start : start + transactions.BATCH]
+            request = transactions.break_keys(batch, marks, lease_id)
+            try:
+                answer = await self._cluster.call(TXN, request, resend=False, answer_by=answer_by)
+            except ConfigurationError:
+                request = transactions.break_keys(batch, marks, None)
+                answer = await self._cluster.call(TXN, request, resend=False, answer_by=answer_by)
             broken = broken or any(one.response_txn.succeeded for one in answer.responses)
         return broken
+
+    async def why_gone(self, marks: Sequence[bytes]) -> Sequence[Gone]:
+        """Give the reasons for which keys are gone, from where their marks would be."""
+        found: list[Gone] = []
+        for start in range(0, len(marks), transactions.BATCH):
+            request = rpc.TxnRequest()
+            for key in marks[start : start + transactions.BATCH]:
+                request.success.add(request_range=rpc.RangeRequest(key=key, keys_only=True))
+            try:
+                answer = await self._cluster.call(TXN, request, resend=True)
+            except LockError as error:
+                log.debug("why keys at etcd are gone is not known: %s", error)
+                break
+            found += (Gone("broken" if one.response_range.kvs else "gone") for one in answer.responses)
+        return [*found, *[Gone("gone")] * (len(marks) - len(found))]
 
     async def _held_keys(
         self, prefix: bytes, answer_by: float, *, is_semaphore: bool

@@ -44,9 +44,11 @@ OPTIONS: Mapping[str, Option] = {
     "ca": Option(validation.parse_text, "File with the certificate authorities of the members (PEM)."),
     "cert": Option(validation.parse_text, "File with the client's certificate (PEM)."),
     "key": Option(validation.parse_text, "File with the client's private key (PEM)."),
+    "server_name": Option(validation.parse_text, "Host name in the members' certificates, if not that of the URL."),
 }
 
 _FILES = ("ca", "cert", "key")
+_TLS = (*_FILES, "server_name")
 
 
 def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
@@ -70,7 +72,8 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
 
-    return _make_cluster(host, labels, certificates, Login(host.runtime, url.username, url.password))
+    login = Login(host.runtime, url.username, url.password)
+    return _make_cluster(host, labels, certificates, login, options["server_name"])
 
 
 class _Certificates:
@@ -100,12 +103,14 @@ class _Certificates:
         return self._files
 
 
-def _make_cluster(host: Host, labels: Sequence[str], certificates: _Certificates | None, login: Login) -> Cluster:
+def _make_cluster(
+    host: Host, labels: Sequence[str], certificates: _Certificates | None, login: Login, server_name: str | None = None
+) -> Cluster:
     def connect(label: str) -> MemberConnection:
         if certificates is None:
             return open_connection(host.runtime, label, None)
         ca, cert, key = files = certificates.current()
-        connection = open_connection(host.runtime, label, grpc.ssl_channel_credentials(ca, key, cert))
+        connection = open_connection(host.runtime, label, grpc.ssl_channel_credentials(ca, key, cert), server_name)
         connection.is_outdated = lambda: certificates.current() != files
         return connection
 
@@ -117,14 +122,14 @@ def _label(host: str, port: int) -> str:
 
 
 def _certificates(url: Url, options: Mapping[str, Any]) -> _Certificates | None:
-    given = [name for name in _FILES if options[name] is not None]
+    given = [name for name in _TLS if options[name] is not None]
     if url.base != "etcds":
         if given:
             raise _wrong(url, f"the option {given[0]} is for etcds:// only")
         return None
     if (options["cert"] is None) != (options["key"] is None):
         raise _wrong(url, "cert and key belong together: give both, or neither")
-    for name in given:
+    for name in set(given) & set(_FILES):
         try:
             Path(options[name]).read_bytes()
         except OSError as error:
@@ -144,7 +149,7 @@ def check_adopted_options(options: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: One of them would have no effect.
     """
-    given = next((name for name in _FILES if options[name] is not None), None)
+    given = next((name for name in _TLS if options[name] is not None), None)
     if given is not None:
         message = f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
         raise ConfigurationError(message)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import ref
+from weakref import WeakSet, ref
 
 from lockkit.runtime import let_go
 
@@ -31,6 +32,7 @@ __all__ = [
     "WallClockTimeout",
     "aio_is_unusable",
     "direct_calls",
+    "forget_closed_loops",
     "free_locks",
     "keep_in_children",
     "target_of",
@@ -46,7 +48,7 @@ class WallClockTimeout(float):
     A timeout for a call, seconds, that does not depend on ``time.time``.
 
     grpc's Python part adds the timeout to ``time.time()``, and its C core subtracts the system clock. Where the two
-    differ (an application's tests freeze or move ``time.time``) every call would time out at once, or never.
+    differ (an application's tests freeze or move Python's clock) every call would time out at once, or never.
 
     Relies on: grpc computes ``time.time() + timeout`` with the object that it was given.
     Fails without it: TestOptions.test_calls_do_not_depend_on_the_wall_clock_of_python
@@ -61,7 +63,23 @@ class WallClockTimeout(float):
 
     def deadline(self) -> float:
         """When it is over, by the system clock."""
-        return time.clock_gettime(time.CLOCK_REALTIME) + float(self)
+        return _system_time() + float(self)
+
+
+_COARSE_CLOCK = 5
+"""Linux's CLOCK_REALTIME_COARSE, some milliseconds behind the system clock. Python has no name for it, and so
+time-machine, which moves CLOCK_REALTIME, leaves it alone."""
+
+_COARSE_SECONDS_MAX = 0.1
+
+
+def _system_time() -> float:
+    """Read the system clock, also while an application's tests move Python's."""
+    now = time.clock_gettime(time.CLOCK_REALTIME)
+    if sys.platform != "linux":
+        return now
+    coarse = time.clock_gettime(_COARSE_CLOCK)
+    return now if abs(now - coarse) < _COARSE_SECONDS_MAX else coarse
 
 
 def free_locks(channel: Any) -> None:  # noqa: ANN401 - a grpc.Channel
@@ -124,6 +142,32 @@ def target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
     found = target()
     text = found.decode() if isinstance(found, bytes) else str(found)
     return text.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")
+
+
+CLOSED_LOOPS_MAX = 16
+"""How many closed event loops are left to grpc.aio. More keeps more memory; with fewer, a program that often begins a
+loop more often looks through all its objects."""
+
+_loops: WeakSet[Any] = WeakSet()
+
+
+def forget_closed_loops(loop: Any) -> None:  # noqa: ANN401 - an event loop
+    """
+    Have ``grpc.aio`` forget event loops that are closed, before a channel is made in another one.
+
+    Its poller keeps every loop in which a channel was made, for as long as there is a channel in any of them.
+
+    Relies on: the poller has a dict from each loop to a ``_BoundEventLoop``. Where this changes, nothing is forgotten.
+    Fails without it: test_connection.py::test_closed_loops_are_forgotten
+    """
+    closed = [one for one in tuple(_loops) if one.is_closed()]
+    if len(closed) >= CLOSED_LOOPS_MAX:
+        for found in gc.get_referrers(*closed):
+            for one in closed if isinstance(found, dict) else ():
+                if type(found.get(one)).__name__ == "_BoundEventLoop":
+                    del found[one]
+        _loops.difference_update(closed)
+    _loops.add(loop)
 
 
 # grpc.aio has one poller thread for the whole process. It doesn't exist in a forked child, and cannot be started again

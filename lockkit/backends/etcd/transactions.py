@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "all_keys",
     "batches",
+    "break_keys",
     "change_key",
     "check_keys",
     "check_queue",
@@ -25,6 +26,7 @@ __all__ = [
     "end",
     "first_key",
     "keys_from",
+    "mark_of",
     "newest_in",
     "none_in",
     "oldest_in",
@@ -155,6 +157,23 @@ def delete_key(key: bytes, condition: rpc.Compare) -> rpc.TxnRequest:
     """Delete one key if the condition is true."""
     deletion = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
     return rpc.TxnRequest(compare=[condition], success=[deletion])
+
+
+def break_keys(kvs: Sequence[rpc.KeyValue], marks: bytes, lease_id: int | None) -> rpc.TxnRequest:
+    """Delete keys that are as they were read, each with a mark for its holder; without marks if there is no lease."""
+    request = rpc.TxnRequest()
+    for kv in kvs:
+        unchanged = rpc.Compare(target=rpc.Compare.CREATE, key=kv.key, create_revision=kv.create_revision)
+        deletion = delete_key(kv.key, unchanged)
+        if lease_id is not None:
+            deletion.success.add(request_put=rpc.PutRequest(key=mark_of(marks, kv.create_revision), lease=lease_id))
+        request.success.add(request_txn=deletion)
+    return request
+
+
+def mark_of(marks: bytes, create_revision: int) -> bytes:
+    """Return the key of the mark of a holder that was ended by force."""
+    return b"%b/%d" % (marks, create_revision)
 
 
 def delete_below(prefix: bytes) -> rpc.TxnRequest:

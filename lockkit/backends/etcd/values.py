@@ -40,6 +40,7 @@ __all__ = [
 READER = b"r"
 _WAITER = b"q"
 _SLOT = b"s"
+_SLOT_DIGITS_MAX = 9
 
 SHARED = b"\0shared "
 """What the value of a downgraded lease begins with. No command line can give ``etcdctl elect`` such a value."""
@@ -65,7 +66,7 @@ def slot_key(prefix: bytes, slot: int) -> bytes:
 def slot_of(key: bytes) -> int | None:
     """Return the number of the permit with a key; None if no permit of lockkit's can have it."""
     digits = key.rpartition(b"/")[2].removeprefix(_SLOT)
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdigit() and len(digits) <= _SLOT_DIGITS_MAX else None
 
 
 def slots_of(prefix: bytes) -> tuple[bytes, bytes]:

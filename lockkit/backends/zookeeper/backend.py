@@ -18,7 +18,7 @@ wait         get of the predecessor, with a watch: when it goes away, list again
              get_children, with a watch
 permit       if others hold permits: also multi of check, set and create, which creates its mark
 list again   get_children; after a long wait sync before it (sent together)
-renew        sync for each session; at first and after a new connection exists of each node, with a watch
+renew        sync for each session; at first and after a new connection get of each node, with a watch
 update       set
 downgrade    multi of set and create, which creates the mark
 release      delete; multi of two deletes if there is a mark
@@ -72,6 +72,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
+from lockkit.backends.zookeeper.errors import unsent
 from lockkit.backends.zookeeper.marks import mark, replace_data
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
@@ -219,11 +220,15 @@ class ZooKeeperBackend(LockBackend):
         """See `LockBackend.try_acquire`."""
         node: LockNode | None = request.state
         until = self._until(request.answer_by)
-        if node is not None and not node.session.failed:
-            session = await self._sessions.ready(node.session, until, patient=True)
-        else:
-            session = await self._sessions.get(request.ttl, until)
-        found = await LockQueue(self._directories, request, session, until).attempt()
+        try:
+            if node is not None and not node.session.failed:
+                session = await self._sessions.ready(node.session, until, patient=True)
+            else:
+                session = await self._sessions.get(request.ttl, until)
+            found = await LockQueue(self._directories, request, session, until).attempt()
+        except BackendUnavailable as error:
+            error.sent = error.sent or request.state is not None  # there may be a node, though the last one was not
+            raise
         return found if isinstance(found, Busy) else self._granted(request, found)
 
     def _granted(self, request: Request, node: LockNode) -> Grant:
@@ -297,7 +302,7 @@ class ZooKeeperBackend(LockBackend):
         problems = {
             session: await self._heartbeat_problem(session, one, started, until) for session, one in heartbeats.items()
         }
-        no_connection = BackendUnavailable(f"no connection to {self._label}")
+        no_connection = unsent(f"no connection to {self._label}")
         renewals: list[Renewal] = []
         for grant, check in zip(grants, checks, strict=True):
             problem = problems.get(grant.state.session, no_connection)
@@ -325,13 +330,15 @@ class ZooKeeperBackend(LockBackend):
         stat = None
         if check is not None:
             try:
-                stat = await session.answer(check, until)
+                _, stat = await session.answer(check, until)
+            except NoNodeError:
+                session.forget_lease(node)
             except LockError as error:
                 return Unknown(error)
         if node.session_id != session.id:
             return Gone("session")
-        if node.owner not in session.held or (check is not None and stat is None):
-            return Gone("gone")
+        if node.owner not in session.held:
+            return Gone(await session.why_gone(node, until))
         if stat is not None and stat.ephemeralOwner != node.session_id:
             return Gone("taken")
         granted_seconds = session.granted_seconds
@@ -360,7 +367,7 @@ class ZooKeeperBackend(LockBackend):
         node: LockNode = grant.state
         if node.session_lives and await replace_data(node, metadata.encode(), self._until()):
             return None
-        return Gone("gone" if node.session_lives else "session")
+        return Gone(await node.session.why_gone(node, self._until()) if node.session_lives else "session")
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`."""
@@ -441,7 +448,8 @@ class ZooKeeperBackend(LockBackend):
         queue = contenders(await session.children(node.directory, until))
         if any(one.node == node.name for one in held(queue)):
             return None
-        return Gone("taken" if queue else "gone")
+        reason = await session.why_gone(node, until)
+        return Gone("taken" if queue and reason == "gone" else reason)
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from lockkit.runtime import Runtime
 
-__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Connection", "can_wait", "outcome", "weakly"]
+__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Connection", "can_wait", "outcome", "weakly", "when_done"]
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection. Longer delays callers and the change to another member."""
@@ -53,11 +53,12 @@ log = logging.getLogger("lockkit.kazoo")
 
 def _filter_log(record: logging.LogRecord) -> bool:
     """Keep passwords out of the log, and outages quiet: lockkit itself logs what they mean for locks."""
-    if record.levelno == logging.WARNING:
-        # One for each attempt of each client to connect.
-        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-    # At DEBUG kazoo logs every request, also those that carry a password.
-    return record.levelno >= logging.INFO and log.isEnabledFor(record.levelno)
+    if record.levelno < logging.INFO:
+        return False  # every request, also those that carry a password
+    if record.levelno <= logging.WARNING:
+        # Several for each attempt of each client to connect.
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return log.isEnabledFor(record.levelno)
 
 
 log.addFilter(_filter_log)
@@ -98,8 +99,16 @@ async def _wait(runtime: Runtime, result: Any, seconds: float) -> None:  # noqa:
         result.wait(seconds)
     else:
         done = runtime.event()
-        result.rawlink(lambda _: done.set())
+        when_done(result, done.set)
         await done.wait(seconds)
+
+
+def when_done(result: Any, callback: Callable[[], None]) -> None:  # noqa: ANN401 - kazoo has no types
+    """Call back in a thread of kazoo's, or now, when a request has been answered or has failed."""
+    if isinstance(result, Answer):
+        result.when_done(callback)
+    else:
+        result.rawlink(lambda _: callback())
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -12,12 +12,13 @@ refuses that unless it is empty: the same rule, for one more request per release
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
 from lockkit.backend import SPACES, apart, split_space
-from lockkit.backends.zookeeper.path import escape_name, is_of_owner, name_of
+from lockkit.backends.zookeeper.path import escape_name, is_of_owner, name_of, with_broken
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.errors import BackendUnavailable, LockError
 
@@ -178,7 +179,16 @@ class LockDirectories:
             session.client.delete_async(directory)  # refused unless it is empty; nobody waits for the answer
 
     async def delete_held(self, session: Session, directory: str, queue: Sequence[Contender], until: Instant) -> bool:
-        """Delete the nodes of all who hold a lock, with all requests sent at once; False if none was left."""
+        """
+        Delete the nodes of all who hold a lock, with all requests sent at once; False if none was left.
+
+        Before that their owners are noted in the directory: the server carries out a client's requests in their order.
+        Without the right to do so, their holders are told that the nodes are gone.
+        """
+        with suppress(NoNodeError):
+            data, _ = await session.read(partial(session.client.get_async, directory), until)
+            if (noted := with_broken(data, (one.owner for one in queue))) is not None:
+                session.client.set_async(directory, noted)
         sent = [session.client.delete_async(f"{directory}/{one.node}") for one in queue]
         for one in queue:
             if one.mark is not None:

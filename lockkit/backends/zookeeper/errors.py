@@ -12,7 +12,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_unanswered"]
+__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "unsent", "was_unanswered"]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTimeoutError)
 """What a request through kazoo may raise."""
@@ -79,15 +79,24 @@ def translate(error: BaseException, label: str) -> LockError:
 def connection_failed(error: BaseException | None, label: str) -> BackendUnavailable:
     """Say why there is no connection; `error` is why the last attempt failed, if one has ended."""
     if error is None:
-        return BackendUnavailable(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
+        return unsent(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
     advice = "is it running, and reachable from here?"
     if isinstance(error, (kazoo.ConnectionDropped, BrokenPipeError, ConnectionResetError)):
         advice = (
             "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
         )
+    elif "certificate is not valid for" in text:
+        advice = "its certificate is for another host: name that one in the URL, or see the option check_hostname"
     elif "CERTIFICATE_VERIFY_FAILED" in text:
         advice = "its certificate is not trusted, see the options ca and verify_certs"
-    failed = BackendUnavailable(f"no connection to {label}: {advice} ({text})")
+    failed = unsent(f"no connection to {label}: {advice} ({text})")
     failed.__cause__ = error
     return failed
+
+
+def unsent(message: str) -> BackendUnavailable:
+    """Make the error for a request that was not handed to kazoo, as there is no connection."""
+    error = BackendUnavailable(message)
+    error.sent = False
+    return error

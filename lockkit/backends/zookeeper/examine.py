@@ -83,6 +83,12 @@ NO_TLS = Check(
     "Everybody who can read the network traffic reads the password, and may break any lock.",
     _PAGE,
 )
+UNVERIFIED = Check(
+    "zookeeper-unverified",
+    Severity.WARNING,
+    "A man in the middle reads the password, and may break any lock or grant one twice.",
+    _PAGE,
+)
 KAZOO_LOCK = Check(
     "zookeeper-kazoo-lock",
     Severity.WARNING,
@@ -117,11 +123,12 @@ async def examine(examination: Examination) -> None:
         await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
     finally:
         session.end_soon()
-    encrypted = bool(options.get("use_ssl"))
     _check_members(examination, members_count)
+    if options.get("use_ssl"):
+        _check_verification(examination, arguments)
+        return
     for host in url.hosts:
-        if not encrypted:
-            _examine_member(examination, host)
+        _examine_member(examination, host)
 
 
 def _check_session(examination: Examination, granted: float) -> None:
@@ -139,16 +146,17 @@ def _check_session(examination: Examination, granted: float) -> None:
 
 async def _examine_rights(examination: Examination, session: Session, arguments: Mapping[str, Any]) -> None:
     url, root = examination.url, root_of(examination.url, examination.options["prefix"])
-    acl = arguments["default_acl"]
-    if acl is None or acl == OPEN_ACL_UNSAFE:
-        examination.find(
-            OPEN_ACL,
-            url.safe_text,
-            "lockkit creates nodes with all access rights for everybody.",
-            f"{url.scheme}://USER:PASSWORD@…?acl=creator, the same for all clients that share the locks",
-        )
+    is_open = arguments["default_acl"] == OPEN_ACL_UNSAFE
+    if is_open:
+        seen = "lockkit creates nodes with all access rights for everybody."
+        fix = f"{url.scheme}://USER:PASSWORD@…, the same for all clients that share the locks, and without acl=open"
+        examination.find(OPEN_ACL, url.safe_text, seen, fix)
     try:
         granted, _ = await session.answer(session.client.get_acls_async(root))
+        if not is_open and granted == OPEN_ACL_UNSAFE:
+            seen = f"Everybody has all access rights to {root}."
+            fix = f"zkCli.sh: addauth digest USER:PASSWORD, then setAcl -R {root} auth::cdrwa"
+            examination.find(OPEN_ACL, url.safe_text, seen, fix)
     except NoNodeError:
         return
     except ConfigurationError as error:
@@ -222,12 +230,24 @@ def _check_members(examination: Examination, count: int | None) -> None:
         examination.find(ONE_NAMED, where, f"The URL names one member of {count}.", "Name all of them in the URL")
 
 
+def _check_verification(examination: Examination, arguments: Mapping[str, Any]) -> None:
+    """Find what of the servers' certificates is not checked."""
+    if not arguments.get("verify_certs", True):
+        seen = "The servers' certificates are not checked (verify_certs=0)."
+        examination.find(UNVERIFIED, examination.url.safe_text, seen, "Use ca=FILE, and remove verify_certs=0")
+    elif not arguments["check_hostname"]:
+        seen = "A certificate of any host is accepted (check_hostname=0)."
+        fix = "Name the hosts as their certificates do, and remove check_hostname=0"
+        examination.find(UNVERIFIED, examination.url.safe_text, seen, fix)
+
+
 def _examine_member(examination: Examination, host: HostPort) -> None:
     """Ask a member, over a separate connection, for its version and whether it serves clients."""
     port = host.port or DEFAULT_PORT
     label = f"{host.host}:{port}"
     if not is_loopback(host.host):
-        seen = "The connection crosses a network and is not encrypted."
+        password = ", with the password in clear text" if examination.url.password else ""
+        seen = f"The connection crosses a network and is not encrypted{password}."
         fix = "Set secureClientPort and ssl.keyStore.location in zoo.cfg, and use ?use_ssl=1&ca=… in the URL"
         examination.find(NO_TLS, label, seen, fix)
     try:

@@ -1,7 +1,8 @@
 """
 Changes of a node that a request has in the queue of a lock: its data, and its mark.
 
-Each names the node by its path, which holds the random owner of the request: if the node is gone, nothing is changed.
+Each change names the node by its path, which has the random owner of the request in it: if the node is gone, nothing is
+changed.
 """
 
 from __future__ import annotations

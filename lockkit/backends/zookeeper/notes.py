@@ -18,6 +18,7 @@ repeats that after `CLOCK_SECONDS` at the earliest.
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,8 +62,8 @@ class LockNotes:
         except NoNodeError:
             return None
         keep_ms, _, text = data.decode("utf-8", "replace").partition(" ")
-        if not keep_ms.isdecimal():
-            return None
+        if not re.fullmatch(r"\d{1,15}", keep_ms):
+            return None  # not lockkit's, or not of this form
         now = await self.clock(session, path.rpartition("/")[0], until)
         remaining = (stat.mtime + int(keep_ms)) / 1000 - now
         if remaining > 0:

@@ -95,7 +95,11 @@ def _parse_access(text: str) -> ACL:
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "prefix": Option(parse_prefix, "Directory of the locks: the same for all clients that share locks.", "lockkit"),
-        "acl": Option(parse_acl, "Access rights to the nodes: open, creator, or SCHEME:ID:cdrwa,…", None),
+        "acl": Option(
+            parse_acl,
+            "Access rights to the nodes: open, creator, or SCHEME:ID:cdrwa,… Default: creator with a login, else open.",
+            None,
+        ),
         "auth": Option(
             validation.parse_choice("digest", "sasl"),
             "How user and password of the URL are used: digest, sasl.",
@@ -142,7 +146,6 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     _check_tls(url, arguments)
     _check_logins(url, arguments)
     arguments["hosts"] = ",".join(str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts)
-    arguments["default_acl"] = options["acl"]
     url.require_one_login()
     if (url.username is None) != (url.password is None):
         raise _wrong(url, f"a login is a user and a password: {url.scheme}://user:password@host")
@@ -152,10 +155,12 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
         arguments["auth_data"] = [*arguments.get("auth_data", ()), ("digest", f"{url.username}:{url.password}")]
     if "sasl_options" in arguments and find_spec("puresasl") is None:
         raise _wrong(url, "a login by SASL needs the package pure-sasl: python -m pip install pure-sasl")
+    has_login = bool(arguments.get("auth_data") or "sasl_options" in arguments)
+    arguments["default_acl"] = options["acl"] or [*(CREATOR_ALL_ACL if has_login else OPEN_ACL_UNSAFE)]
     return arguments
 
 
-def _check_tls(url: Url, arguments: Mapping[str, Any]) -> None:
+def _check_tls(url: Url, arguments: dict[str, Any]) -> None:
     given = next((name for name in _TLS if name in arguments), None)
     if given is not None and "use_ssl" not in arguments:
         raise _wrong(url, f"the option {given} is for TLS: add use_ssl=1")
@@ -166,6 +171,11 @@ def _check_tls(url: Url, arguments: Mapping[str, Any]) -> None:
         except OSError as error:
             # Without the error's text, which has the path: messages must not name the key file.
             raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
+    if arguments.get("use_ssl"):
+        # kazoo's own default takes a certificate of any host: its owner could read the password and relay the locks.
+        verified = arguments.get("verify_certs", True)
+        if arguments.setdefault("check_hostname", verified) and not verified:
+            raise _wrong(url, "check_hostname=1 checks a name in a certificate that verify_certs=0 does not check")
 
 
 def _check_logins(url: Url, arguments: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lockkit.backend import Mode
 
 __all__ = [
+    "BROKEN_MAX",
     "READ_MARK",
     "Contender",
     "contenders",
@@ -38,7 +39,9 @@ __all__ = [
     "is_of_owner",
     "name_of",
     "node_prefix",
+    "says_broken",
     "slot_mark",
+    "with_broken",
 ]
 
 READ_MARK = "__read"
@@ -48,7 +51,7 @@ _WORDS: dict[Mode, str] = {"exclusive": "lock", "shared": "rlock", "permit": "pe
 _MODES: dict[str, Mode] = {word: mode for mode, word in _WORDS.items()}
 # ZooKeeper writes the number with "%010d": a sign takes the place of a zero.
 _NODE = re.compile(r"(.*)__(r?lock|permit)__(-?\d{9,10})", re.DOTALL)
-_MARK = re.compile(r"(.*__(?:lock|permit)__-?\d{9,10})(__read|__slot(\d+))", re.DOTALL)
+_MARK = re.compile(r"(.*__(?:lock|permit)__-?\d{9,10})(__read|__slot(\d{1,9}))", re.DOTALL)
 # What ZooKeeper refuses in a path (PathUtils.validatePath). It works in UTF-16, where all characters beyond the first
 # plane are surrogates.
 _REFUSED = re.compile("[%/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
@@ -137,3 +140,24 @@ def _marked(contender: Contender, mark: re.Match[str]) -> Contender:
     if mark[2] == READ_MARK:
         return contender._replace(mode="shared", mark=mark[2])
     return contender._replace(slot=int(mark[3]), mark=mark[2])
+
+
+_BROKEN = b"broken "
+"""How the data of a lock's directory begin, once holders were ended by force. Their owners follow, the latest first."""
+
+BROKEN_MAX = 500
+"""Owners in the data of a directory. More takes more room at the server; with fewer, the holders that are beyond it,
+among the many of one lock, get another reason."""
+
+
+def with_broken(data: bytes, owners: Iterable[str]) -> bytes | None:
+    """Give the data of a directory with these owners added; None if they are not lockkit's to change."""
+    if data and not data.startswith(_BROKEN):
+        return None
+    found = [*(owner.encode() for owner in owners), *data.removeprefix(_BROKEN).split()]
+    return _BROKEN + b" ".join(found[:BROKEN_MAX])
+
+
+def says_broken(data: bytes, owner: str) -> bool:
+    """Tell whether the data of a directory name an owner as one that was ended by force."""
+    return data.startswith(_BROKEN) and owner.encode() in data.split()

@@ -16,6 +16,7 @@ The server restarts the session timeout with every packet that it gets. lockkit 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -34,9 +35,10 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
 from lockkit.backend import CALL_SECONDS
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
-from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
+from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, unsent, was_unanswered
+from lockkit.backends.zookeeper.path import says_broken
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -44,7 +46,7 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from lockkit.backend import Host, Request
+    from lockkit.backend import Host, LossReason, Request
     from lockkit.runtime import Event
     from lockkit.units import Instant, Seconds
 
@@ -232,8 +234,7 @@ class Session:
     def check_usable(self) -> None:
         """Raise `BackendUnavailable` if there is no connection just now."""
         if not self.usable:
-            message = f"no connection to {self._label}"
-            raise BackendUnavailable(message)
+            raise unsent(f"no connection to {self._label}")
 
     def _not_connected(self) -> BackendUnavailable:
         connection = self._connection
@@ -258,7 +259,7 @@ class Session:
             if not is_first:
                 raise
             # Interrupted halfway: kazoo's thread may run. Make a new session for the next call.
-            self._failure = BackendUnavailable(f"connecting to {self._label} was interrupted ({error!r})")
+            self._failure = unsent(f"connecting to {self._label} was interrupted ({error!r})")
             self._failure.__cause__ = error
             self.stop()
             if isinstance(error, Exception):
@@ -444,8 +445,27 @@ class Session:
         self.held.pop(node.owner, None)
 
     def _lease_gone(self, owner: str) -> None:
-        self.held.pop(owner, None)
-        self._engine_calls.call_soon(partial(self._host.lost, owner, "gone"))
+        """Notify the holder, in kazoo's thread, when the server has said why its node is gone, or cannot say it."""
+        node = self.held.pop(owner, None)
+        if node is None:
+            return
+        result = self.client.get_async(node.directory)
+
+        def notify() -> None:
+            reason: LossReason = "gone"
+            with suppress(*DRIVER_ERRORS):
+                reason = "broken" if says_broken(result.get_nowait()[0], owner) else "gone"
+            self._engine_calls.call_soon(partial(self._host.lost, owner, reason))
+
+        when_done(result, notify)
+
+    async def why_gone(self, node: LockNode, until: Instant) -> LossReason:
+        """Give the reason for the loss of a node that is gone."""
+        try:
+            data, _ = await self.answer(self.client.get_async(node.directory), until)
+        except (NoNodeError, LockError):
+            return "gone"
+        return "broken" if says_broken(data, node.owner) else "gone"
 
     def _state_changed(self, state: str) -> None:
         """Listen to kazoo. In its thread, which must not be delayed."""

@@ -107,10 +107,11 @@ class Watches:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def watch_lease(self, path: str, owner: str) -> Any:  # noqa: ANN401 - kazoo has no types
-        """Ask for the node of a lease, and watch it; give kazoo's result."""
+        """Read the node of a lease, and watch it; give kazoo's result."""
         # Before it is sent: should it go over the next connection, it is asked for once more, and not once less.
         self._leases[path] = owner, self.connections_count
-        return self._client.exists_async(path, watch=self._on_event)
+        # Not `exists`, which leaves a watch for the life of the session if the node is gone: it never comes back.
+        return self._client.get_async(path, watch=self._on_event)
 
     def watches_lease(self, path: str, owner: str) -> bool:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -9,7 +10,7 @@ from lockkit.testing.servers.base import START_TIMEOUT
 from lockkit.testing.servers.binaries import find_program, look_for_jar
 from lockkit.testing.servers.ensemble import Ensemble, Member
 from lockkit.testing.servers.errors import ServerMissing
-from lockkit.testing.servers.readiness import ask_zookeeper, four_letters
+from lockkit.testing.servers.readiness import ASK_TIMEOUT, ask_zookeeper, four_letters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,8 +139,14 @@ class ZooKeeperServer(Member):
             (self.data / "myid").write_text(f"{self.peers.index(self) + 1}\n")
 
     def ask(self) -> str | None:
-        """Ready when it serves: as a member when it has found its leader."""
-        return ask_zookeeper(self.host, self.port)
+        """Ready when it serves, also over TLS: as a member when it has found its leader."""
+        missing = ask_zookeeper(self.host, self.port)
+        if missing is None and self.tls:
+            try:
+                socket.create_connection((self.host, self.port_for("tls")), ASK_TIMEOUT).close()
+            except OSError as error:
+                return f"the port for TLS: {error}"
+        return missing
 
     def _ensemble_configuration(self) -> dict[str, str]:
         if not self.peers:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backend import apart
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, SharedAttempts, settle_by
@@ -47,6 +50,7 @@ from tests.backends.etcd.support import (
     until_more_than,
     until_waiting,
 )
+from tests.backends.support import refuses
 from tests.interrupts import CallStrike
 from tests.tries import busy, have_time_to_answer, until_renewed
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.etcd.contender import Contender
     from lockkit.sync import Client, Lease
+    from lockkit.testing.servers.tls import Certificates
     from tests.backends.etcd.support import Connect
 
 
@@ -72,6 +77,11 @@ def guarded() -> Iterator[EtcdServer]:
         yield member
 
 
+def encoded(text: str) -> str:
+    """As the JSON gateway wants bytes."""
+    return base64.b64encode(text.encode()).decode()
+
+
 class TestKeys:
     """What is stored in etcd."""
 
@@ -85,6 +95,41 @@ class TestKeys:
             assert key == f"app/locks/a%2Fb%25é/{session_of(server, key):x}"
             assert lease.token == int(server.status()["header"]["revision"])
         assert queue_of(server, "app/locks/") == []
+
+    @pytest.mark.parametrize(
+        ("value", "metadata"),
+        [
+            (b"", {}),
+            (b"\xff\0", {"text": "\ufffd\0"}),
+            (b"0" * 32 + b' {"host":"h","later":{"a":[1]}}', {"host": "h", "later": {"a": [1]}}),
+            (b"2 " + b"0" * 32 + b" {}", {"text": "2 " + "0" * 32 + " {}"}),
+        ],
+        ids=["empty", "no text", "unknown field", "another form"],
+    )
+    def test_values_of_another_layout(
+        self, server: EtcdServer, connect: Connect, value: bytes, metadata: object
+    ) -> None:
+        """An older or later lockkit's, or a foreign client's: they hold the lock, and nothing fails."""
+        client, key = connect(prefix="layouts"), encoded("layouts/x/17")
+        server.call("/v3/kv/put", key=key, value=base64.b64encode(value).decode())
+        try:
+            (holder,) = client.holders("x")
+            assert holder.metadata == metadata
+            assert busy(client.lock("x", ttl=LONG))
+        finally:
+            server.call("/v3/kv/deleterange", key=key)
+
+    def test_slots_of_another_layout(self, server: EtcdServer, connect: Connect) -> None:
+        """Each counts as a permit."""
+        client = connect(prefix="slots")
+        for name in ("s1x", f"s{'9' * 5000}"):
+            server.call("/v3/kv/put", key=encoded(f"slots+sem/pool/{name}"), value=encoded("?"))
+
+        with client.semaphore("pool", limit=3, ttl=LONG) as permit:
+            held = drive(client._engine.client.ready().holders(apart("sem", "pool")))
+            assert sorted(one.slot is None for one in held) == [False, True, True]
+            assert busy(client.semaphore("pool", limit=3, ttl=LONG))
+            assert permit.confirm()
 
     def test_locks_of_one_ttl_share_a_lease(self, server: EtcdServer, connect: Connect) -> None:
         """Another ttl has another one; closing the client leaves none."""
@@ -802,6 +847,20 @@ class TestLogin:
                 with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
                     client.semaphore("capped", limit=2).acquire(0)
 
+    def test_lock_is_broken_without_rights_to_leave_a_mark(self) -> None:
+        """The holder is told that its key is gone."""
+        with EtcdServer() as member:
+            add_user(member, {"lockkit/": "readwrite"})
+            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=LONG) as client:
+                lease = client.lock("x").acquire(PATIENCE)
+                reasons: list[str] = []
+                lease.on_lost(lambda _, reason: reasons.append(reason))
+
+                assert client.break_lock("x")
+
+                assert not lease.confirm()
+                wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
+
     def test_refused_request_costs_no_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Locks and semaphores share a session, which must live. Later versions of etcd refuse the undoing as well."""
         delete = Sessions.delete_keys
@@ -896,6 +955,32 @@ class TestLogin:
             ):
                 client.ping()
 
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_certificate_of_another_host(self, face: str) -> None:
+        """It is refused, though of the right authority, unless the URL says that the members have that name."""
+        with OtherHost(tls=True) as member:
+            refuses(face, member.url, "for another host.*server_name")
+            refuses(face, f"{member.url}&server_name=third.example", "for another host")
+            with lockkit.connect(f"{member.url}&server_name=other.example") as client:
+                client.ping()
+            refuses(face, member.url.replace("ca=", "prefix="), "not trusted.*option ca")
+
+
+class OtherHost(EtcdServer):
+    """A member whose certificate is not for its address."""
+
+    @property
+    def certificates(self) -> Certificates:
+        """See `EtcdServer`."""
+        if self._certificates is None:
+            self._certificates = make_certificates(self.directory, names="DNS:other.example")
+        return self._certificates
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if (context := super()._tls_context()) is not None:
+            context.check_hostname = False
+        return context
+
 
 def logins_of(server: EtcdServer) -> int:
     """Count the logins at the member."""
@@ -945,16 +1030,53 @@ class TestOptions:
         with pytest.raises(lockkit.BackendUnavailable, match=address):
             connect(f"etcd://{address}").ping()
 
+    @pytest.mark.parametrize("moment", [0.0, 4e9], ids=["past", "future"])
+    @pytest.mark.parametrize("face", ["sync", "async"])
     def test_calls_do_not_depend_on_the_wall_clock_of_python(
-        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str, moment: float
     ) -> None:
-        """An application's tests may freeze it."""
-        client = connect()
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time", lambda: 0.0)
-            client.ping()
-            with client.lock("frozen", ttl=LONG):
+        """An application's tests may freeze it: freezegun replaces `time.time`, time-machine CLOCK_REALTIME as well."""
+        read = time.clock_gettime
+        fake = lambda clock: moment if clock == time.CLOCK_REALTIME else read(clock)  # noqa: E731
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client, client.lock("frozen", ttl=LONG):
                 pass
+
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: moment)
+            patch.setattr(time, "clock_gettime", fake)
+            if face == "async":
+                asyncio.run(scenario())
+            else:
+                with lockkit.connect(server.url) as client, client.lock("frozen", ttl=LONG):
+                    pass
+            server.pause()
+            try:
+                with lockkit.connect(server.url) as client, pytest.raises(lockkit.BackendUnavailable):
+                    client.ping()  # its timeout still ends it
+            finally:
+                server.resume()
+
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_proxy_for_the_web_is_not_used(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str
+    ) -> None:
+        """The environment of most companies names one, and it does not lead to etcd."""
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.port_for('no proxy')}")
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+
+        async def scenario() -> None:
+            async with lockkit.aio.connect(server.url) as client:
+                await client.ping()
+
+        if face == "async":
+            asyncio.run(scenario())
+        else:
+            with lockkit.connect(server.url) as client:
+                client.ping()
 
 
 class TestGivingUp:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import struct
+import threading
 import time
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
 import pytest
 
+import lockkit.aio
 from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import (
@@ -25,11 +30,13 @@ from lockkit.backends.etcd.connection import (
     open_connection,
 )
 from lockkit.backends.etcd.errors import code_of, details_of
-from lockkit.runtime import AsyncioRuntime
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from typing import Self
 
     from lockkit.backends.etcd.connection import MemberConnection
     from lockkit.testing.servers import EtcdServer
@@ -213,3 +220,75 @@ def test_interceptors_of_an_instrumentation_are_called(server: EtcdServer, monke
 
     asyncio.run(scenario())
     assert [str(one, "ascii") if isinstance(one, bytes) else one for one in seen] == [RANGE.path]
+
+
+def test_closed_loops_are_forgotten(server: EtcdServer) -> None:
+    """A thread runs one event loop for long, while others come and go."""
+    loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    async def ping() -> None:
+        loops.add(asyncio.get_running_loop())
+        async with lockkit.aio.connect(server.url) as client:
+            await client.ping()
+
+    async def stay() -> None:
+        async with lockkit.aio.connect(server.url) as client:
+            await client.ping()
+            for _ in range(3 * quirks.CLOSED_LOOPS_MAX):
+                await asyncio.to_thread(asyncio.run, ping())
+            gc.collect()
+            assert len(loops) <= quirks.CLOSED_LOOPS_MAX
+
+    asyncio.run(stay())
+
+
+def test_name_that_moves_is_looked_up_again(server: EtcdServer) -> None:
+    """Within seconds, not after gRPC's thirty, in which leases of thirty seconds are lost."""
+    with NameServer("127.0.0.3") as names:
+        label = f"dns://127.0.0.1:{names.port}/moved.example:{server.port}"
+        connection = open_connection(BlockingRuntime(), label, None)
+
+        def problem() -> str | None:
+            try:
+                drive(connection.call(RANGE, ASK, 1.0, None))
+            except grpc.RpcError as error:
+                return details_of(error)
+            return None
+
+        assert "127.0.0.3" in (problem() or ""), "nothing listens there"
+        names.address = "127.0.0.1"
+        wait_until(problem, timeout=15)
+        drive(connection.close())
+
+
+class NameServer(threading.Thread):
+    """A DNS server that gives one address for every name."""
+
+    def __init__(self, address: str) -> None:
+        """Give that address."""
+        super().__init__(daemon=True)
+        self.address = address
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.sendto(b"", ("127.0.0.1", self.port))
+        self.join()
+        self._socket.close()
+
+    def run(self) -> None:
+        """Answer until an empty packet comes."""
+        while True:
+            query, client = self._socket.recvfrom(512)
+            if not query:
+                return
+            end = query.index(b"\0", 12) + 5  # of the question: a name, its type and class
+            is_address = query[end - 4 : end - 2] == b"\0\1"
+            head = query[:2] + b"\x81\x80" + struct.pack(">4H", 1, is_address, 0, 0)
+            record = b"\xc0\x0c" + struct.pack(">2HIH", 1, 1, 0, 4) + socket.inet_aton(self.address)
+            self._socket.sendto(head + query[12:end] + (record if is_address else b""), client)

@@ -30,16 +30,19 @@ def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:
     return f"etcd://{user}:{SECRET}@{','.join(one.address for one in members)}"
 
 
+COMPACTED = {"auto-compaction-retention": "1"}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[EtcdServer]:
     """A single member without logins, with slow elections."""
-    with EtcdServer(settings={"election-timeout": "2000"}) as made:
+    with EtcdServer(settings={"election-timeout": "2000", **COMPACTED}) as made:
         yield made
 
 
 def test_cluster() -> None:
     """No finding while all three members run; then the URL names only one, one is down, two are down."""
-    with EtcdCluster() as cluster:
+    with EtcdCluster(settings=COMPACTED) as cluster:
         cluster.members[0].enable_auth(SECRET)
         diagnosis = examine(url_of(cluster.members))
         assert complaints(diagnosis) == []
@@ -165,7 +168,7 @@ def put(server: EtcdServer, number: int) -> None:
 
 def test_rights_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """First a user may only read, then read and write; the rest is for root, and is not needed for locks."""
-    with EtcdServer() as server:
+    with EtcdServer(settings=COMPACTED) as server:
         server.enable_auth(SECRET)
         as_root = f"--user=root:{SECRET}"
         server.etcdctl(as_root, "role", "add", "app")
@@ -191,7 +194,9 @@ def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_examine, "is_loopback", lambda host: False)  # noqa: ARG005
 
     assert found(server.url)["etcd-no-tls"].where == (server.address,)
-    with EtcdServer(tls=True) as safe:
+    with_password = server.url.replace("//", f"//app:{SECRET}@")
+    assert "password in clear text" in found(with_password)["etcd-no-tls"].seen
+    with EtcdServer(tls=True, settings=COMPACTED) as safe:
         assert set(found(safe.url)) == {"etcd-alone"}
 
 
@@ -222,6 +227,18 @@ def test_nobody_answers(server: EtcdServer) -> None:
 
     for member in members:
         assert f"etcd at {member} cannot be reached" in str(caught.value)
+
+
+@pytest.mark.parametrize("retention", [None, "0", "1h"])
+def test_compaction(retention: str | None) -> None:
+    """Off by default. What the doctor cannot see does not matter once it has happened."""
+    settings = {} if retention is None else {"auto-compaction-retention": retention}
+    with EtcdServer(settings=settings) as server:
+        assert ("etcd-no-compaction" in found(server.url)) == (retention != "1h")
+
+        put(server, 1)
+        server.etcdctl("compact", str(server.status()["header"]["revision"]))
+        assert "etcd-no-compaction" not in found(server.url)
 
 
 def test_quota_in_the_status_of_etcd_3_6() -> None:

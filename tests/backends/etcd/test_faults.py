@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import lockkit
-from lockkit.backend import Gone, Renewed
+import lockkit.aio
+from lockkit.backend import Busy, Gone, Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender, Session
@@ -24,7 +26,7 @@ from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_c
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
-from tests.backends.support import StubHost, granted
+from tests.backends.support import StubHost, broken_reason, granted, sent_to
 from tests.tries import busy
 
 if TYPE_CHECKING:
@@ -59,9 +61,9 @@ def cluster() -> Iterator[EtcdCluster]:
         yield members
 
 
-def backend_at(server: EtcdServer, host: StubHost) -> EtcdBackend:
+def backend_at(address: str, host: StubHost) -> EtcdBackend:
     """Open a backend without an engine."""
-    url = parse(server.url)
+    url = parse(f"etcd://{address}")
     return EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
 
 
@@ -112,6 +114,13 @@ class TestOneMember:
             lease.extend()
             lease.release()
 
+            # The way out, as docs/how-to/check-your-servers.md has it.
+            (status,) = json.loads(member.etcdctl("endpoint", "status", "--write-out=json"))
+            member.etcdctl("compact", str(status["Status"]["header"]["revision"]))
+            member.etcdctl("defrag", "--cluster")
+            member.etcdctl("alarm", "disarm")
+            client.lock("y", ttl=30).acquire(timeout=PATIENCE).release()
+
     def test_member_that_comes_back_empty_ends_the_session(self, connect: Connect) -> None:
         """The next renewal notifies the holder."""
         with EtcdServer() as member:
@@ -124,6 +133,48 @@ class TestOneMember:
 
             assert lease.wait_lost(PATIENCE)
             client.lock("x", ttl=6).acquire(PATIENCE).release()
+
+
+class TestLongOutage:
+    """The members start the ttl of each etcd lease anew when they are back, also of one that is over for its client."""
+
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_lock_that_was_lost_is_freed_when_the_member_is_back(self, face: str) -> None:
+        """Also if its client asks for nothing else. Without that the others would wait for a ttl."""
+        with EtcdServer() as member:
+            if face == "sync":
+                with lockkit.connect(member.url) as client:
+                    lease = client.lock("x", ttl=4).acquire(PATIENCE)
+                    member.kill()
+                    assert lease.wait_lost(PATIENCE)
+                    until_given_up(client)
+                    member.start()
+                    until_free(member)
+            else:
+                asyncio.run(self._lose_and_free(member))
+
+            assert int(member.metrics()["etcd_debugging_server_lease_expired_total"]) == 0
+
+    @staticmethod
+    async def _lose_and_free(member: EtcdServer) -> None:
+        async with lockkit.aio.connect(member.url) as client:
+            lease = await client.lock("x", ttl=4).acquire(PATIENCE)
+            member.kill()
+            assert await lease.wait_lost(PATIENCE)
+            await asyncio.to_thread(until_given_up, client)
+            await asyncio.to_thread(member.start)
+            await asyncio.to_thread(until_free, member)
+
+
+def until_given_up(client: lockkit.Client | lockkit.aio.Client) -> None:
+    """Return once the engine undoes nothing any more: the ttl has passed."""
+    cleanups = client._engine.cleanups
+    wait_until(lambda: "it still tries" if cleanups._background.running else None, timeout=PATIENCE)
+
+
+def until_free(member: EtcdServer) -> None:
+    """Return once there is no key of a lock."""
+    wait_until(lambda: "there still is one" if queue_of(member) else None, timeout=PATIENCE)
 
 
 class TestLoss:
@@ -221,6 +272,38 @@ class TestLoss:
         wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
         assert other.confirm()
         other.release()
+
+    def test_broken_lock_is_told_as_broken(self, server: EtcdServer, connect: Connect) -> None:
+        """By a mark that its own etcd lease removes; of a permit, too."""
+        client = connect(server.url)
+        lease, permit = client.lock("marked", ttl=60).acquire(), client.semaphore("marked", limit=2, ttl=60).acquire()
+        reasons: list[str] = []
+        for one in (lease, permit):
+            one.on_lost(lambda _, reason: reasons.append(reason))
+
+        assert connect(server.url).break_lock("marked")
+        assert drive(client._engine.client.ready().break_lock(apart("sem", "marked")))
+        client._engine.confirm_soon()
+
+        wait_until(lambda: None if reasons == ["broken"] * 2 else f"reasons: {reasons}")
+        (mark,) = queue_of(server, "lockkit+broken/marked/")
+        assert session_of(server, mark)
+        assert asyncio.run(broken_reason(server.url, "marked again", renewed=True)) == "broken"
+
+    @pytest.mark.parametrize("seen_by", ["confirm", "update"])
+    def test_call_that_finds_a_broken_lock_says_broken(
+        self, server: EtcdServer, connect: Connect, seen_by: str
+    ) -> None:
+        """Not only a renewal may find out."""
+        lease = connect(server.url).lock("broken", ttl=60).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+        assert connect(server.url).break_lock("broken")
+
+        with suppress(lockkit.LockLost):
+            lease.confirm() if seen_by == "confirm" else lease.update("other")
+
+        wait_until(lambda: None if reasons == ["broken"] else f"reasons: {reasons}")
 
     def test_lock_that_is_not_renewed_ends_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
         """Both share the session that the other one keeps alive; the lock without renewal ends all the same."""
@@ -351,6 +434,38 @@ class TestLostAnswers:
         second.lease().release()
 
 
+class TestWhatWasSent:
+    """The engine has nothing to undo if nothing was sent."""
+
+    def test_acquisition_says_whether_it_was_sent(self, server: EtcdServer, proxy: FaultProxy) -> None:
+        """Refused at connect: no. Unanswered, or refused while a place in the queue is there: yes."""
+        host = StubHost()
+        backend, other = backend_at(proxy.address, host), backend_at(server.address, host)
+        proxy.refuse()
+        request = host.request("sent")
+        assert not sent_to(backend, request)
+        assert request.state is None
+        proxy.heal()
+        drive(backend.ping())
+
+        holder = host.request("sent")
+        grant = granted(drive(other.try_acquire(holder)))
+        waiting = host.request("sent")
+        assert isinstance(drive(backend.try_acquire(waiting)), Busy)
+        proxy.refuse()
+        proxy.cut()
+        assert sent_to(backend, waiting)
+        proxy.heal()
+        drive(backend.abandon(waiting))
+
+        proxy.blackhole(to_server=False)
+        assert sent_to(backend, host.request("unanswered"))
+        proxy.heal()
+        drive(other.release(grant))
+        for one in (backend, other):
+            drive(one.close())
+
+
 class TestUnknownOutcomes:
     """A request for one lock was interrupted or not answered: other leases do not depend on it."""
 
@@ -433,7 +548,7 @@ class TestUnknownOutcomes:
     ) -> None:
         """The session lives on with another lock, and would keep it up to a ttl."""
         host = StubHost()
-        backend = backend_at(server, host)
+        backend = backend_at(server.address, host)
         kept, released = (granted(drive(backend.try_acquire(host.request(name)))) for name in ("kept", "released"))
 
         async def unanswered(*_: object, **__: object) -> object:
@@ -455,7 +570,7 @@ class TestUnknownOutcomes:
     ) -> None:
         """Another thread has seen it end, after the keys were seen."""
         host = StubHost()
-        backend = backend_at(server, host)
+        backend = backend_at(server.address, host)
         grant = granted(drive(backend.try_acquire(host.request("ends"))))
         call = backend.cluster.call
 
@@ -482,7 +597,7 @@ class TestUnknownOutcomes:
         before = leases_of(server)
 
         async def scenario() -> None:
-            backend = backend_at(server, host)
+            backend = backend_at(server.address, host)
             held = None if is_alone else granted(await backend.try_acquire(host.request("beside")))
             call, sent, go_on, answered = backend.cluster.call, asyncio.Event(), asyncio.Event(), asyncio.Event()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped
+from kazoo.exceptions import ConnectionDropped, NoAuthError
 from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
@@ -23,9 +23,10 @@ from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
-from lockkit.testing.servers import ZooKeeperServer, require, wait_until
+from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require, wait_until
+from lockkit.testing.servers.tls import make_certificates
 from lockkit.url import parse
-from tests.backends.support import StubHost
+from tests.backends.support import StubHost, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -119,6 +120,56 @@ class TestLayout:
             assert len(tree.nodes("/team/a/deep/locks/x")) == 1
             with connect(server.url).lock("x", ttl=LONG, timeout=PATIENCE):
                 pass
+
+    @pytest.mark.parametrize(
+        ("data", "metadata"),
+        [
+            (b"", {}),
+            (b"\xff\0", {"text": "\ufffd\0"}),
+            (b'{"host":"h","later":{"a":[1]}}', {"host": "h", "later": {"a": [1]}}),
+            (b"2 {}", {"text": "2 {}"}),
+        ],
+        ids=["empty", "no text", "unknown field", "another form"],
+    )
+    def test_nodes_of_another_layout(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect, data: bytes, metadata: object
+    ) -> None:
+        """An older or later lockkit's, or a foreign client's: unknown data hold, and unknown nodes are left alone."""
+        client, directory = connect(f"{server.url}?prefix=layouts"), "/layouts/x"
+        node = tree.client.create(f"{directory}/{'0' * 32}__lock__", data, sequence=True, makepath=True)
+        others = [
+            f"{directory}/later",
+            f"{node}__later",
+            f"{directory}/{'0' * 32}__permit__0000000001__slot{'9' * 5000}",
+        ]
+        for other in others:
+            tree.client.create(other)
+        try:
+            (holder,) = client.holders("x")
+            assert holder.metadata == metadata
+            assert busy(client.lock("x", ttl=LONG))
+            tree.client.delete(node)
+            with client.lock("x", ttl=LONG, timeout=PATIENCE) as lease:
+                assert lease.confirm()
+            assert len(tree.nodes(directory)) == len(others)
+        finally:
+            tree.client.delete(directory, recursive=True)
+
+    @pytest.mark.parametrize("data", [b"", b"\xff", b"2 1000 text", b"9" * 5000 + b" text", b"{}"])
+    def test_note_of_another_layout(self, server: ZooKeeperServer, tree: Tree, connect: Connect, data: bytes) -> None:
+        """It counts as none, and is replaced by the next one."""
+        client = connect(f"{server.url}?prefix=notes")
+        tree.client.create("/notes+note/x", data, makepath=True)
+        backend = backend_of(client)
+        try:
+            with client.lock("x", ttl=LONG, timeout=PATIENCE) as lease:
+                assert drive(backend.read_note("x")) is None
+                assert drive(backend.write_note(lease._record.grant, "text", LONG))
+                note = drive(backend.read_note("x"))
+                assert note is not None
+                assert note.text == "text"
+        finally:
+            tree.client.delete("/notes+note/x")
 
     def test_break_lock_frees_a_lock_of_anybody(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """Also kazoo's; the next token is higher."""
@@ -430,6 +481,30 @@ class TestAccess:
             assert not backend_of(refused)._short_leases._nodes  # nothing was created, so nothing has to be removed
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
+    @pytest.mark.parametrize(
+        ("login", "options"),
+        [("ada:s3cret@", {}), ("", {"auth_data": [("digest", "ada:s3cret")]}), ("ada:s3cret@", {"acl": "creator"})],
+        ids=["url", "auth_data", "explicit"],
+    )
+    def test_login_closes_the_nodes_to_others(
+        self, server: ZooKeeperServer, connect: Connect, login: str, options: dict[str, Any]
+    ) -> None:
+        """Unless the option acl says otherwise."""
+        client = connect(f"zookeeper://{login}{server.address}?prefix=mine", **options)
+        with client.lock("x", ttl=LONG), kazoo_client(server.address) as stranger, pytest.raises(NoAuthError):
+            stranger.get_children("/mine/x")
+
+    def test_nodes_are_open_without_a_login_or_by_option(
+        self, server: ZooKeeperServer, connect: Connect, tree: Tree
+    ) -> None:
+        """Clients with different logins share locks with acl=open."""
+        for prefix, client in (
+            ("theirs", connect(f"zookeeper://{server.address}?prefix=theirs")),
+            ("ours", connect(f"zookeeper://ada:s3cret@{server.address}?prefix=ours&acl=open")),
+        ):
+            with client.lock("x", ttl=LONG):
+                assert len(tree.nodes(f"/{prefix}/x")) == 1
+
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
         """As text in the URL, or kazoo's objects."""
         digest = make_digest_acl("ada", "s3cret", all=True)
@@ -485,6 +560,38 @@ class TestAccess:
             distrustful.close()
             client.close()
 
+    @pytest.mark.parametrize("face", ["sync", "async"])
+    def test_certificate_of_another_host(self, face: str) -> None:
+        """Of the right authority, but not for the host in the URL: its owner would read the password."""
+        require("zookeeper", local=True)
+        with ZooKeeperServer(tls=True) as secure:
+            secure.stop()
+            make_certificates(secure.directory, names="DNS:other.example")
+            secure.start()
+
+            refuses(face, secure.url, "for another host.*check_hostname")
+            with lockkit.connect(f"{secure.url}&check_hostname=0") as careless:
+                careless.ping()
+
+    def test_kazoo_is_quiet(self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+        """What kazoo logs about lockkit's own connections is for DEBUG; lockkit says what it means for locks."""
+        caplog.set_level(logging.DEBUG, "lockkit")
+        with FaultProxy(server.host, server.port) as proxy:
+            client = connect(f"zookeeper://{proxy.address}")
+            lease = client.lock("quiet", ttl=LONG).acquire(PATIENCE)
+            proxy.refuse()
+            proxy.cut()
+            with pytest.raises(lockkit.BackendUnavailable):
+                client.ping()
+            proxy.heal()
+            (session,) = sessions_of(client)
+            wait_until(lambda: None if session.usable else "not back", timeout=PATIENCE)
+            lease.release()
+            client.close()
+
+        levels = {record.levelno for record in caplog.records if record.name == "lockkit.kazoo"}
+        assert levels == {logging.DEBUG}
+
     def test_no_password_in_any_log(
         self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -539,6 +646,7 @@ class TestBadInput:
             ("zookeeper://h?auth=sasl&sasl_options=GSSAPI", "sasl_options= of connect.. is a mapping"),
             ("zookeeper://h?ca=/some/file", "ca is for TLS: add use_ssl=1"),
             ("zookeeper://h?check_hostname=1", "check_hostname is for TLS"),
+            ("zookeeper://h?use_ssl=1&verify_certs=0&check_hostname=1", "verify_certs=0 does not check"),
             ("zookeeper://h?use_ssl=1&keyfile=/does/not/exist", "option keyfile cannot be read"),
         ],
     )

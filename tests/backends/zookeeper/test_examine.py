@@ -83,9 +83,15 @@ def test_server_alone(server: ZooKeeperServer) -> None:
 
 
 def test_open_access_rights(server: ZooKeeperServer) -> None:
-    """The default, also with a login."""
+    """The default without a login; with one by option, or as left behind by earlier clients."""
     assert set(found(server.url)) == {"zookeeper-alone", "zookeeper-open-acl"}
-    assert "acl=creator" in found(f"zookeeper://app:{SECRET}@{server.address}")["zookeeper-open-acl"].fix
+    login = f"zookeeper://app:{SECRET}@{server.address}"
+    assert set(found(login)) == {"zookeeper-alone"}
+    assert "acl=open" in found(f"{login}?acl=open")["zookeeper-open-acl"].fix
+
+    with lockkit.connect(f"{login}?acl=open&prefix=former") as client, client.lock("a", timeout=10):
+        pass
+    assert "setAcl -R /former" in found(f"{login}?prefix=former")["zookeeper-open-acl"].fix
 
 
 def test_ttl_above_the_longest_session(server: ZooKeeperServer) -> None:
@@ -119,7 +125,17 @@ def test_tls_absent_across_a_network(server: ZooKeeperServer, monkeypatch: pytes
     """Of an address that is not this machine's own."""
     monkeypatch.setattr(zookeeper_examine, "is_loopback", lambda host: False)  # noqa: ARG005
 
-    assert found(url_of([server]))["zookeeper-no-tls"].where == (server.address,)
+    finding = found(url_of([server]))["zookeeper-no-tls"]
+    assert finding.where == (server.address,)
+    assert "password in clear text" in finding.seen
+
+
+def test_certificates_not_checked() -> None:
+    """Neither by option, nor the host name alone; silent by default."""
+    with ZooKeeperServer(tls=True, settings=SESSION_LIMITS) as secure:
+        assert "zookeeper-unverified" not in found(secure.url)
+        for option in ("verify_certs=0", "check_hostname=0"):
+            assert option in found(f"{secure.url}&{option}")["zookeeper-unverified"].fix
 
 
 def test_nobody_answers(server: ZooKeeperServer) -> None:

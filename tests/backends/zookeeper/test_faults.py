@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import threading
@@ -16,9 +15,11 @@ from kazoo.protocol.states import KazooState
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, Request
+from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
 from lockkit.backends.zookeeper.quirks import create_and_list
 from lockkit.runtime import drive
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
+from tests.backends.support import broken_reason
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -29,6 +30,7 @@ from tests.backends.zookeeper.support import (
     kazoo_client,
     packets_count,
     sessions_of,
+    watches_count,
 )
 from tests.tries import busy, until_renewed
 
@@ -303,6 +305,67 @@ class TestSessions:
 
         assert lease.wait_lost(LONG / 4)
 
+    @pytest.mark.parametrize("how", ["broken", "deleted"])
+    @pytest.mark.parametrize("renewed", [True, False], ids=["watched", "not watched yet"])
+    def test_holder_gets_the_reason(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect, how: str, *, renewed: bool
+    ) -> None:
+        """Whether the server reports it, or the first renewal finds out. What others delete is gone."""
+        client, name = connect(server.url), f"reason {how} {renewed}"
+        lease = client.lock(name, ttl=LONG).acquire(PATIENCE)
+        told: list[str] = []
+        lease.on_lost(lambda _, reason: told.append(reason))
+        if renewed:
+            lease.extend()
+
+        if how == "broken":
+            assert connect(server.url).break_lock(name)
+        else:
+            (node,) = tree.nodes(f"/lockkit/{name}")
+            tree.client.delete(f"/lockkit/{name}/{node}")
+        client._engine.confirm_soon()
+
+        reason = "broken" if how == "broken" else "gone"
+        wait_until(lambda: None if told == [reason] else f"reasons: {told}", timeout=PATIENCE)
+        if how == "broken":
+            assert asyncio.run(broken_reason(server.url, f"{name} async", renewed=renewed)) == "broken"
+
+    def test_data_of_a_directory_that_others_made_stay(
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect
+    ) -> None:
+        """Only lockkit's are replaced, by a bounded number of owners."""
+        tree.client.create("/lockkit/foreign", b"not lockkit's", makepath=True)
+        client = connect(server.url)
+        for _ in range(2):
+            lease = client.lock("foreign", ttl=LONG).acquire(PATIENCE)
+            assert client.break_lock("foreign")
+            assert not lease.confirm()
+        assert tree.client.get("/lockkit/foreign")[0] == b"not lockkit's"
+
+        data: bytes | None = b""
+        for number in range(BROKEN_MAX + 1):
+            data = with_broken(data or b"", [str(number)])
+        assert data is not None
+        assert says_broken(data, str(BROKEN_MAX))
+        assert not says_broken(data, "0")
+
+    def test_broken_leases_leave_no_watch(self, server: ZooKeeperServer, connect: Connect) -> None:
+        """Neither at the server nor in kazoo, also if they are broken before the server was asked to watch them."""
+        client, other = connect(server.url), connect(server.url)
+        before = watches_count(server)
+        for number in range(20):
+            lease = client.lock(f"leak {number}", ttl=LONG).acquire(PATIENCE)
+            if number % 2:
+                lease.extend()
+            assert other.break_lock(f"leak {number}")
+            client._engine.confirm_soon()
+            assert lease.wait_lost(PATIENCE)
+
+        (session,) = sessions_of(client)
+        assert watches_count(server) <= before
+        assert not any(session.client._data_watchers.values())
+        assert session.watches._leases == {}
+
     def test_places_in_line_survive_fifty_reconnects(
         self, tree: Tree, proxy: FaultProxy, server: ZooKeeperServer, connect: Connect
     ) -> None:
@@ -314,9 +377,8 @@ class TestSessions:
             return None if proxy.counts.open == 20 else "a waiter is away"
 
         def unwatched() -> str | None:
-            found = re.search(r"Total watches:(\d+)", server.four_letters("wchs"))
-            assert found is not None
-            return None if int(found[1]) == 21 else f"{found[1]} nodes are watched"
+            found = watches_count(server)
+            return None if found == 21 else f"{found} nodes are watched"
 
         # Longer than all this takes: a waiter asks again after its ttl, and one that is cut off then begins anew.
         with holder.lock("storm", ttl=LONGEST) as lease:

@@ -19,7 +19,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Gone, Grant, Renewed
+from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
 from lockkit.backends.zookeeper.queue import LockQueue
@@ -35,7 +35,7 @@ from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServ
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
 from lockkit.url import parse
-from tests.backends.support import StubHost, granted
+from tests.backends.support import StubHost, granted, sent_to
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -575,6 +575,26 @@ def opened() -> Iterator[Callable[[str], Backend]]:
             return made
 
         yield make
+
+
+def test_acquisition_says_whether_it_was_sent(server: ZooKeeperServer, opened: Callable[[str], Backend]) -> None:
+    """Refused at connect: no, there is nothing to undo. Refused while a place in the queue is there: yes."""
+    holder = opened(server.url)
+    holder.acquire("sent")
+    with FaultProxy(server.host, server.port) as proxy:
+        ours = opened(f"zookeeper://{proxy.address}")
+        proxy.refuse()
+        request = ours.request("sent")
+        assert not sent_to(ours.backend, request)
+        assert request.state is None
+        proxy.heal()
+
+        waiting = ours.request("sent")
+        assert isinstance(ours.ask(waiting), Busy)
+        proxy.refuse()
+        proxy.cut()
+        assert sent_to(ours.backend, waiting)
+        proxy.heal()
 
 
 class TestWhatAnswersProve:

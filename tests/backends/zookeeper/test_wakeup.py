@@ -30,11 +30,9 @@ class Server:
         self.watches = Watches(self, lambda *_: (1.0, "listing"), self.gone.append, threading.Lock())
         self.watches.connection_changed(connected=True)
 
-    def exists_async(self, _: str, *, watch: Callable[[object], None]) -> None:
-        """See `kazoo.client.KazooClient.exists_async`."""
+    def get_async(self, _: str, *, watch: Callable[[object], None]) -> None:
+        """See `kazoo.client.KazooClient.get_async`."""
         self.report = watch
-
-    get_async = exists_async
 
     def reconnect(self) -> None:
         """Break the connection, and make another one."""

@@ -38,6 +38,9 @@ CLOCK_SECONDS = 60.0
 """How long a client relies on what it knows of the leader's clock. Longer notices later that it was set; shorter costs
 another round trip more often."""
 
+KEEP_DIGITS_MAX = 15
+"""Of the longest life of a note, ms: more than any that lockkit writes, and no burden to Python."""
+
 ATTEMPTS_MAX = 5
 """How often a note is written that is created or deleted by others at the same time. Each time that takes another
 client's write within a round trip."""
@@ -61,7 +64,7 @@ class LockNotes:
         except NoNodeError:
             return None
         keep_ms, _, text = data.decode("utf-8", "replace").partition(" ")
-        if not keep_ms.isdecimal():
+        if not keep_ms.isdecimal() or len(keep_ms) > KEEP_DIGITS_MAX:  # not lockkit's
             return None
         now = await self.clock(session, path.rpartition("/")[0], until)
         remaining = (stat.mtime + int(keep_ms)) / 1000 - now

@@ -26,7 +26,6 @@ All methods are ``async def``, also in a backend that only blocks: the sync API 
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from lockkit.errors import LockError, Unsupported
 from lockkit.runtime import wall_clock
+from lockkit.validation import decode_json
 
 if TYPE_CHECKING:
     from lockkit.runtime import Event, Runtime
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CALL_SECONDS",
     "NOTE_BYTES_MAX",
+    "SINCE_EXACT_SECONDS",
     "SPACES",
     "Busy",
     "Capabilities",
@@ -63,8 +64,13 @@ __all__ = [
     "Unknown",
     "apart",
     "decode_metadata",
+    "granted_at",
+    "in_space",
     "seconds_left",
+    "since_stored",
     "split_space",
+    "unproven",
+    "with_since",
 ]
 
 CALL_SECONDS = 5.0
@@ -83,6 +89,22 @@ Beside whom a lease is held.
 NOTE_BYTES_MAX = 65 * 1024
 """Longest note, UTF-8 bytes: 64 KiB for what the application stores, and 1 KiB for what a primitive adds to it. Longer
 ones would not fit into one request of every server."""
+
+FOREIGN_TEXT_CHARS = 4096
+"""How much is kept of metadata that lockkit did not write. As much as lockkit's own metadata may have."""
+
+SINCE_KEY = "lockkit:since"
+"""Where stored metadata has the time of the grant, see `with_since`."""
+
+SINCE_EXACT_SECONDS = 1.0
+"""Where a place in a queue becomes the lock by itself: how long a request may wait so that the time at which it came
+counts as that of its grant. Longer is less exact; shorter costs one more write for each lock that changes hands."""
+
+TOKEN_TIME_MIN_US = 10**15
+"""Tokens from here on may be times in µs, since 2001; smaller ones were counted."""
+
+CLOCKS_APART_SECONDS = 3600.0
+"""How far a server's clock may be ahead of this machine's. A token further ahead is no time of a grant."""
 
 SPACES = ("once", "sem", "limit")
 """Names of the spaces apart from locks, see `apart`: records of once, semaphores, and what operators limit them to."""
@@ -312,6 +334,8 @@ class Holder:
         waiters: How many requests wait for the lock, or None if the backend does not know.
         mode: Beside whom it is held.
         slot: Number of the permit, from 0 on; None for a lock.
+        since: When this lease was granted, Unix time, by the server's clock where it has one; renewal, re-entry and
+            downgrade leave it. None for a foreign client's lock, or if the backend does not know.
     """
 
     owner: str
@@ -321,6 +345,7 @@ class Holder:
     waiters: int | None = None
     mode: Mode = "exclusive"
     slot: int | None = None
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,9 +425,16 @@ def split_space(name: str) -> tuple[str, str]:
     return space, plain
 
 
+def in_space(name: str, prefix: str) -> bool:
+    """Tell whether `LockBackend.names` lists a name for this prefix: the same space, and the same beginning."""
+    return name.startswith(prefix) and name.startswith("\0") == prefix.startswith("\0")
+
+
 def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
     """
     Decode a stored `Request.metadata`. Anything but a JSON object comes from a foreign client: ``{"text": …}``.
+
+    Never raises: what is too long, too deep or no JSON is such a text too, cut off after `FOREIGN_TEXT_CHARS`.
 
     Args:
         text: What the backend stored, or None.
@@ -412,13 +444,53 @@ def decode_metadata(text: str | bytes | None) -> Mapping[str, Any]:
     """
     if not text:
         return {}
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "replace")
     try:
-        value = json.loads(text)
+        value = decode_json(text)
     except ValueError:
-        value = text
+        text = text[:FOREIGN_TEXT_CHARS]
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        value = raw.decode("utf-8", "replace")
     return value if isinstance(value, dict) else {"text": value}
+
+
+def granted_at(token: int | None) -> float | None:
+    """
+    Read the time of a grant from a token that is ``max(last + 1, server time in µs)``, Unix time.
+
+    None for a foreign client's token, and for one that lies in the future: it follows a larger last one.
+    """
+    if token is None or not TOKEN_TIME_MIN_US <= token <= (wall_clock() + CLOCKS_APART_SECONDS) * 1e6:
+        return None
+    return token / 1e6
+
+
+def with_since(metadata: str, since: float) -> str:
+    """
+    Add the time of a grant to the `Request.metadata` that is stored, where neither token nor server knows it.
+
+    Args:
+        metadata: A JSON object.
+        since: Unix time.
+    """
+    comma = "," if metadata[1:2] != "}" else ""
+    return f'{{"{SINCE_KEY}":{since:.3f}{comma}{metadata[1:]}'
+
+
+def since_stored(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], float | None]:
+    """Take what `with_since` added out of metadata again: the metadata of the application's, and the time."""
+    since = metadata.get(SINCE_KEY)
+    if type(since) is not float:
+        return metadata, None
+    return {key: value for key, value in metadata.items() if key != SINCE_KEY}, since
+
+
+def unproven(url: str, name: str, why: str) -> LockError:
+    """Make the error of a `LockBackend.break_lock` that would delete what may be no lock."""
+    message = (
+        f"{name!r} at {url} was not broken: {why}, so it may be data of an application. If it is a lock, break it with "
+        "force=True"
+    )
+    return LockError(message, name=name, backend=url)
 
 
 def seconds_left(answer_by: Instant, now: Instant) -> float:
@@ -665,7 +737,37 @@ class LockBackend(ABC):
 
     @abstractmethod
     async def break_lock(self, name: str) -> bool:
-        """Free the lock, no matter who holds it; return False if it was free. The next token is higher."""
+        """
+        Free the lock, no matter who holds it; return False if it was free. The next token is higher.
+
+        Delete only what is proven to be a lock, by lockkit or by a client that excludes with it: an application may
+        store its own data where this name leads. Raise the error that `unproven` makes otherwise.
+        """
+
+    async def break_unproven(self, name: str) -> bool:
+        """
+        Break it also where `break_lock` refuses, because the caller says that it is a lock.
+
+        This default calls `break_lock`, for a backend where no application can store anything at that place.
+        """
+        return await self.break_lock(name)
+
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """
+        Free one permit, no matter who holds it; return False if it was free.
+
+        Called only if `Capabilities.permits` is ``native``.
+
+        Args:
+            name: The semaphore, as `apart` names it.
+            slot: Number of the permit.
+
+        Raises:
+            Unsupported: The backend does not offer it.
+        """
+        del slot
+        message = f"{self.url} cannot free one permit of a semaphore: wait for its ttl, or end its holder"
+        raise Unsupported(message, name=split_space(name)[1], backend=self.url)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """
@@ -673,11 +775,16 @@ class LockBackend(ABC):
 
         A lock that is held while all pages are read must be in one of them, and no name twice. Never list a lock that
         is free: a lock that is released or expires meanwhile may be listed or not. Include locks of foreign clients
-        under the same keys. Leave out what lockkit has not written and no lock can be called.
+        under the same keys. Leave out what lockkit has not written and no lock can be called, and data of an
+        application, as for `break_lock`.
+
+        A prefix that `apart` has made lists that space instead, with names that `apart` would make (see `in_space`): of
+        the semaphores, or of the runs of once that are under way. Any other prefix lists no name of a space. A backend
+        that knows of no such prefix finds nothing there.
 
         Args:
             prefix: The beginning of the names, already validated; every character in it stands for itself. May be
-                empty.
+                empty, also in a space.
             after: The page before this one; None begins.
 
         Raises:

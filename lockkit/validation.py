@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockkit.errors import ConfigurationError, plain
 
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = [
+    "JSON_CHARS_MAX",
+    "JSON_DEPTH_MAX",
     "METADATA_BYTES_MAX",
     "NAME_BYTES_MAX",
     "TTL_MAX",
     "about",
+    "check_depth",
+    "decode_json",
     "escape",
     "flag",
     "label",
@@ -60,6 +64,13 @@ TTL_MAX = 1e9
 METADATA_BYTES_MAX = 4096
 """Longest metadata in bytes. Every acquisition sends it, so a larger limit would slow down all of them."""
 
+JSON_CHARS_MAX = 128 * 1024
+"""Longest JSON text of other clients that is decoded: twice what a note may have."""
+
+JSON_DEPTH_MAX = 64
+"""How deep JSON may be nested that is stored or decoded. Deeper, and whoever goes through it later (``repr``,
+``dataclasses.asdict``) comes near Python's recursion limit; flatter than what applications store is of no use."""
+
 _SHOWN_CHARS_MAX = 60
 
 _TRY_ONCE = "use timeout=0 to try once"
@@ -68,6 +79,14 @@ _TRY_ONCE = "use timeout=0 to try once"
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # to the end if it is not closed: linear for any text
+_BRACKETS = re.compile(r"[\[\]{}]")
+# What stays (an escaped backslash, a pair) comes first.
+_SURROGATE = re.compile(
+    r"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    "|\\\\u[dD][89a-fA-F][0-9a-fA-F]{2}|[\ud800-\udfff]"
+)
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
@@ -292,6 +311,63 @@ def timeout(value: object, *, name: str | None = None, backend: str | None = Non
     return number
 
 
+def decode_json(text: str | bytes | bytearray, chars_max: int = JSON_CHARS_MAX) -> Any:  # noqa: ANN401 - any JSON
+    """
+    Decode JSON that another client, of any kind, may have written.
+
+    Args:
+        text: Of any length, in any form.
+        chars_max: How long it may be.
+
+    Returns:
+        The value: nested at most `JSON_DEPTH_MAX` deep, its numbers finite, its texts without lone surrogates.
+
+    Raises:
+        ValueError: It is no such JSON, or longer than `chars_max`. Nothing else is raised.
+    """
+    if len(text) > chars_max:
+        message = f"it has {len(text)} characters, more than {chars_max}"
+        raise ValueError(message)
+    if isinstance(text, bytes | bytearray):
+        text = text.decode("utf-8", "replace")
+    check_depth(text)
+    if _SURROGATE.search(text):
+        text = _SURROGATE.sub(_without_lone, text)
+    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+
+
+def check_depth(text: str) -> None:
+    """
+    Check that JSON text is nested at most `JSON_DEPTH_MAX` deep.
+
+    Raises:
+        ValueError: It is deeper.
+    """
+    if text.count("[") + text.count("{") <= JSON_DEPTH_MAX:
+        return
+    depth = 0
+    for bracket in _BRACKETS.findall(_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > JSON_DEPTH_MAX:
+            message = f"it is nested more than {JSON_DEPTH_MAX} deep"
+            raise ValueError(message)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse_number(digits)
+
+
+def _refuse_number(digits: str) -> NoReturn:
+    message = f"{digits} is no finite number"
+    raise ValueError(message)
+
+
+def _without_lone(escapes: re.Match[str]) -> str:
+    """Replace what is no pair in an escaped surrogate, or in a raw one."""
+    return escapes[0] if escapes[1] else "\ufffd"
+
+
 def metadata(value: object, base: Mapping[str, object]) -> str:
     """
     Encode the metadata that is stored with a lock, so that people see who holds it.
@@ -323,6 +399,7 @@ def metadata(value: object, base: Mapping[str, object]) -> str:
         # The ASCII form would hide a lone surrogate as an escape, which would then fail for the reader.
         _encode_unicode(merged).encode()
         _check_keys(merged)
+        check_depth(text)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"metadata cannot be stored as JSON: {error}. Use str keys, and str, finite numbers, bool, None, list"
         raise ConfigurationError(message) from error

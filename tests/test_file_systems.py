@@ -48,9 +48,9 @@ def test_group_of_one_user_is_not_another_user(  # noqa: PLR0917 - fixtures
     uid: int,
     group: str,
     members: list[str],
-    accepted: bool,
+    accepted: bool,  # noqa: FBT001
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Distributions that give each user a group set a umask of 002: their projects are no danger. Not for root."""
     path = tmp_path / "lockkit.toml"

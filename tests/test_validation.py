@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockkit import validation
+from lockkit.backend import decode_metadata
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -470,3 +471,72 @@ def test_value_that_cannot_be_shown_is_refused_all_the_same(value: object, part:
     ):
         with pytest.raises(ConfigurationError, match=part):
             check()
+
+
+# -- JSON of other clients -----------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "lists": "[" * 4000,
+    "objects": '{"a":' * 2000,
+    "closed": "[" * 65 + "]" * 65,
+    "long": "x" * 10_000_000,
+    "long JSON": '"' + "x" * 10_000_000 + '"',
+    "infinite": '{"a":1e999999}',
+    "named infinite": '{"a":-Infinity}',
+    "digits": f'{{"a":{"9" * 5000}}}',
+    "NaN": '{"started":NaN}',
+    "lone surrogate": "\ud800",
+    "quotes": '"' * 100_000,
+    "escapes": '"' + "\\" * 100_001,
+    "cut off": '{"a":"\\ud8',
+}
+"""Texts that are no JSON, or none that anybody can go on with."""
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_text_of_strangers_is_shown_and_never_raises(text: str) -> None:
+    """As bytes, too; what comes of it can be printed, and stored as JSON again."""
+    for given_text in (text, text.encode("utf-8", "surrogatepass")):
+        with pytest.raises(ValueError, match=r"."):
+            validation.decode_json(given_text)
+        found = decode_metadata(given_text)
+        assert [*found] == ["text"]
+        assert len(found["text"]) <= 4 * 4096
+        assert json.dumps(found, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a":1,"a":2}', {"a": 2}),
+        (r'{"a":"\ud800","b":"\udc00\ud800","c":"\\ud800"}', {"a": "\ufffd", "b": "\ufffd\ufffd", "c": "\\ud800"}),
+        (r'{"a":"\ud83d\ude00"}', {"a": "\U0001f600"}),
+        ('{"a":"\ud800"}', {"a": "\ufffd"}),
+        (b'{"a":"\xff"}', {"a": "\ufffd"}),
+        ('{"host":[1],"pid":"x","started":true}', {"host": [1], "pid": "x", "started": True}),
+        ("[" * 64 + "]" * 64, None),
+        ('"[[[[' + "[" * 4000 + '\\""', None),
+        ("5", 5),
+        ("", {}),
+        (None, {}),
+    ],
+)
+def test_json_of_strangers_is_decoded(text: str | bytes | None, value: object) -> None:
+    """Texts without lone surrogates, brackets in texts count for nothing, wrong types stay what they are."""
+    found = decode_metadata(text)
+    assert value is None or found == (value if isinstance(value, dict) else {"text": value})
+    assert json.dumps(found, ensure_ascii=False).encode()
+    if text:
+        validation.decode_json(text)
+
+
+def test_metadata_that_nobody_could_decode_is_refused() -> None:
+    """At the call that gives it."""
+    deep: object = 1
+    for _ in range(validation.JSON_DEPTH_MAX):
+        deep = [deep]
+    with pytest.raises(ConfigurationError, match="nested"):
+        validation.metadata({"deep": deep}, BASE)
+    assert isinstance(deep, list)
+    text = validation.metadata({"deep": deep[0]}, BASE)
+    assert decode_metadata(text)["deep"] == deep[0]

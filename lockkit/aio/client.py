@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Capabilities, Holder
     from lockkit.configuration.peer_parameters import NoOthers
-    from lockkit.engine.listing import Listing
+    from lockkit.engine.listing import Kind, Listing
     from lockkit.engine.settings import LockOptions, LostCallback
     from lockkit.units import Seconds
 
@@ -385,13 +385,13 @@ class Client:
         """See `lockkit.Client.holders`."""
         return await self._engine.holders(name)
 
-    def names(self, prefix: str = "") -> AsyncIterator[str]:
+    def names(self, prefix: str = "", kind: Kind = "lock") -> AsyncIterator[str]:
         """See `lockkit.Client.names`; read it with ``async for``."""
-        return _read(self._engine.names(prefix))
+        return _read(self._engine.names(prefix, kind))
 
-    async def break_lock(self, name: str) -> bool:
+    async def break_lock(self, name: str, *, force: bool = False) -> bool:
         """See `lockkit.Client.break_lock`."""
-        return await self._engine.break_lock(name)
+        return await self._engine.break_lock(name, force=force)
 
     async def ping(self) -> None:
         """See `lockkit.Client.ping`."""

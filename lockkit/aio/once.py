@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from lockkit.primitives.once import OnceDone, OnceRunning
+
 __all__ = ["Attempt", "Once"]
 
 P = ParamSpec("P")
@@ -112,6 +114,14 @@ class Once:
 
         # The wrapper is a coroutine function, as the function is: for callers, its type is unchanged.
         return run_once  # type: ignore[return-value]
+
+    async def state(self) -> OnceRunning | OnceDone | None:
+        """Look at the key, without running anything. See `lockkit.sync.once.Once.state`."""
+        return await self._once.state()
+
+    async def forget(self) -> bool:
+        """Forget that the key is done. See `lockkit.sync.once.Once.forget`."""
+        return await self._once.forget()
 
     def __repr__(self) -> str:
         """Show key and backend."""

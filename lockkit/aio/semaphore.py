@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lockkit.aio.lock import Lock
 from lockkit.backend import split_space
 from lockkit.primitives.semaphore_cap import read_cap, set_cap
+
+if TYPE_CHECKING:
+    from lockkit.backend import Holder
 
 __all__ = ["Semaphore"]
 
@@ -27,6 +32,14 @@ class Semaphore(Lock):
     async def available(self) -> int:
         """See `lockkit.Semaphore.available`."""
         return await self._engine.free_permits(self._settings)
+
+    async def holders(self) -> list[Holder]:
+        """See `lockkit.Semaphore.holders`."""
+        return await self._engine.permits(self._settings)
+
+    async def break_permit(self, slot: int) -> bool:
+        """See `lockkit.Semaphore.break_permit`."""
+        return await self._engine.break_permit(self._settings, slot)
 
     async def cap(self) -> int | None:
         """See `lockkit.Semaphore.cap`."""

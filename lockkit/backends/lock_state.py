@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from lockkit.backend import Busy, Gone, Grant, Holder, Mode, Renewal, Renewed, decode_metadata
+from lockkit.backend import Busy, Gone, Grant, Holder, Mode, Renewal, Renewed, decode_metadata, granted_at
 
 if TYPE_CHECKING:
     from lockkit.units import Seconds
@@ -48,6 +48,10 @@ __all__ = ["OFFER_SECONDS_MAX", "Claim", "LockState", "Share", "offer_seconds", 
 OFFER_SECONDS_MAX = 1.0
 """Longest offer to a waiter. A longer one lets a stopped waiter delay the others for longer; if it is shorter than the
 time in which a busy machine schedules a woken process, waiters lose their turn."""
+
+BROKEN_MAX = 100
+"""Owners of broken permits that are remembered. More takes space in each record; an owner that was forgotten learns
+that its permit is gone, and not why."""
 
 _RENEWED = Renewed()
 """One for all: the garbage collector goes through all objects of a client the sooner, the more are made."""
@@ -352,11 +356,12 @@ class LockState(Generic[C]):
             return []
         waiters = sum(not dead(waiter) for waiter in self.queue)
         if holder is not None:
-            return [Holder(holder.owner, self.token, self.until - now, decode_metadata(holder.metadata), waiters)]
+            about, since = decode_metadata(holder.metadata), granted_at(self.token)
+            return [Holder(holder.owner, self.token, self.until - now, about, waiters, since=since)]
         return [
             Holder(
                 owner, share.token, share.until - now, decode_metadata(share.claim.metadata), waiters,
-                mode="shared" if share.slot is None else "permit", slot=share.slot,
+                mode="shared" if share.slot is None else "permit", slot=share.slot, since=granted_at(share.token),
             )
             for owner, share in self.shares.items()
             if now < share.until and not dead(share.claim)
@@ -440,6 +445,16 @@ class LockState(Generic[C]):
             self.broken = tuple(self.shares) if self.holder is None else (self.holder.owner,)
         self.shares.clear()
         return held, self._free(now)
+
+    def break_permit(self, slot: int, now: float, dead: Callable[[C], bool] = _never) -> tuple[bool, Sequence[C]]:
+        """Free one permit by force; return whether it was held, and the waiters to notify."""
+        share = next((share for share in self.shares.values() if share.slot == slot), None)
+        if share is None:
+            return False, ()
+        held = now < share.until and not dead(share.claim)
+        if held:
+            self.broken = (*self.broken, share.claim.owner)[-BROKEN_MAX:]
+        return held, self.release(share.claim.owner, now)[1]
 
     def predecessor(self, owner: str, dead: Callable[[C], bool] = _never) -> C | None:
         """

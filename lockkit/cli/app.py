@@ -310,6 +310,9 @@ def _run(
     on_done: Annotated[
         OnDone, typer.Option(help="If it was done already: skip with exit status 0, or fail with exit status 76.")
     ] = OnDone.SKIP,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no line when --on-busy=skip or --on-done=skip skips COMMAND.")
+    ] = False,
 ) -> None:
     if once_per is not None and once is not None:
         message = "give --once-per or --once, not both"
@@ -335,6 +338,7 @@ def _run(
         once=once,
         attempts=attempts,
         on_done=on_done,
+        quiet=quiet,
     )
     raise typer.Exit(run(name, command, options))
 
@@ -461,9 +465,38 @@ def _demo(
     raise typer.Exit(demo(url, profile, seats=seats, processes=processes, as_json=as_json))
 
 
+@app.command("once", short_help="Show whether something was done once, or forget it.")
+def _once(
+    *,
+    key: Annotated[
+        str,
+        typer.Argument(metavar="KEY", help="The key of once(); of lockkit run --once, NAME@KEY.", show_default=False),
+    ],
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Forget that it is done: the next run does it again.")
+    ] = False,
+    url: Url = None,
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """
+    Show whether a key of once() is done, since when and with which result, or who runs it.
+
+    Exit status 0 if it is done, or with --forget was done and is forgotten; 1 if it is not done; 75 while a run is
+    under way, which --forget leaves alone; 78 if the backend keeps no such records.
+    """
+    from lockkit.cli.once import show_once  # noqa: PLC0415 - see the module
+
+    raise typer.Exit(show_once(key, url, profile, forget=forget, as_json=as_json))
+
+
 @app.command("holders", short_help="Show who holds a lock.")
 def _holders(*, name: Name, url: Url = None, profile: Profile = None, as_json: Json = False) -> None:
-    """Show who holds a lock. Exit status 0 also if nobody does."""
+    """
+    Show who holds the lock of that name, permits of the semaphore, or runs the key of once().
+
+    Exit status 0 also if nobody does.
+    """
     from lockkit.cli.inspection import show_holders  # noqa: PLC0415 - see the module
 
     show_holders(name, url, profile, as_json=as_json)
@@ -475,6 +508,13 @@ def _break(
     name: Name,
     url: Url = None,
     profile: Profile = None,
+    permit: Annotated[
+        int | None,
+        typer.Option("--permit", min=0, max=999, metavar="N", help="Free this permit of the semaphore NAME instead."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if lockkit cannot tell it from data of an application.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -482,14 +522,16 @@ def _break(
     Free a lock by force, after asking for confirmation.
 
     The holder notices at its next renewal and works until then: only storage that checks fencing tokens keeps it out.
-    Exit status 0 if the lock is now free, 1 if you answered no, or another client held it by then.
+    Exit status 0 if the lock is now free; 1 if you answered no, another client held it by then, or it may be data of an
+    application (see --force).
     """
-    from lockkit.cli.inspection import break_lock  # noqa: PLC0415 - see the module
+    from lockkit.cli.inspection import BreakOptions, break_lock  # noqa: PLC0415 - see the module
 
-    raise typer.Exit(break_lock(name, url, profile, yes=yes, as_json=as_json))
+    options = BreakOptions(url=url, profile=profile, permit=permit, force=force, yes=yes, as_json=as_json)
+    raise typer.Exit(break_lock(name, options))
 
 
-@app.command("list", short_help="List the locks that are held.")
+@app.command("list", short_help="List what is held: locks, permits, runs of once().")
 def _list(
     *,
     prefix: Annotated[
@@ -506,10 +548,11 @@ def _list(
     as_json: Json = False,
 ) -> None:
     """
-    List the locks that are held: name, host and process of the holder, token, time left, waiters.
+    List what is held: name, kind, host and process of the holder, token, since when, time left, waiters.
 
-    Locks are acquired and released while the list is made, so it shows no single moment. Exit status 0 also if none is
-    held; 78 if the backend cannot list its locks.
+    The kind is lock, semaphore with the number of the permit, or once: a run of once() that is under way. Locks are
+    acquired and released while the list is made, so it shows no single moment. Exit status 0 also if none is held; 78
+    if the backend cannot list its locks.
     """
     from lockkit.cli.listing import show_locks  # noqa: PLC0415 - see the module
 

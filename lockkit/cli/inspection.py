@@ -1,9 +1,11 @@
-"""``lockkit holders`` and ``lockkit break``: see who holds a lock, and free it by force."""
+"""``lockkit holders`` and ``lockkit break``: see who holds what a name stands for, and free it by force."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -15,97 +17,180 @@ import lockkit
 from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
+from lockkit.engine.listing import SPACE_OF
+from lockkit.engine.slots import SLOT_NAME_BYTES_MAX
+from lockkit.runtime import drive
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from lockkit.backend import Holder
+    from lockkit.engine.listing import Kind
     from lockkit.sync import Client
 
-__all__ = ["break_lock", "facts", "has_other_holders", "show_holders"]
+__all__ = [
+    "KINDS",
+    "BreakOptions",
+    "break_lock",
+    "facts",
+    "has_other_holders",
+    "holders_of",
+    "kind_table",
+    "kind_text",
+    "local_time",
+    "show_holders",
+    "to_break",
+]
+
+KINDS: Sequence[Kind] = ("lock", "semaphore", "once")
+"""What a name can stand for, in the order in which it is shown."""
+
+SLOTS_LOOKED_AT = 10
+"""Slots of a semaphore that are looked at where each is a lock, if no holder in them says that there are more."""
 
 
 def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
     """
-    Print who holds a lock.
+    Print who holds the lock of that name, permits of the semaphore, or runs the key of once.
 
     Raises:
         LockError: The backend cannot be asked.
     """
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
-        holders = client.holders(name)
+        held = [(kind, holder) for kind in KINDS for holder in holders_of(client, name, kind)]
         if as_json:
-            rows = [dataclasses.asdict(holder) for holder in holders]
+            rows = [{"kind": kind, **dataclasses.asdict(holder)} for kind, holder in held]
             print_json({"name": name, "backend": client.url, "holders": rows})
-        elif holders:
-            print_table(_table(name, client.url, holders))
+        elif held:
+            print_table(kind_table(name, client.url, held))
         else:
             print(plain(f"nobody holds {name!r} at {client.url}"))
 
 
-def break_lock(name: str, url: str | None, profile: str | None, *, yes: bool, as_json: bool) -> Status:
+def holders_of(client: Client, name: str, kind: Kind) -> Sequence[Holder]:
     """
-    Free a lock by force.
+    Ask who holds a name as one kind of what it can stand for; nobody where the backend has none of that kind.
 
-    Args:
-        name: The lock.
+    Raises:
+        LockError: The backend cannot be asked.
+    """
+    if kind == "lock":
+        return client.holders(name)
+    if kind == "once":
+        return drive(client._engine.holders_in(SPACE_OF[kind], name)) if client.capabilities.notes else []  # noqa: SLF001 - the command and the client are one product
+    permits = client.capabilities.permits
+    if permits == "none" or (permits == "slots" and len(name.encode()) > SLOT_NAME_BYTES_MAX):
+        return []
+    return client.semaphore(name, SLOTS_LOOKED_AT).holders()
+
+
+def kind_text(kind: Kind, holder: Holder) -> str:
+    """Give the kind for people: with the number of a permit, and of a reader's lock that it is shared."""
+    if holder.mode == "shared":
+        return f"{kind} shared"
+    return kind if holder.slot is None else f"{kind} {holder.slot}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakOptions:
+    """
+    The options of ``lockkit break``.
+
+    Attributes:
         url: Backend, or None.
         profile: Profile, or None.
+        permit: Number of the permit to free, of the semaphore of that name; None: the lock.
+        force: Also if it may be data of an application.
         yes: Do not ask.
         as_json: Print JSON.
+    """
+
+    url: str | None
+    profile: str | None
+    permit: int | None
+    force: bool
+    yes: bool
+    as_json: bool
+
+
+def break_lock(name: str, options: BreakOptions) -> Status:
+    """
+    Free a lock, or a permit, by force.
+
+    Args:
+        name: The lock, or the semaphore.
+        options: See there.
 
     Raises:
         LockError: The backend cannot be reached, or does not allow it.
         typer.BadParameter: There is nobody to ask.
     """
-    with lockkit.connect(url, profile=profile) as client:
+    with lockkit.connect(options.url, profile=options.profile) as client:
         refuse_private(client)
-        holders = client.holders(name)
-        if holders and not yes:
-            if not _agreed(name, client.url, holders):
-                say("the lock was not broken")
+        permit = options.permit
+        what = repr(name) if permit is None else f"permit {permit} of semaphore {name!r}"
+        held = to_break(client, name, permit)
+        if held and not options.yes:
+            kind: Kind = "lock" if permit is None else "semaphore"
+            if not _agreed(name, client.url, [(kind, holder) for holder in held]):
+                say(f"the {'lock' if permit is None else 'permit'} was not broken")
                 return Status.FAILED
-            if has_other_holders(client, name, {holder.owner for holder in holders}):
-                say(f"{name!r} has another holder by now: not broken")
+            if has_other_holders(client, name, {holder.owner for holder in held}, permit):
+                say(f"{what} has another holder by now: not broken")
                 return Status.FAILED
-        broken = client.break_lock(name)
-        if as_json:
+        if permit is None:
+            broken = client.break_lock(name, force=options.force)
+        else:
+            broken = client.semaphore(name, permit + 1).break_permit(permit)
+        if options.as_json:
             print_json({"name": name, "backend": client.url, "broken": broken})
         else:
-            what = "broke" if broken else "nobody held"
-            print(plain(f"{what} {name!r} at {client.url}"))
+            print(plain(f"{'broke' if broken else 'nobody held'} {what} at {client.url}"))
     return Status.OK
 
 
-def has_other_holders(client: Client, name: str, shown: Collection[str]) -> bool:
+def to_break(client: Client, name: str, permit: int | None) -> Sequence[Holder]:
     """
-    Tell whether a lock has other holders by now than the user was shown, and asked about.
-
-    Args:
-        client: Of the backend.
-        name: The lock.
-        shown: The owner ids of the holders that were shown.
+    Ask who holds a lock, or one permit of a semaphore.
 
     Raises:
         LockError: The backend cannot be asked.
     """
-    return any(holder.owner not in shown for holder in client.holders(name))
+    if permit is None:
+        return client.holders(name)
+    return [holder for holder in client.semaphore(name, permit + 1).holders() if holder.slot == permit]
 
 
-def _agreed(name: str, url: str, holders: Sequence[Holder]) -> bool:
+def has_other_holders(client: Client, name: str, shown: Collection[str], permit: int | None = None) -> bool:
+    """
+    Tell whether a lock, or a permit, has other holders by now than the user was shown, and asked about.
+
+    Args:
+        client: Of the backend.
+        name: The lock, or the semaphore.
+        shown: The owner ids of the holders that were shown.
+        permit: Number of the permit.
+
+    Raises:
+        LockError: The backend cannot be asked.
+    """
+    return any(holder.owner not in shown for holder in to_break(client, name, permit))
+
+
+def _agreed(name: str, url: str, held: Sequence[tuple[Kind, Holder]]) -> bool:
     if not sys.stdin.isatty():
         message = "cannot ask for confirmation without a terminal: give --yes to break the lock"
         raise typer.BadParameter(message, param_hint="--yes")
-    print_table(_table(name, url, holders), stderr=True)
+    print_table(kind_table(name, url, held), stderr=True)
     return typer.confirm("The holder keeps working until its next renewal. Break the lock?", err=True)
 
 
-def _table(name: str, url: str, holders: Sequence[Holder]) -> Table:
-    """One row per fact: a holder has more of them than fit side by side."""
+def kind_table(name: str, url: str, held: Sequence[tuple[Kind, Holder]]) -> Table:
+    """Make a table with one row per fact: a holder has more of them than fit side by side."""
     table = Table(title=Text(plain(f"{name!r} at {url}")), title_justify="left", show_header=False)
-    for holder in holders:
-        for key, value in facts(holder).items():
+    for kind, holder in held:
+        for key, value in {"kind": kind_text(kind, holder), **facts(holder)}.items():
             table.add_row(key, Text(plain(value)))
         table.add_section()
     return table
@@ -116,16 +201,17 @@ def facts(holder: Holder) -> dict[str, Any]:
     known: dict[str, Any] = {
         "owner": holder.owner,
         "token": "none (a foreign client)" if holder.token is None else holder.token,
+        "held since": "unknown" if holder.since is None else local_time(holder.since),
         "seconds left": "unknown" if holder.remaining is None else f"{holder.remaining:.1f}",
     }
     if holder.waiters is not None:
         known["waiters"] = holder.waiters
     for key, value in holder.metadata.items():
-        known[plain(key)] = _local_time(value) if key == "started" else value
+        known[plain(key)] = local_time(value) if key == "started" else value
     return known
 
 
-def _local_time(value: object) -> object:
+def local_time(value: object) -> object:
     """Show Unix time as people read it; whatever else a foreign client wrote there, as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value

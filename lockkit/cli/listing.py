@@ -10,6 +10,7 @@ from rich.text import Text
 
 import lockkit
 from lockkit import validation
+from lockkit.cli.inspection import KINDS, holders_of, kind_text, local_time
 from lockkit.cli.output import in_options, plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockkit.backend import Holder
+    from lockkit.engine.listing import Kind
     from lockkit.sync import Client
     from lockkit.units import Seconds
 
@@ -37,16 +39,16 @@ when a server restarts."""
 
 def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
     """
-    Print the locks that are held, and by whom.
+    Print what is held, of all kinds, and by whom.
 
     Raises:
         LockError: The backend cannot be asked, or cannot list its locks.
     """
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
-        held = sorted(_held(client, prefix), key=lambda lock: lock[0])
+        held = sorted(_held(client, prefix), key=lambda row: row[0])
         if as_json:
-            rows = [{"name": name, **dataclasses.asdict(holder)} for name, holder in held]
+            rows = [{"name": name, "kind": kind, **dataclasses.asdict(holder)} for name, kind, holder in held]
             print_json({"prefix": prefix, "backend": client.url, "locks": rows})
         elif held:
             print_table(_table(held))
@@ -57,20 +59,23 @@ def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bo
                 say("to list the locks of another backend, give its URL with --url")
 
 
-def _held(client: Client, prefix: str) -> Iterator[tuple[str, Holder]]:
-    for name in client.names(prefix):
-        for holder in client.holders(name):  # none: it was released since
-            yield name, holder
+def _held(client: Client, prefix: str) -> Iterator[tuple[str, Kind, Holder]]:
+    for kind in KINDS:
+        for name in client.names(prefix, kind):
+            for holder in holders_of(client, name, kind):  # none: it was released since
+                yield name, kind, holder
 
 
-def _table(held: list[tuple[str, Holder]]) -> Table:
-    table = Table("name", "host", "pid", "token", "seconds left", "waiters")
-    for name, holder in held:
+def _table(held: list[tuple[str, Kind, Holder]]) -> Table:
+    table = Table("name", "kind", "host", "pid", "token", "held since", "seconds left", "waiters")
+    for name, kind, holder in held:
         cells = (
             name,
+            kind_text(kind, holder),
             holder.metadata.get("host", ""),
             holder.metadata.get("pid", ""),
             "none (a foreign client)" if holder.token is None else holder.token,
+            "unknown" if holder.since is None else local_time(holder.since),
             "unknown" if holder.remaining is None else f"{holder.remaining:.1f}",
             "unknown" if holder.waiters is None else holder.waiters,
         )

@@ -1,24 +1,29 @@
-"""The record of ``lockkit run --once-per`` and ``--once``: what was done already, and how often it was attempted."""
+"""What is done once: the record of ``lockkit run --once-per`` and ``--once``, and ``lockkit once``, which shows any."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Final
 
+import lockkit
 from lockkit import validation
-from lockkit.cli.output import say
+from lockkit.cli.inspection import kind_table, local_time
+from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.slots import DAY, parse_period, parse_zone, slot
 from lockkit.cli.status import Status
+from lockkit.cli.tables import print_table
 from lockkit.errors import ConfigurationError, LockLost
-from lockkit.primitives.once import Once
+from lockkit.primitives.once import Once, OnceDone, OnceRunning
 from lockkit.runtime import drive
+from lockkit.validation import decode_json
 
 if TYPE_CHECKING:
     from lockkit.cli.options import RunOptions
     from lockkit.primitives.once import Attempt
     from lockkit.sync import Client
 
-__all__ = ["Record"]
+__all__ = ["Record", "show_once"]
 
 _MARGIN: Final = 2 * DAY
 """How much longer than its slot a record is kept, seconds: a day may have 25 hours, and clocks may be set back."""
@@ -50,6 +55,7 @@ class Record:
         self._zone = parse_zone(options.tz)
         self.key = ""
         self._attempt: Attempt | None = None
+        self._described: Once | None = None
         _ = validation.lock_name(f"{name}@{self._once or '2000-01-01.00000'}")
         if self._once == "":
             message = "--once must name what is done once"
@@ -73,8 +79,16 @@ class Record:
         described = Once.described(
             self._engine, self.key, keep=self._keep, ttl=self._ttl, timeout=None, match=None, store_errors=()
         )
+        self._described = described
         self._attempt = drive(described.begin())
         return self._attempt.first
+
+    def since(self) -> str:
+        """Say since when it is done, as far as that is known; after `begin`."""
+        assert self._described is not None, "begin() comes first"
+        state = drive(self._described.state())
+        since = state.since if isinstance(state, OnceDone) else None
+        return "" if since is None else f" since {local_time(since)}"
 
     def count_attempt(self) -> bool:
         """Count this attempt before the command starts (``--attempts``); False if they are used up."""
@@ -82,7 +96,7 @@ class Record:
         assert attempt is not None, "begin() comes first"
         if self._attempts is None:
             return True
-        made = 0 if attempt.note is None else int(json.loads(attempt.note).get("attempts", 0))
+        made = 0 if attempt.note is None else _attempts_of(attempt.note)
         if made >= self._attempts:
             return False
         drive(attempt.write(json.dumps({"done": 0, "attempts": made + 1}), self._keep))
@@ -105,3 +119,53 @@ class Record:
                 drive(self._attempt.leave(None))
             except LockLost as error:
                 say(str(error))
+
+
+def _attempts_of(note: str) -> int:
+    try:
+        attempts = decode_json(note).get("attempts", 0)
+    except (ValueError, AttributeError):  # not lockkit's
+        return 0
+    return attempts if type(attempts) is int else 0
+
+
+def show_once(key: str, url: str | None, profile: str | None, *, forget: bool, as_json: bool) -> Status:
+    """
+    Print whether a key is done, or a run is under way; or forget that it is done.
+
+    Returns:
+        `Status.OK` if it is done, or was and is forgotten; `Status.BUSY` while a run is under way; else
+        `Status.FAILED`.
+
+    Raises:
+        LockError: The backend cannot be asked, or keeps no records.
+    """
+    with lockkit.connect(url, profile=profile) as client:
+        refuse_private(client)
+        once = client.once(key, keep=1.0)
+        state = once.state()
+        forgotten = forget and once.forget()
+        if as_json:
+            word = "running" if isinstance(state, OnceRunning) else "none" if state is None else "done"
+            about = {} if state is None else dataclasses.asdict(state)
+            print_json({"key": key, "backend": client.url, "state": word, "forgotten": forgotten, **about})
+        elif state is None:
+            print(plain(f"{key!r} is not done at {client.url}"))
+        elif isinstance(state, OnceRunning):
+            print_table(kind_table(key, client.url, [("once", state.holder)]))
+        elif forget:
+            print(plain(f"{'forgot' if forgotten else 'did not forget'} that {key!r} is done at {client.url}"))
+        else:
+            print(plain(_done(key, client.url, state)))
+    if isinstance(state, OnceRunning):
+        return Status.BUSY
+    return Status.OK if state is not None and forgotten == forget else Status.FAILED
+
+
+def _done(key: str, url: str, state: OnceDone) -> str:
+    since, until = (
+        "" if time is None else f" {word} {local_time(time)}"
+        for word, time in (("since", state.since), ("until", state.until))
+    )
+    outcome = f"result: {json.dumps(state.result)}" if state.error is None else "error: {}: {}".format(*state.error)
+    return f"{key!r} is done{since}{until} at {url}; {outcome}"

@@ -64,6 +64,7 @@ class RunOptions:
     once: str | None
     attempts: int | None
     on_done: OnDone
+    quiet: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ _WORDS: Final = tuple(
         (r"(?<= )(?<!option )timeout=", "--timeout"),
         (r"\b(?:client\.)?holders\(\)", "lockkit holders"),
         (r"\bclient\.holders\(name\)", "lockkit holders NAME"),
+        (r"\bforce=True\b", "--force"),
         (r"\bcapabilities\.min_ttl\b", "see lockkit backends"),
         (r"\bcapabilities\.listing\b", "see lockkit backends"),
         (r"\bask for each lock's holders\b", "use lockkit holders NAME"),

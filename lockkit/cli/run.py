@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lockkit.cli.inspection import local_time
 from lockkit.cli.job import Job, release
 from lockkit.cli.once import Record
 from lockkit.cli.options import OnBusy, OnDone
@@ -15,7 +16,8 @@ from lockkit.cli.output import say
 from lockkit.cli.status import Status
 from lockkit.cli.supervisor import default_grace, grace_max
 from lockkit.cli.waiting import wait_in_thread
-from lockkit.errors import LockTimeout
+from lockkit.cli.watch.columns import describe
+from lockkit.errors import LockError, LockTimeout
 from lockkit.runtime import monotonic
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class _Run:
             typer.BadParameter: The grace is longer than the ttl allows.
         """
         self._job = job
+        self._client = client
         self._options = options
         timeout = options.timeout
         self._lock = client.lock(
@@ -94,9 +97,11 @@ class _Run:
         try:
             lease = wait_in_thread(self._lock.acquire, self._job.signals)
         except LockTimeout:
-            if self._options.on_busy is OnBusy.SKIP:
-                return Status.OK  # in silence: cron mails what is printed
-            raise
+            if self._options.on_busy is not OnBusy.SKIP:
+                raise
+            if not self._options.quiet:
+                say(f"lock {self._lock.name!r} is busy{self._holder()}: the command did not run")
+            return Status.OK
         if self._record is None:
             return self._run_under(lease)
         try:
@@ -111,14 +116,25 @@ class _Run:
     def _refusal(self, record: Record) -> int | None:
         """Look at the record: the exit status if the command must not run; None if it is to be run."""
         if not wait_in_thread(record.begin, self._job.signals):
-            if self._options.on_done is OnDone.SKIP:
-                return Status.OK  # in silence, as above
-            say(f"{record.key!r} was done already")
-            return Status.DONE
+            skips = self._options.on_done is OnDone.SKIP
+            if not (skips and self._options.quiet):
+                say(f"{record.key!r} was done already{record.since()}: the command did not run")
+            return Status.OK if skips else Status.DONE
         if record.count_attempt():
             return None
         say(f"no attempt at {record.key!r} is left (--attempts {self._options.attempts})")
         return Status.DONE
+
+    def _holder(self) -> str:
+        """Say who holds the lock, if that can be known now."""
+        try:
+            holder = next(iter(self._client.holders(self._lock.name)), None)
+        except LockError:
+            return ""
+        if holder is None:
+            return ""
+        since = "" if holder.since is None else f" since {local_time(holder.since)}"
+        return f" (held by {describe(holder)}{since})"
 
     def _run_under(self, lease: Lease) -> int:
         """

@@ -41,23 +41,24 @@ from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState, check_host
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
-from lockkit.engine.listing import Listing
+from lockkit.engine.listing import SPACE_OF, Listing
 from lockkit.engine.notes import Notes
 from lockkit.engine.observation import ObservedCall
 from lockkit.engine.permits import PermitAcquisition
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
-from lockkit.engine.semaphore_caps import SemaphoreCaps, with_limit
+from lockkit.engine.semaphore_caps import SemaphoreCaps, limit_of, with_limit
 from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, LIMIT_MAX, Inherit, LockSettings
 from lockkit.engine.slots import SLOT_NAME_BYTES_MAX, SlotSearch, slot_name
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
 from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from datetime import timedelta
 
     from lockkit.backend import Capabilities, Grant, Holder, LockBackend, LossReason
+    from lockkit.engine.listing import Kind
     from lockkit.engine.settings import LostCallback
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant, Seconds
@@ -543,6 +544,10 @@ class Engine(Generic[L]):
             checked = validation.lock_name(name)
         return await self._holders(checked)
 
+    async def holders_in(self, space: str, name: str) -> list[Holder]:
+        """Who holds what has a valid name in a space apart."""
+        return await self._holders(apart(space, name))
+
     async def _holders(self, name: str) -> list[Holder]:
         backend = self.client.ready()
         try:
@@ -550,31 +555,65 @@ class Engine(Generic[L]):
         except BackendUnavailable as error:
             raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from error
 
-    def names(self, prefix: str) -> Listing:
+    def names(self, prefix: str, kind: Kind = "lock") -> Listing:
         """
-        List the locks that are held. Nothing is sent yet.
+        List what is held of a kind. Nothing is sent yet.
 
         Raises:
-            ConfigurationError: The prefix is wrong.
+            ConfigurationError: The prefix or the kind is wrong.
             LockError: The client is closed.
         """
         if self.client.closed:
             raise self.client.closed_error()
+        if kind not in SPACE_OF:
+            message = f"kind must be one of {', '.join(map(repr, SPACE_OF))}, not {kind!r}"
+            raise ConfigurationError(message, backend=self.url)
         with validation.about(None, self.url):
-            return Listing(self.client, validation.name_prefix(prefix))
+            return Listing(self.client, validation.name_prefix(prefix), kind)
 
-    async def break_lock(self, name: str) -> bool:
-        """Free the lock by force."""
-        backend = self.client.ready()
+    async def break_lock(self, name: str, *, force: bool) -> bool:
+        """Free the lock, whoever holds it; with `force` also what may be data of an application."""
         with validation.about(name, self.url):
             name = validation.lock_name(name)
+            force = validation.flag(force, "force")
+        backend = self.client.ready()
+        return await self._broken(backend.break_unproven(name) if force else backend.break_lock(name), name)
+
+    async def _broken(self, work: Awaitable[bool], name: str) -> bool:
+        given = split_space(name)[1]
         try:
-            broken = await backend.break_lock(name)
+            broken = await work
         except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"break lock {name!r}", name) from error
+            raise self.client.unavailable(error, f"break lock {name!r}", given) from error
         if broken:
             log.warning("lock %r at %s was broken by force", name, self.url)
         return broken
+
+    async def permits(self, settings: LockSettings) -> list[Holder]:
+        """Who holds permits of a semaphore, in the order of their slots."""
+        assert settings.mode == "permit", "only semaphores have permits"
+        if self.capabilities.permits == "native":
+            return sorted(await self._holders(settings.name), key=lambda holder: holder.slot or 0)
+        found: list[Holder] = []
+        slot, slots = 0, settings.limit
+        while slot < slots:
+            for holder in await self._holders(slot_name(settings.name, slot)):
+                found.append(replace(holder, mode="permit", slot=slot))
+                slots = max(slots, limit_of(holder.metadata))  # another client may have a higher limit
+            slot += 1
+        return found
+
+    async def break_permit(self, settings: LockSettings, slot: int) -> bool:
+        """Free one permit of a semaphore, whoever holds it."""
+        assert settings.mode == "permit", "only semaphores have permits"
+        name = split_space(settings.name)[1]
+        if type(slot) is not int or not 0 <= slot < LIMIT_MAX:
+            message = f"slot must be a whole number from 0 to {LIMIT_MAX - 1}, not {slot!r}"
+            raise ConfigurationError(message, name=name, backend=self.url)
+        backend = self.client.ready()
+        if self.capabilities.permits == "native":
+            return await self._broken(backend.break_permit(settings.name, slot), settings.name)
+        return await self._broken(backend.break_lock(slot_name(settings.name, slot)), settings.name)
 
     async def ping(self) -> None:
         """Ask the backend for any answer."""

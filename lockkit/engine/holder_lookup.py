@@ -35,7 +35,7 @@ def holder_of(owner: str, metadata: Mapping[str, object] | str | None) -> LockHo
     return LockHolder(
         owner,
         host if isinstance(host, str) else None,
-        pid if isinstance(pid, int) else None,
+        pid if type(pid) is int else None,
         text if isinstance(text, str) else None,
         dict(about),
     )

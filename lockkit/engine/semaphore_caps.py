@@ -12,13 +12,14 @@ import json
 import logging
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockkit.backend import apart, split_space
 from lockkit.background import SingleRun
+from lockkit.engine.settings import LIMIT_MAX
 from lockkit.engine.slots import slot_name
 from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
-from lockkit.validation import plain
+from lockkit.validation import decode_json, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,12 @@ def with_limit(metadata: str, limit: int) -> str:
     return json.dumps({**json.loads(metadata or "{}"), LIMIT_KEY: limit})
 
 
+def limit_of(metadata: Mapping[str, Any]) -> int:
+    """Read the limit of a semaphore from the metadata of a permit; 0 if a foreign client has written something else."""
+    limit = metadata.get(LIMIT_KEY)
+    return limit if type(limit) is int and 0 < limit <= LIMIT_MAX else 0
+
+
 class SemaphoreCaps:
     """The caps as one client knows them."""
 
@@ -105,7 +112,21 @@ class SemaphoreCaps:
             BackendUnavailable: No answer.
         """
         note = await self._notes.read(CAPS_NAME)
-        return {} if note is None else json.loads(note.text)
+        try:
+            caps = {} if note is None else decode_json(note.text)
+        except ValueError as error:
+            caps = error
+        good = {
+            name: cap
+            for name, cap in (caps.items() if isinstance(caps, dict) else ())
+            if type(cap) is int and 0 <= cap <= LIMIT_MAX
+        }
+        if not isinstance(caps, dict) or len(good) < len(caps):
+            log.warning(
+                "not all caps of semaphores at %s were written by lockkit: what is no cap is ignored. Set them anew "
+                "with lockkit limit", self._client.url,
+            )  # fmt: skip
+        return good
 
     async def write(self, record: LeaseRecord, name: str, cap: int | None) -> None:
         """
@@ -196,8 +217,8 @@ class SemaphoreCaps:
             log.debug("comparing limits of semaphore %r: %s", name, error)
             return
         for holder in holders:
-            other = holder.metadata.get(LIMIT_KEY)
-            if isinstance(other, int) and other != limit:
+            other = limit_of(holder.metadata)
+            if other not in {0, limit}:
                 log.warning(
                     "semaphore %r at %s: this client uses limit %d, another one (%s, pid %s) uses %d: the permits are "
                     "shared, and each client counts to its own limit", split_space(name)[1], self._client.url, limit,

@@ -32,17 +32,20 @@ from lockkit import validation
 from lockkit.backend import apart
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, StoredError
+from lockkit.runtime import wall_clock
+from lockkit.validation import check_depth, decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import timedelta
 
+    from lockkit.backend import Holder
     from lockkit.engine.engine import Engine
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.settings import LockSettings
     from lockkit.units import Seconds
 
-__all__ = ["RESULT_BYTES_MAX", "SPACE", "Attempt", "Call", "Once", "OnceSettings", "Outcome"]
+__all__ = ["RESULT_BYTES_MAX", "SPACE", "Attempt", "Call", "Once", "OnceDone", "OnceRunning", "OnceSettings", "Outcome"]
 
 log = logging.getLogger("lockkit")
 
@@ -51,6 +54,12 @@ SPACE = "once"
 
 RESULT_BYTES_MAX = 64 * 1024
 """Longest JSON text of a result, UTF-8 bytes: what fits into a note on every backend."""
+
+FORGET_SECONDS = 1.0
+"""How long forgetting waits for the calls that look at a done key just then, seconds."""
+
+FORGOTTEN_SECONDS = 1.0
+"""Life of the note that stands in place of a record that was forgotten, seconds."""
 
 ERROR_CHARS_MAX = 8000
 ERROR_TYPE_CHARS_MAX = 200
@@ -84,11 +93,47 @@ class Outcome:
         match: Digest of the ``match`` of its run, or None.
         result: The decoded result; None without one.
         error: Type name and text of a stored error, or None.
+        since: When it was completed, Unix time; None if an older lockkit has stored it.
+        keep: For how long it is kept, seconds; None as above.
     """
 
     match: str | None = None
     result: Any = None
     error: tuple[str, str] | None = None
+    since: float | None = None
+    keep: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnceRunning:
+    """
+    The state of a key of once: a run is under way.
+
+    Attributes:
+        holder: Who runs it.
+    """
+
+    holder: Holder
+
+
+@dataclass(frozen=True, slots=True)
+class OnceDone:
+    """
+    The state of a key of once: it is done.
+
+    Attributes:
+        since: When it was completed, Unix time by the clock of its run; None if an older lockkit has stored it.
+        until: When the record ends, Unix time; None if that is not known.
+        result: The stored result; None without one, and after an error.
+        error: Type name and text of the stored error (``store_errors=``); None if it succeeded.
+        match: SHA-256 of the ``match`` of its run, hexadecimal; None without one.
+    """
+
+    since: float | None
+    until: float | None
+    result: Any
+    error: tuple[str, str] | None
+    match: str | None
 
 
 def check_settings(
@@ -202,6 +247,59 @@ class Once:
             return attempt
         await attempt.give_back()
         return self._repeat(outcome)
+
+    async def state(self) -> OnceRunning | OnceDone | None:
+        """
+        Look at the key, without running anything.
+
+        Returns:
+            None if it is neither done nor under way.
+
+        Raises:
+            BackendUnavailable: No answer.
+            LockError: The record was not written by this version of lockkit.
+        """
+        key = self.settings.lock.name
+        note = await self.engine.notes.read(apart(SPACE, key))
+        outcome = None if note is None else decode(note.text, key, self.engine.url)
+        if note is None or outcome is None:
+            holders = await self.engine.holders_in(SPACE, key)
+            return OnceRunning(holders[0]) if holders else None
+        until = None
+        if note.remaining is not None:
+            until = wall_clock() + note.remaining
+        elif outcome.since is not None and outcome.keep is not None:
+            until = outcome.since + outcome.keep
+        return OnceDone(outcome.since, until, outcome.result, outcome.error, outcome.match)
+
+    async def forget(self) -> bool:
+        """
+        Forget that the key is done: the next call runs again. A run that is under way is left alone.
+
+        Returns:
+            False if it is not done.
+
+        Raises:
+            BackendUnavailable: No answer.
+            LockLost: The lease under which it is forgotten ended first.
+        """
+        name = apart(SPACE, self.settings.lock.name)
+        if not isinstance(await self.state(), OnceDone):
+            return False
+        settings = replace(self.settings.lock, name=name, on_lost=None, reentrant=False)
+        lease = await self.engine.try_acquire(settings, FORGET_SECONDS)
+        if lease is None:
+            return False  # a call under way is about to find it done, or another one forgets it
+        attempt = Attempt(self, lease)
+        try:
+            done = isinstance(await self.state(), OnceDone)
+            if done:
+                await attempt.write('{"done":0}', FORGOTTEN_SECONDS)
+        except BaseException as error:
+            await attempt.leave(error)
+            raise
+        await attempt.leave(None)
+        return done
 
     def _repeat(self, outcome: Outcome) -> Attempt:
         key, url = self.settings.lock.name, self.engine.url
@@ -329,7 +427,9 @@ class Attempt:
 
     async def _complete(self, record: LeaseRecord, outcome: str) -> None:
         match = json.dumps(digest(self._once.settings.match))
-        await self._once.engine.notes.write(record, f'{{"done":1,"match":{match},{outcome}}}', self._once.settings.keep)
+        keep = self._once.settings.keep
+        text = f'{{"done":1,"match":{match},"since":{wall_clock():.3f},"keep":{keep:.3f},{outcome}}}'
+        await self._once.engine.notes.write(record, text, keep)
         await self.give_back()
 
     async def give_back(self) -> None:
@@ -379,6 +479,7 @@ def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
     try:
         text = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
+        check_depth(text)
     except (TypeError, ValueError, RuntimeError) as error:  # the last: too deep, or changed by another thread meanwhile
         message = f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}"
         raise ValueError(message) from error
@@ -402,11 +503,13 @@ def decode(text: str, key: str, url: str) -> Outcome | None:
         LockError: lockkit did not write it. Nothing runs then: it may be the completion of a newer version.
     """
     try:
-        value = json.loads(text)
+        value = decode_json(text)
         if value["done"] == 0:
             return None
         error = value.get("error")
-        return Outcome(value.get("match"), value.get("result"), None if error is None else (error[0], error[1]))
+        stored = None if error is None else (str(error[0]), str(error[1]))
+        since, keep = (each if type(each) is float else None for each in map(value.get, ("since", "keep")))
+        return Outcome(value.get("match"), value.get("result"), stored, since, keep)
     except (ValueError, TypeError, LookupError) as error:
         message = f"the record of once {key!r} at {url} was not written by this version of lockkit: {error!r}"
         raise LockError(message, name=key, backend=url) from error

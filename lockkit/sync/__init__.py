@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockkit.primitives.election import Leader
+from lockkit.primitives.once import OnceDone, OnceRunning
 from lockkit.sync.client import Client, connect, from_client
 from lockkit.sync.election import Election, Term
 from lockkit.sync.lease import Lease
@@ -19,6 +20,8 @@ __all__ = [
     "LeaseSet",
     "Lock",
     "LockSet",
+    "OnceDone",
+    "OnceRunning",
     "RWLock",
     "Semaphore",
     "Term",

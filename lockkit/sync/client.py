@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Capabilities, Holder
     from lockkit.configuration.peer_parameters import NoOthers
-    from lockkit.engine.listing import Listing
+    from lockkit.engine.listing import Kind, Listing
     from lockkit.engine.settings import LockOptions, LostCallback
     from lockkit.units import Seconds
 
@@ -406,9 +406,9 @@ class Client:
         """
         return drive(self._engine.holders(name))
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def names(self, prefix: str = "", kind: Kind = "lock") -> Iterator[str]:
         """
-        List the locks that are held now, or that clients wait for: the names, each once, in no particular order.
+        List what is held now, or waited for: the names, each once, in no particular order.
 
         The iterator asks the backend for about a thousand names at a time and only as you read on, so that a million
         locks need neither the memory nor the time of a single answer. So the list is not a snapshot: a lock that is
@@ -416,26 +416,35 @@ class Client:
 
         Args:
             prefix: Only names that begin with it; no character in it is a wildcard.
+            kind: ``"lock"`` (also elections and read/write locks), ``"semaphore"``, or ``"once"``: keys of which a run
+                is under way, see `Once.state`. With a third-party backend that lists only locks, the others have none.
 
         Raises:
-            ConfigurationError: The prefix is no str, has NUL, or more than 255 UTF-8 bytes.
+            ConfigurationError: The prefix is no str, has NUL, or more than 255 UTF-8 bytes; or the kind is unknown.
             BackendUnavailable: From the iterator: the backend cannot be asked.
             Unsupported: From the iterator: the backend cannot tell (`Capabilities.listing`).
         """
-        return _read(self._engine.names(prefix))
+        return _read(self._engine.names(prefix, kind))
 
-    def break_lock(self, name: str) -> bool:
+    def break_lock(self, name: str, *, force: bool = False) -> bool:
         """
         Free a lock by force. The holder notices at its next renewal; the next token is higher than the holder's.
+
+        Args:
+            name: The lock.
+            force: Also if lockkit cannot prove that it is a lock and no data of an application, which is deleted then:
+                with an empty ``prefix=``, a Redis key without an expiry and without a record of lockkit's; a key of
+                etcd that no client of locks has made.
 
         Returns:
             False if it was free.
 
         Raises:
+            LockError: It may be data of an application, see `force`. Nothing was deleted.
             BackendUnavailable: No answer.
             Unsupported: The backend lacks the rights; the message says which.
         """
-        return drive(self._engine.break_lock(name))
+        return drive(self._engine.break_lock(name, force=force))
 
     def ping(self) -> None:
         """

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
+    from lockkit.primitives.once import OnceDone, OnceRunning
+
 __all__ = ["Attempt", "Once"]
 
 P = ParamSpec("P")
@@ -148,6 +150,31 @@ class Once:
             return result
 
         return run_once
+
+    def state(self) -> OnceRunning | OnceDone | None:
+        """
+        Look at the key, without running anything: None if it is neither done nor under way.
+
+        For a decorator with a template, make one for the key: ``client.once("charge:17", keep=…).state()``.
+
+        Raises:
+            BackendUnavailable: No answer.
+            LockError: The record was not written by this version of lockkit.
+        """
+        return drive(self._once.state())
+
+    def forget(self) -> bool:
+        """
+        Forget that the key is done: the next call runs the work again.
+
+        Returns:
+            False if it was not done. A run that is under way goes on, and will have done it.
+
+        Raises:
+            BackendUnavailable: No answer.
+            LockLost: The lease under which it is forgotten ended first.
+        """
+        return drive(self._once.forget())
 
     def __repr__(self) -> str:
         """Show key and backend."""

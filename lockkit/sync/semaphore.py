@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lockkit.backend import split_space
 from lockkit.primitives.semaphore_cap import read_cap, set_cap
 from lockkit.runtime import drive
 from lockkit.sync.lock import Lock
+
+if TYPE_CHECKING:
+    from lockkit.backend import Holder
 
 __all__ = ["Semaphore"]
 
@@ -40,6 +45,35 @@ class Semaphore(Lock):
             BackendUnavailable: It cannot be asked.
         """
         return drive(self._engine.free_permits(self._settings))
+
+    def holders(self) -> list[Holder]:
+        """
+        Ask the backend who holds permits now, in the order of their slots; `Holder.slot` is the number of the permit.
+
+        Where each slot is a lock (``capabilities.permits`` is ``"slots"``) one request for each of the first `limit`
+        slots, and for those of clients with a higher limit that hold one of them.
+
+        Raises:
+            BackendUnavailable: It cannot be asked.
+        """
+        return drive(self._engine.permits(self._settings))
+
+    def break_permit(self, slot: int) -> bool:
+        """
+        Free one permit by force. Its holder notices at its next renewal.
+
+        Args:
+            slot: Number of the permit, as in `Holder.slot`.
+
+        Returns:
+            False if nobody held it.
+
+        Raises:
+            ConfigurationError: The slot is no number of a permit.
+            Unsupported: A third-party backend cannot free one permit.
+            BackendUnavailable: No answer.
+        """
+        return drive(self._engine.break_permit(self._settings, slot))
 
     def cap(self) -> int | None:
         """

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from lockkit import aio
     from lockkit.backend import Capabilities
+    from lockkit.engine.listing import Kind
     from lockkit.sync.once import Attempt as _SyncAttempt  # noqa: F401 - named in quotes
     from lockkit.sync.once import Once as _SyncOnce  # noqa: F401 - named in quotes
     from lockkit.testing.target import Face, Target
@@ -419,11 +420,11 @@ class _Client(_Adapter["lockkit.Client"]):
     async def holders(self, name: str) -> list[lockkit.Holder]:
         return self.inner.holders(name)
 
-    def names(self, prefix: str = "") -> AsyncIterator[str]:
-        return _read(self.inner.names(prefix))
+    def names(self, prefix: str = "", kind: Kind = "lock") -> AsyncIterator[str]:
+        return _read(self.inner.names(prefix, kind))
 
-    async def break_lock(self, name: str) -> bool:
-        return self.inner.break_lock(name)
+    async def break_lock(self, name: str, *, force: bool = False) -> bool:
+        return self.inner.break_lock(name, force=force)
 
     async def ping(self) -> None:
         self.inner.ping()
@@ -490,6 +491,12 @@ class _Semaphore(_Lock):
     async def available(self) -> int:
         return cast("lockkit.Semaphore", self.inner).available()
 
+    async def holders(self) -> list[lockkit.Holder]:
+        return cast("lockkit.Semaphore", self.inner).holders()
+
+    async def break_permit(self, slot: int) -> bool:
+        return cast("lockkit.Semaphore", self.inner).break_permit(slot)
+
     async def cap(self) -> int | None:
         return cast("lockkit.Semaphore", self.inner).cap()
 
@@ -516,6 +523,12 @@ class _Once(_Adapter["_SyncOnce"]):
 
     def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
         return self.inner(function)
+
+    async def state(self) -> lockkit.OnceRunning | lockkit.OnceDone | None:
+        return self.inner.state()
+
+    async def forget(self) -> bool:
+        return self.inner.forget()
 
 
 class _Attempt(_Adapter["_SyncAttempt"]):

@@ -9,8 +9,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from redis import Redis
 
 import lockkit
+from lockkit.testing.servers import RedisServer
 from tests.cli.support import PATIENCE
 from tests.cli.terminal import Tty
 
@@ -94,6 +96,48 @@ def test_break_with_yes_frees_the_lock(cli: Cli, url: str, lease: lockkit.Lease)
     assert not lease.confirm()
     token = cli.run("run", "a", "--url", url, "--", "printenv", "LOCKKIT_TOKEN").stdout
     assert int(token) > lease.token
+
+
+def test_break_frees_one_permit(cli: Cli, url: str) -> None:
+    """The others stay held, and so does the lock of that name; ``holders`` shows both kinds."""
+    with lockkit.connect(url) as client, client.lock("pool") as lock, client.semaphore("pool", 2) as first:
+        second = client.semaphore("pool", 2).acquire()
+        kinds = [
+            row["kind"] for row in json.loads(cli.run("holders", "pool", "--url", url, "--json").stdout)["holders"]
+        ]
+
+        done = cli.run("break", "pool", "--permit", "1", "--yes", "--url", url)
+        again = cli.run("break", "pool", "--permit", "1", "--yes", "--url", url)
+
+        assert kinds == ["lock", "semaphore", "semaphore"]
+        assert (done.returncode, done.stdout[:34]) == (0, "broke permit 1 of semaphore 'pool'")
+        assert (again.returncode, again.stdout[:40]) == (0, "nobody held permit 1 of semaphore 'pool'")
+        assert not second.confirm()
+        assert first.confirm()
+        assert lock.confirm()
+    assert cli.run("break", "pool", "--permit", "1000", "--yes", "--url", url).returncode == 2
+
+
+def test_break_leaves_data_of_an_application_alone(cli: Cli) -> None:
+    """With an empty prefix, unless by force; hostile text beside it breaks neither list nor watch."""
+    with RedisServer() as server, Redis(host=server.host, port=server.port) as redis:
+        redis.set("user:1", "kept")
+        redis.set("x", "o", px=60_000)
+        redis.set("{x}:fence", "1795000000000000 o " + "[" * 4000)
+        url = f"{server.url}?prefix="
+
+        refused = cli.run("break", "user:1", "--yes", "--url", url)
+        kept = redis.get("user:1")
+        listed = json.loads(cli.run("list", "--json", "--url", url).stdout)["locks"]
+        watched = cli.run("watch", "--once", "--url", url)
+        forced = cli.run("break", "user:1", "--yes", "--force", "--url", url)
+
+        assert (refused.returncode, kept) == (1, b"kept")
+        assert "may be data of an application" in refused.stderr
+        assert "--force" in refused.stderr
+        assert [(row["name"], row["metadata"]["text"][:3], row["since"]) for row in listed] == [("x", "[[[", 1795e6)]
+        assert "appeared   'x'" in watched.stdout
+        assert (forced.returncode, redis.get("user:1")) == (0, None)
 
 
 def test_break_as_json(cli: Cli, url: str, lease: lockkit.Lease) -> None:

@@ -63,6 +63,24 @@ def test_list_shows_who_holds_what(url: str, client: lockkit.Client) -> None:
     assert "other" not in done.stdout
 
 
+def test_list_shows_all_kinds_and_since_when(url: str, client: lockkit.Client) -> None:
+    """Locks, permits with their slots, and runs of once, in one column; the grant's time, not the client's."""
+    with client.semaphore("pool", 3), client.semaphore("pool", 3), client.once("charge", keep=60.0) as attempt:
+        with client.lock("a"):
+            done = run("list", "--url", url)
+            found = json.loads(run("list", "--url", url, "--json").stdout)["locks"]
+        attempt.done()
+
+    kinds = [(row["name"], row["kind"], row["slot"]) for row in found]
+    assert sorted(kinds, key=str) == [
+        ("a", "lock", None), ("charge", "once", None), ("pool", "semaphore", 0), ("pool", "semaphore", 1),
+    ]  # fmt: skip
+    for words in ("lock", "once", "semaphore 0", "semaphore 1"):
+        assert f" {words} " in done.stdout
+    assert all(row["since"] > row["metadata"]["started"] for row in found)
+    assert "unknown" not in done.stdout
+
+
 def test_list_as_json(url: str, client: lockkit.Client) -> None:
     """The same for programs, in the order of the names."""
     with client.lock("b") as second, client.lock("a") as first:
@@ -270,8 +288,8 @@ def test_verbose_shows_what_the_library_logs(
 ) -> None:
     """On stderr, and as before afterwards."""
 
-    def names(self: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 - a client
-        del self, prefix
+    def names(self: Any, prefix: str, kind: str) -> Iterator[str]:  # noqa: ANN401 - a client
+        del self, prefix, kind
         for level in (logging.DEBUG, logging.INFO, logging.WARNING):
             logging.getLogger("lockkit").log(level, "seen %s", logging.getLevelName(level))
         return iter(())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -14,17 +17,22 @@ from tests.tries import until
 if TYPE_CHECKING:
     from tests.cli.support import Cli
 
+DONE = r"was done already since 20\d\d-\S+ \S+: the command did not run\n"
+
 RAN = ("--", "sh", "-c", 'echo "ran $LOCKKIT_ONCE"')
 
 
 def test_second_run_of_a_slot_does_nothing(cli: Cli) -> None:
-    """In silence, as cron mails what is printed; the key names lock and slot."""
+    """It says since when; with --quiet nothing, as cron mails what is printed. The key names lock and slot."""
     first = cli.run("run", "backup", "--once-per", "2w", *RAN)
-    second = cli.run("run", "backup", "--once-per", "2w", *RAN)
+    second = cli.run("run", "backup", "--once-per", "2w", "--quiet", *RAN)
+    third = cli.run("run", "backup", "--once-per", "2w", *RAN)
 
     assert first.returncode == 0
     assert first.stdout.startswith("ran backup@2")
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert (third.returncode, third.stdout) == (0, "")
+    assert re.fullmatch(rf"lockkit: 'backup@\S+' {DONE}", third.stderr)
     assert cli.holders("backup") == []
 
 
@@ -36,7 +44,7 @@ def test_key_is_done_once(cli: Cli) -> None:
     done = cli.run("run", "migrate", "--once", "v42", "--on-done", "fail", *RAN)
 
     assert (done.returncode, done.stdout) == (76, "")
-    assert done.stderr == "lockkit: 'migrate@v42' was done already\n"
+    assert re.fullmatch(rf"lockkit: 'migrate@v42' {DONE}", done.stderr)
 
 
 def test_only_status_0_counts(cli: Cli) -> None:
@@ -114,3 +122,43 @@ def test_wrong_use_is_refused(cli: Cli, options: list[str], status: int, message
 
     assert (done.returncode, done.stdout) == (status, "")
     assert message in " ".join(done.stderr.split())
+
+
+# -- lockkit once ------------------------------------------------------------------------------------------------------
+
+
+def test_key_is_shown_and_forgotten(cli: Cli) -> None:
+    """Not done, done since when and until when, forgotten; then it runs again."""
+    assert cli.run("once", "migrate@v42").returncode == 1
+    assert cli.run("once", "migrate@v42", "--forget").returncode == 1
+    assert cli.run("run", "migrate", "--once", "v42", *RAN).stdout == "ran migrate@v42\n"
+
+    shown = cli.run("once", "migrate@v42")
+    found = json.loads(cli.run("once", "migrate@v42", "--json").stdout)
+    forgotten = cli.run("once", "migrate@v42", "--forget")
+
+    assert shown.returncode == 0
+    assert re.match(r"'migrate@v42' is done since 20\d\d-.* until 20\d\d-.* at file:.*; result: null\n", shown.stdout)
+    assert (found["state"], found["result"], found["error"], found["forgotten"]) == ("done", None, None, False)
+    assert found["since"] < found["until"]
+    assert (forgotten.returncode, forgotten.stdout[:6]) == (0, "forgot")
+    assert cli.run("once", "migrate@v42").stdout.startswith("'migrate@v42' is not done")
+    assert cli.run("run", "migrate", "--once", "v42", *RAN).stdout == "ran migrate@v42\n"
+
+
+def test_run_under_way_is_shown_and_left_alone(cli: Cli) -> None:
+    """With its process, by ``once``, ``list`` and ``holders``."""
+    lockkit = f"{sys.executable} -m lockkit.cli"
+    script = "; ".join(
+        f"{lockkit} {words}"
+        for words in ("once a@k; echo $?", "once a@k --forget --json; echo $?", "list a@", "holders a@k")
+    )
+    done = cli.run("run", "a", "--once", "k", "--", "sh", "-c", script)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n75\n") == 2
+    assert '"state": "running"' in done.stdout
+    assert '"forgotten": false' in done.stdout
+    assert len(re.findall(r"a@k .* once ", done.stdout)) == 1
+    assert len(re.findall(r"kind +. once ", done.stdout)) == 2
+    assert json.loads(cli.run("once", "a@k", "--json").stdout)["state"] == "done"

@@ -174,13 +174,18 @@ def test_wrong_grace_is_told_though_the_lock_is_busy(cli: Cli) -> None:
     assert holder.poll() is None
 
 
-def test_skip_is_0_and_silent(cli: Cli) -> None:
-    """So that cron sends no mail."""
+def test_skip_is_0_and_says_who_holds_the_lock(cli: Cli) -> None:
+    """With --quiet nothing, so that cron sends no mail."""
     holder = hold(cli)
+    pid = cli.holders("a")[0]["metadata"]["pid"]
 
     done = cli.run("run", "a", "--on-busy=skip", "--", "touch", "ran")
+    quiet = cli.run("run", "a", "--on-busy=skip", "--quiet", "--", "touch", "ran")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    held = rf"lockkit: lock 'a' is busy \(held by \S+ {pid} since 20\d\d-\S+ \S+\): the command did not run\n"
+    assert re.fullmatch(held, done.stderr)
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert not (cli.home / "ran").exists()
     assert holder.poll() is None
 
@@ -270,7 +275,7 @@ def test_help_lists_every_status(cli: Cli) -> None:
 def test_three_hosts_run_one_cron_line_once(cli: Cli) -> None:
     """Started at the same time with --on-busy=skip, one runs and the others end with 0."""
     script = 'echo "$LOCKKIT_TOKEN" >> ran; while [ ! -e over ]; do sleep 0.02; done'
-    hosts = [cli.start("run", "report", "--on-busy=skip", "--", "sh", "-c", script) for _ in range(3)]
+    hosts = [cli.start("run", "report", "--on-busy=skip", "--quiet", "--", "sh", "-c", script) for _ in range(3)]
 
     until(lambda: sum(host.poll() is not None for host in hosts) == 2)
     (cli.home / "over").touch()

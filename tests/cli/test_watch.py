@@ -74,7 +74,7 @@ def test_holders_appear_change_and_go() -> None:
         "ann",
     )
     assert (released.kind, released.name) == ("released", "b")
-    assert watched.see(looked(3)) == [(("released", "a", changed.holder, None))]
+    assert watched.see(looked(3)) == [("released", "a", changed.holder, None, "lock")]
 
 
 def test_same_owner_with_another_token_is_another_holder() -> None:
@@ -270,9 +270,9 @@ def test_table_shows_all_that_is_known() -> None:
     lines = drawn(View(), watched, 150)
 
     assert lines[0] == "redis://h"
-    assert lines[1].split() == ["name↑", "holder", "mode", "token", "left", "waiters", "age", "missed"]
-    assert lines[2].split() == ["a", "web1", "7", "exclusive", "17", "0.0", "s!", "3", ">", "2", "m", "0"]
-    assert lines[3].split() == ["b", "foreign", "exclusive", "-", "-", "-", ">", "2", "m", "-"]
+    assert lines[1].split() == ["name↑", "holder", "kind", "token", "left", "waiters", "age", "missed"]
+    assert lines[2].split() == ["a", "web1", "7", "lock", "17", "0.0", "s!", "3", ">", "2", "m", "0"]
+    assert lines[3].split() == ["b", "foreign", "lock", "-", "-", "-", ">", "2", "m", "-"]
     assert lines[-2:] == ["2 locks held", "q quit  ↑↓ select  s sort  r reverse  / filter  m metadata  b break"]
     assert len(lines) == 12
 
@@ -531,7 +531,7 @@ def test_table_in_a_terminal(cli: Cli) -> None:
         watch = Watching(cli, url)
         watch.expect_screen("0 locks held", "q quit")
         lease = client.lock("seat:1", metadata={"ticket": "OPS-7"}, raise_on_lost=False).acquire(10)
-        watch.expect_screen("1 lock held", "seat:1", str(lease.token), "exclusive")
+        watch.expect_screen("1 lock held", "seat:1", str(lease.token), " lock ")
         with client.lock("other"):
             watch.expect_screen("2 locks held", "other")
             watch.type("/seat\r")

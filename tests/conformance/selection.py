@@ -22,6 +22,7 @@ ENGINE_OWNED = frozenset(
         "test_refused_max_hold",
         "test_what_is_no_name_is_refused",
         "test_what_cannot_begin_a_name_is_refused",
+        "test_unknown_kind_is_refused",
         # Reentrancy: the engine finds the lease of this thread or task among its own.
         "test_same_actor_gets_the_same_lease_again",
         "test_other_actor_waits",

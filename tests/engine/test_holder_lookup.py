@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lockkit
+from lockkit import aio
 from lockkit.backend import Busy, Grant, Holder, Request
 from lockkit.engine import acquisition
+from lockkit.engine.holder_lookup import holder_of
 from lockkit.errors import BackendUnavailable, LockHolder, LockTimeout
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import ScriptedBackend, scripted
+from tests.test_validation import HOSTILE
 from tests.tries import until
 
 WAIT = 0.02
@@ -191,3 +197,40 @@ def test_foreign_holder_is_named_by_its_owner() -> None:
     """It has stored neither host nor pid."""
     assert str(LockHolder("abc")) == "owner abc"
     assert str(LockHolder("abc", "web-3", 4711)) == "host web-3, pid 4711"
+
+
+@pytest.mark.parametrize("place", ["memory://hostile", "file:"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_metadata_of_the_holder_breaks_no_call(place: str, name: str, tmp_path: Path) -> None:
+    """A client of another kind may have stored anything: waiting, asking and listing go on, in both APIs."""
+    url = f"file:{tmp_path}/locks" if place == "file:" else place
+    text = HOSTILE[name][:4096].encode("ascii", "replace").decode()
+    with lockkit.connect(url) as holding, lockkit.connect(url) as client:
+        backend = holding._engine.client.ready()
+        request = Request(name, "0" * 32, 30.0, text, queue=False, runtime=holding._engine.runtime)
+        assert isinstance(drive(backend.try_acquire(request)), Grant)
+
+        with pytest.raises(LockTimeout) as caught:
+            client.lock(name, timeout=0).acquire()
+        (holder,) = client.holders(name)
+
+        async def ask() -> None:
+            async with aio.connect(url) as other:
+                with pytest.raises(LockTimeout):
+                    await other.lock(name, timeout=0).acquire()
+                assert [found.metadata for found in await other.holders(name)] == [holder.metadata]
+
+        asyncio.run(ask())
+    assert str(caught.value).encode()
+    assert json.dumps(holder.metadata)
+
+
+@pytest.mark.parametrize(
+    "about", [{"host": ["h"], "pid": "5"}, {"host": 1, "pid": True}, {"host": "h", "pid": 1.5, "text": {}}]
+)
+def test_wrong_types_in_metadata_describe_nobody(about: dict[str, object]) -> None:
+    """What is no host, process or text is not shown as one."""
+    holder = holder_of("owner", about)
+    assert (holder.pid, holder.text) == (None, None)
+    assert holder.host in {None, "h"}
+    assert str(holder)

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 import lockkit
+from lockkit.backend import Grant, Request
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import permits, semaphore_caps
+from lockkit.engine.semaphore_caps import CAPS_NAME
+from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
 
 if TYPE_CHECKING:
-    from lockkit.backend import Busy, Grant, Request
+    from lockkit.backend import Busy
 
 URL = "memory://permits"
 
@@ -214,3 +217,23 @@ def test_timeout_says_how_many_permits_are_held_and_by_whom() -> None:
         " s. Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again."
     )
     assert "e-" not in rest.partition(" s. ")[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 4000, '{"a":' * 2000, "5", "[]", '{"pool":"3"}', '{"pool":1e999}', '{"pool":-1}']
+)
+def test_malformed_caps_are_ignored_with_a_warning(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever has written them: permits are granted, and the next `set_cap` writes good ones."""
+    with lockkit.connect(f"memory://caps-{text[:9].encode().hex()}-{len(text)}") as client:
+        backend = client._engine.client.ready()
+        request = Request(CAPS_NAME, "0" * 32, 30.0, "{}", queue=False, runtime=client._engine.runtime)
+        grant = drive(backend.try_acquire(request))
+        assert isinstance(grant, Grant)
+        assert drive(backend.write_note(grant, text, 60.0))
+        assert drive(backend.release(grant))
+
+        with client.semaphore("pool", limit=2, timeout=PATIENCE):
+            assert client.semaphore("pool", limit=2).cap() is None
+        assert "not all caps" in caplog.text
+        client.semaphore("pool", limit=2).set_cap(1)
+        assert client.semaphore("pool", limit=2).cap() == 1

@@ -512,3 +512,47 @@ def test_one_run_completes_however_many_fail(client: lockkit.Client) -> None:
 
     assert len(completed) == 1
     assert results == completed * 8
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 4000, '{"done":' * 2000, "5", "[1]", '"done"', '{"done":1,"error":[1]}', '{"done":1,"result":NaN}']
+)
+def test_record_of_strangers_runs_nothing(client: lockkit.Client, text: str) -> None:
+    """It may be the completion of a newer version: calls, `state` and `forget` say so."""
+    backend = client._engine.client.ready()
+    request = Request(apart(SPACE, "k"), "0" * 32, 30.0, "{}", queue=False, runtime=client._engine.runtime)
+    grant = drive(backend.try_acquire(request))
+    assert isinstance(grant, Grant)
+    assert drive(backend.write_note(grant, text, KEEP))
+    assert drive(backend.release(grant))
+    once = client.once("k", keep=KEEP, timeout=0)
+
+    for ask in (once.__enter__, once.state, once.forget):
+        with pytest.raises(lockkit.LockError, match="not written by this version"):
+            ask()
+
+
+def test_state_reads_a_record_of_an_older_lockkit(client: lockkit.Client) -> None:
+    """Without the time of its completion; with types that none has written there."""
+    backend = client._engine.client.ready()
+    request = Request(apart(SPACE, "k"), "0" * 32, 30.0, "{}", queue=False, runtime=client._engine.runtime)
+    grant = drive(backend.try_acquire(request))
+    assert isinstance(grant, Grant)
+    for text in ('{"done":1,"match":null,"result":7}', '{"done":1,"result":7,"since":"x","keep":[]}'):
+        assert drive(backend.write_note(grant, text, KEEP))
+        state = client.once("k", keep=KEEP).state()
+        assert isinstance(state, lockkit.OnceDone)
+        assert (state.since, state.result) == (None, 7)
+        assert state.until is not None
+
+
+def test_result_that_nobody_could_decode_is_not_stored(client: lockkit.Client) -> None:
+    """The key is done without one, as with any result that is no JSON."""
+    deep: object = 1
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(lockkit.ConfigurationError, match="nested"), client.once("k", keep=KEEP) as attempt:
+        attempt.done(deep)
+    state = client.once("k", keep=KEEP).state()
+    assert isinstance(state, lockkit.OnceDone)
+    assert state.result is None

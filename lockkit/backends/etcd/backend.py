@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lockkit import validation
 from lockkit.backend import (
     CALL_SECONDS,
+    SINCE_EXACT_SECONDS,
     SPACES,
     Busy,
     Capabilities,
@@ -57,8 +58,11 @@ from lockkit.backend import (
     Renewed,
     Request,
     Unknown,
+    apart,
     seconds_left,
     split_space,
+    unproven,
+    with_since,
 )
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
@@ -66,13 +70,14 @@ from lockkit.backends.etcd.cluster import settle_by
 from lockkit.backends.etcd.connection import RANGE, TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
-from lockkit.backends.etcd.inspection import Inspection
+from lockkit.backends.etcd.inspection import Inspection, UnprovenKey
 from lockkit.backends.etcd.notes import LockNotes
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, check_adopted_options, open_cluster
 from lockkit.backends.etcd.permits import PermitQueue, create_permit
 from lockkit.backends.etcd.session import Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -187,10 +192,12 @@ class EtcdBackend(LockBackend):
         if request.state is not None:
             outcome = await self._check_queue(request, request.state, answer_by)
         while outcome is None:
-            value = values.encode(request.owner, request.metadata)
+            since = wall_clock()
+            value = values.encode(request.owner, with_since(request.metadata, since))
             wake = request.wake if request.queue else None
             prefix = self._prefix_of(request.name)
             contender = Contender(request.name, request.owner, prefix, value, wake, request.mode)
+            contender.joined_at, contender.since = self._runtime.now(), since
             request.state = contender
             await self._sessions.attach(contender, round_up(request.ttl), answer_by)
             contender.created = self._runtime.event()
@@ -332,10 +339,27 @@ class EtcdBackend(LockBackend):
             # Before `wanted_until` was set, so nobody would notify the holder.
             self._forget(request, contender)
             return None
+        if self._runtime.now() - contender.joined_at > SINCE_EXACT_SECONDS:
+            self._correct_since(contender, request.metadata)
         return Grant(
             contender.name, contender.owner, contender.create_revision, session.ttl, session.anchor, contender,
             slot=contender.slot,
         )  # fmt: skip
+
+    def _correct_since(self, contender: Contender, metadata: str) -> None:
+        """Have the value of a key say when it was granted, in the background: that is later than it was created."""
+        contender.since = wall_clock()
+
+        async def correct() -> None:
+            try:
+                await self._rewrite(contender, lambda value: _described(contender, metadata, value))
+            except LockError as error:
+                log.debug("lock %r is shown as held since it was asked for: %s", contender.name, error)
+
+        try:
+            self._runtime.spawn("lockkit-etcd-since", correct)
+        except RuntimeError as error:  # no more threads
+            log.debug("lock %r is shown as held since it was asked for: %s", contender.name, error)
 
     def _detach(self, contender: Contender) -> None:
         self._listener.unwatch(contender)
@@ -536,7 +560,7 @@ class EtcdBackend(LockBackend):
         """See `LockBackend.update`."""
 
         def updated(value: bytes) -> bytes:
-            return values.encode(grant.owner, metadata, downgraded=values.is_downgraded(value))
+            return _described(grant.state, metadata, value)
 
         return None if await self._rewrite(grant.state, updated) else (await self._gone([grant.state]))[0]
 
@@ -596,19 +620,35 @@ class EtcdBackend(LockBackend):
         return Gone("taken") if gone.reason == "gone" and await self.holders(grant.name) else gone
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
-        prefix = self._prefix_of(name)
-        return await self._inspection.break_lock(prefix, self._marks_of(name), is_semaphore=_is_semaphore(name))
+        """See `LockBackend.break_lock`. With ``prefix=``, applications may have keys below a lock's."""
+        try:
+            return await self._break(name)
+        except UnprovenKey as error:
+            raise unproven(self._url, name, f"no client of locks has made the key {str(error)!r}") from error
+
+    async def break_unproven(self, name: str) -> bool:
+        """See `LockBackend.break_unproven`."""
+        return await self._break(name, proven=False)
+
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """See `LockBackend.break_permit`."""
+        return await self._break(name, slot=slot)
+
+    async def _break(self, name: str, *, slot: int | None = None, proven: bool = True) -> bool:
+        prefix, marks = self._prefix_of(name), self._marks_of(name)
+        is_semaphore = _is_semaphore(name)
+        return await self._inspection.break_lock(prefix, marks, is_semaphore=is_semaphore, slot=slot, proven=proven)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. A lock is held while there is a key below its prefix: the oldest holds."""
-        below = f"{self._prefix}/".encode()
+        space, _ = split_space(prefix)
+        below = f"{self._prefix}{f'+{space}' if space else ''}/".encode()
         begin = self._prefix_of(prefix)[:-1]
         request = transactions.keys_from(begin if after is None else after.next, begin)
         answer = await self._cluster.call(RANGE, request, resend=True)
         # Each as the part of its keys that it is, in their order: many may be of waiters for the same lock.
         parts = dict.fromkeys(part for kv in answer.kvs if (part := _part_of_name(kv.key, below)) is not None)
-        names = [name for part in parts if (name := _name_of(part)) is not None]
+        names = [apart(space, name) if space else name for part in parts if (name := _name_of(part)) is not None]
         if not answer.more:
             return NamesPage(names)
         last = answer.kvs[-1].key
@@ -674,6 +714,12 @@ def _creation(request: Request, contender: Contender, lease_id: int) -> rpc.TxnR
     if contender.mode == "permit":
         return create_permit(contender, lease_id, request.limit, queue=request.queue)
     return transactions.create_key(contender, lease_id, queue=request.queue)
+
+
+def _described(contender: Contender, metadata: str, value: bytes) -> bytes:
+    """Give the value of a key with this metadata, in place of another."""
+    text = with_since(metadata, contender.since)
+    return values.encode(contender.owner, text, downgraded=values.is_downgraded(value))
 
 
 def _owner_of(kv: rpc.KeyValue) -> str:

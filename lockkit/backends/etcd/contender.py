@@ -146,6 +146,8 @@ class Contender:
         behind_front: With several, the first key behind them; else empty.
         seen_at: The revision at which they were there.
         watch: That wakes it; None if there is none.
+        joined_at: When the request came, client monotonic clock.
+        since: When it was granted, Unix time, as the value says: when the request came, until it has waited for longer.
         note_leases: Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one
             uses them again.
     """
@@ -173,6 +175,8 @@ class Contender:
     behind_front: bytes = b""
     seen_at: int = 0
     watch: Watch | None = None
+    joined_at: float = inf
+    since: float = 0.0
     note_leases: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

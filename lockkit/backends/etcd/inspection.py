@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from lockkit.backend import CALL_SECONDS, Gone, Holder, decode_metadata
+from lockkit.backend import CALL_SECONDS, Gone, Holder, decode_metadata, since_stored
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.connection import GRANT, RANGE, TIME_TO_LIVE, TXN
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from lockkit.backends.etcd.cluster import Cluster
     from lockkit.runtime import Runtime
 
-__all__ = ["Inspection"]
+__all__ = ["Inspection", "UnprovenKey"]
+
+
+class UnprovenKey(Exception):
+    """A key below the prefix of a lock may be data of an application."""
+
 
 log = logging.getLogger("lockkit")
 
@@ -48,23 +53,38 @@ class Inspection:
             owner, metadata = values.owner_and_metadata(kv)
             mode = "permit" if is_semaphore else values.mode_of(kv, prefix)
             slot = values.slot_of(kv.key) if is_semaphore else None
-            remaining = lives[kv.lease]
-            found.append(
-                Holder(owner, kv.create_revision, remaining, decode_metadata(metadata), waiters_count, mode, slot)
-            )
+            about, since = since_stored(decode_metadata(metadata))
+            found.append(Holder(owner, kv.create_revision, lives[kv.lease], about, waiters_count, mode, slot, since))
         return found
 
-    async def break_lock(self, prefix: bytes, marks: bytes, *, is_semaphore: bool) -> bool:
+    async def break_lock(
+        self, prefix: bytes, marks: bytes, *, is_semaphore: bool, slot: int | None = None, proven: bool = True
+    ) -> bool:
         """
-        Free a lock or a semaphore: delete what holds it now. False if nothing does.
+        Free a lock, a semaphore, or one permit of it: delete what holds it now. False if nothing does.
 
         Each deletion comes with a mark below `marks`, which tells the holder why its key is gone, unless this user has
         no rights there.
+
+        Args:
+            prefix: Of its keys.
+            marks: Prefix of the marks.
+            is_semaphore: Whether it is one.
+            slot: Of the permit; None for all that holds it.
+            proven: Delete only keys that a client of locks has made.
+
+        Raises:
+            UnprovenKey: There is another.
         """
         answer_by = self._runtime.now() + CALL_SECONDS
         kvs, _ = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)
+        if slot is not None:
+            kvs = [kv for kv in kvs if values.slot_of(kv.key) == slot]
         if not kvs:
             return False
+        foreign = next((kv.key for kv in kvs if proven and not values.is_contender(kv, prefix)), None)
+        if foreign is not None:
+            raise UnprovenKey(foreign.decode("utf-8", "replace"))
         grant = rpc.LeaseGrantRequest(TTL=MARK_SECONDS)
         lease_id = (await self._cluster.call(GRANT, grant, resend=True, answer_by=answer_by)).ID
         broken = False

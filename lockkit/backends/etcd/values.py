@@ -16,6 +16,7 @@ writers that wait, so a downgraded lease keeps its key.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "READER",
     "SHARED",
     "encode",
+    "is_contender",
     "is_downgraded",
     "key_of",
     "mode_of",
@@ -49,6 +51,9 @@ BEHIND_SHARED = b"\0shared!"
 """Greater than each value that begins with `SHARED`, less than each value of an owner."""
 
 _OWNER_CHARS = 32
+_ALONE = re.compile(rb"(?:[0-9a-f]{8,16}|s[0-9]{4})\Z")
+_BESIDE = re.compile(rb"[rq][0-9a-f]{1,16}-([0-9a-f]{32})\Z")
+_VALUE = re.compile(rb"(?:\0shared )?([0-9a-f]{32}) ")
 
 
 def key_of(prefix: bytes, lease_id: int, owner: str, mode: Mode) -> bytes:
@@ -77,6 +82,22 @@ def slots_of(prefix: bytes) -> tuple[bytes, bytes]:
 def waiters_of(prefix: bytes) -> tuple[bytes, bytes]:
     """Return the range of the keys of those who wait for a permit, as `slots_of`."""
     return prefix + _WAITER, prefix + READER
+
+
+def is_contender(kv: rpc.KeyValue, prefix: bytes) -> bool:
+    """
+    Tell whether a key below the prefix of a lock is proven to be of a contender, lockkit's or ``etcdctl lock``'s.
+
+    Its name has the owner that the value begins with; or an etcd lease ends it, and its name is the id of that lease,
+    or lockkit's value is in it. An application that has data there, with a ``prefix=`` of its own, has other keys.
+    """
+    name, value = kv.key.removeprefix(prefix), _VALUE.match(kv.value)
+    beside = _BESIDE.match(name)
+    if beside is not None:
+        return value is not None and value[1] == beside[1]
+    if not kv.lease:
+        return False
+    return name == b"%x" % kv.lease or (value is not None and _ALONE.match(name) is not None)
 
 
 def encode(owner: str, metadata: str, *, downgraded: bool = False) -> bytes:

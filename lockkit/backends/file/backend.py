@@ -321,6 +321,13 @@ class FileBackend(LockBackend):
         self._notify(waiters)
         return broken
 
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """See `LockBackend.break_permit`."""
+        dead = self._client_file.dead
+        broken, waiters = await self._store.update(name, lambda state, now: state.break_permit(slot, now, dead))
+        self._notify(waiters)
+        return broken
+
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Reads the records without their flocks, so that it delays nobody."""
         if after is not None:

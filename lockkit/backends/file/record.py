@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from lockkit.backends.file.directory import Directory, boot_id, is_at, refuse_foreign, reserve, unlink
 from lockkit.backends.lock_state import LockState, Share
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.validation import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -214,7 +215,7 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
             state.holder = _claim(holder, "" if metadata == "-" else metadata)
         if others and others[-1].startswith("note "):
             _, end_us, note = others.pop().split(" ", 2)
-            state.note = json.loads(note), int(end_us)
+            state.note = _note(note), int(end_us)
         for line in others:
             if line.startswith("+ "):
                 share = _share(line)
@@ -228,6 +229,14 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
         message = f"it is the record of the lock {stored}"
         raise DamagedError(message)
     return state, boot
+
+
+def _note(line: str) -> str:
+    text = decode_json(line, SIZE_MAX)
+    if not isinstance(text, str):
+        message = "a note that is no text"
+        raise ValueError(message)  # noqa: TRY004 - as for all that is wrong in a record
+    return text
 
 
 def recorded_name(text: bytes) -> str:

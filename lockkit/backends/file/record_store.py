@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from lockkit.backend import NamesPage, seconds_left
+from lockkit.backend import NamesPage, in_space, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
 from lockkit.backends.file.client_file import CHECK_SECONDS, live_ttl_max
 from lockkit.backends.file.directory import Directory, boot_id, record_file_prefix, record_name
@@ -271,7 +271,7 @@ class RecordStore:
                 continue  # a long one is read in two parts, between which it may have been written
             except (FileNotFoundError, RemovedError, VersionError, ConfigurationError):
                 return None  # removed meanwhile; or for its next user to see
-            if boot != boot_id() or record_name(name)[1] != file or not name.startswith(prefix) or name[0] == "\0":
+            if boot != boot_id() or record_name(name)[1] != file or not in_space(name, prefix):
                 return None
             return name if state.in_use(self._now(), self._client_file.dead) else None
         return None

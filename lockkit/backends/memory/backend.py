@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -39,6 +39,7 @@ from lockkit.backend import (
     Option,
     Renewal,
     Request,
+    in_space,
 )
 from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.errors import ConfigurationError
@@ -204,11 +205,18 @@ class MemoryBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
+        return self._break(name, LockState.break_lock)
+
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """See `LockBackend.break_permit`."""
+        return self._break(name, lambda lock, now: lock.break_permit(slot, now))
+
+    def _break(self, name: str, change: Callable[[LockState[Request], float], tuple[bool, Sequence[Request]]]) -> bool:
         with self._space.mutex:
             lock = self._space.locks.get(name)
             if lock is None:
                 return False
-            broken, notify = lock.break_lock(self._runtime.now())
+            broken, notify = change(lock, self._runtime.now())
             owners, lock.broken = lock.broken, ()  # their clients are notified below
             self._remove_if_idle(name, lock)
         _notify(notify)
@@ -221,7 +229,7 @@ class MemoryBackend(LockBackend):
         with self._space.mutex:
             locks, now = self._space.locks, self._runtime.now()
             if after is None:
-                names, begin = [name for name in locks if name.startswith(prefix) and name[0] != "\0"], 0
+                names, begin = [name for name in locks if in_space(name, prefix)], 0
             else:
                 names, begin = after.next
             end = begin + PAGE_LOCKS

@@ -61,6 +61,8 @@ from lockkit.backend import (
     Request,
     Unknown,
     decode_metadata,
+    granted_at,
+    unproven,
 )
 from lockkit.backends.redis.keys import (
     FENCE_MS_MIN,
@@ -108,7 +110,7 @@ _RELEASE = Script("release", keys=_KEYS, arguments=2, alone=True)
 _ABANDON = Script("abandon", keys=_KEYS, arguments=2, alone=True)
 _RENEW = Script("renew", keys=["lock", "fence", "broken", "shares", "leases"], arguments=4, alone=True)
 _DOWNGRADE = Script("downgrade", keys=_KEYS, arguments=3)
-_BREAK = Script("break", keys=["lock", "fence", "broken", "queue", "shares", "leases"], arguments=1)
+_BREAK = Script("break", keys=["lock", "fence", "broken", "queue", "shares", "leases"], arguments=3)
 _UPDATE = Script("update", keys=["lock", "fence", "shares", "leases"], arguments=2, alone=True)
 _HOLDERS = Script("holders", keys=_KEYS, arguments=0)
 _CLOCK = Script("clock", keys=["lock"], arguments=0)
@@ -365,13 +367,15 @@ class RedisBackend(LockBackend):
         if type(reply[0]) is int:
             return sorted((_holder(share, reply[0]) for share in reply[1:]), key=lambda holder: holder.token or 0)
         owner, left_ms, token, metadata, waiters = reply
+        number = int(token) if token.isdigit() else None
         return [
             Holder(
                 owner.decode("utf-8", "replace"),
-                int(token) if token.isdigit() else None,
+                number,
                 None if left_ms < 0 else left_ms / 1000,
                 decode_metadata(metadata),
                 waiters,
+                since=granted_at(number),
             )
         ]
 
@@ -382,9 +386,23 @@ class RedisBackend(LockBackend):
         return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
+        """See `LockBackend.break_lock`. With an empty prefix, a key may be an application's."""
+        reply = await self._break(name, "", "" if self._prefix else "1")
+        if reply == -1:
+            raise unproven(self._url, name, f"its key {self._keys[name].lock!r} has neither an expiry nor a record")
+        return reply == 1
+
+    async def break_unproven(self, name: str) -> bool:
+        """See `LockBackend.break_unproven`."""
+        return await self._break(name, "", "") == 1
+
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """See `LockBackend.break_permit`."""
+        return await self._break(name, str(slot), "") == 1
+
+    async def _break(self, name: str, *which: str) -> Reply:
         keys = self._keys[name]
-        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN)) == 1
+        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN, *which))
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`."""
@@ -474,4 +492,5 @@ def _holder(share: Sequence[Any], waiters: int) -> Holder:
         waiters,
         mode="permit" if number else "shared",
         slot=int(number) if number else None,
+        since=granted_at(int(token)),
     )

@@ -7,11 +7,13 @@ once; one may be returned several times while the server resizes its table; keys
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from lockkit.backend import NamesPage
-from lockkit.backends.redis.keys import escape_glob, lock_key
-from lockkit.backends.redis.resp import pack
+from lockkit.backend import NamesPage, apart, split_space
+from lockkit.backends.redis.errors import translate
+from lockkit.backends.redis.keys import escape_glob, lock_key, side_key
+from lockkit.backends.redis.resp import ServerSaid, pack
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Scan", "held_names"]
 
 _IN_SESSION = b"lockkit:session "
+
+ENDLESS, GONE = -1, -2
+"""Answers of ``PTTL``: for a key without expiry, and for none."""
 
 SCAN_COUNT = 1000
 """Keys of the database that one call looks at. More blocks the server for longer (a thousand: 0.6 ms); fewer takes
@@ -42,9 +47,12 @@ class Scan:
 
         Args:
             prefix: Of the keys (the option ``prefix``).
-            name_prefix: Of the names.
+            name_prefix: Of the names; may be in a space apart.
             nodes: All that may hold keys.
         """
+        space, begin = split_space(name_prefix)
+        self._named = partial(apart, space) if space else str
+        prefix, name_prefix = f"{prefix}+{space}" if space else prefix, begin
         self._key_begin = lock_key(prefix, "")
         self._prefix = prefix
         self._name_prefix = name_prefix
@@ -73,10 +81,27 @@ class Scan:
         index = self._index + (cursor == b"0")
         if index == len(self._nodes) and masters is not None:
             self._nodes += [node for node in await masters() if node not in self._nodes]
-        names = {name for key in keys if (name := self._name(key)) is not None} - self._seen
+        names = {self._named(name) for key in keys if (name := self._name(key)) is not None} - self._seen
+        if names and not self._prefix:
+            names = await self._proven(node, list(names))
         self._cursor, self._index = cursor, index
         self._seen |= names
         return NamesPage(list(names), self if index < len(self._nodes) else None)
+
+    async def _proven(self, node: RedisNode, names: Sequence[str]) -> set[str]:
+        """Leave out what may be data of an application: keys without an expiry and without a record beside them."""
+        keys = [lock_key("", name) for name in names]
+        asked = [pack("PTTL", key) for key in keys] + [pack("EXISTS", side_key(key, "fence")) for key in keys]
+        replies = await node.call_many(asked)
+        for reply in replies:
+            if isinstance(reply, ServerSaid):
+                raise translate(reply, node.label) from reply
+        lefts, records = replies[: len(names)], replies[len(names) :]
+        return {
+            name
+            for name, left_ms, record in zip(names, lefts, records, strict=True)
+            if left_ms != GONE and (left_ms != ENDLESS or record == 1)
+        }
 
     def _name(self, key: bytes) -> str | None:
         """Return the name of the lock at a key; None for a key that no lock of lockkit can have."""

@@ -68,6 +68,7 @@ from lockkit.backend import (
     Request,
     Unknown,
     seconds_left,
+    unproven,
 )
 from lockkit.backends.redis import options as redis_options
 from lockkit.backends.redis.keys import FENCE_MS_MIN, KeysByName, fence_milliseconds, ttl_milliseconds
@@ -472,11 +473,24 @@ class RedlockBackend(LockBackend):
         return outcome if isinstance(outcome, Gone) else None
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`. Breaks the lease that was found, not a later one."""
+        """
+        See `LockBackend.break_lock`. Breaks the lease that was found, not a later one.
+
+        With an empty prefix, applications may have keys that look like those of locks.
+        """
+        return await self._break(name, proven=not self._prefix)
+
+    async def break_unproven(self, name: str) -> bool:
+        """See `LockBackend.break_unproven`."""
+        return await self._break(name, proven=False)
+
+    async def _break(self, name: str, *, proven: bool) -> bool:
         keys = self._keys[name]
         found = await self._find_holder(keys)
         if found is None:
             return False
+        if proven and not found.proven:
+            raise unproven(self._url, name, f"its keys {keys.lock!r} have neither an expiry nor a record")
         return bool(self._majority(await self._nodes.ask(BREAK, keys, (found.value, FENCE_MS_MIN))).yes)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from lockkit.backend import Busy, Holder, decode_metadata
+from lockkit.backend import Busy, Holder, decode_metadata, granted_at
 from lockkit.backends.redlock.nodes import Answer, LockKeys, NodeDown
 from lockkit.errors import LockError
 
@@ -231,6 +231,11 @@ class Found(NamedTuple):
     value: bytes
     replies: list[list[Any]]
 
+    @property
+    def proven(self) -> bool:
+        """A node has an expiry for it, or a record of its lease: it is no data of an application."""
+        return any(reply[1] >= 0 or reply[2] for reply in self.replies)
+
     def holder(self, quorum: int) -> Holder:
         """Combine the replies."""
         assert self.replies
@@ -240,12 +245,14 @@ class Found(NamedTuple):
         left_seconds = lefts[min(quorum, len(lefts)) - 1]
         tokens = [int(reply[2]) for reply in self.replies if reply[2].isdigit()]
         metadata = next((reply[3] for reply in self.replies if reply[3]), b"")
+        token = max(tokens) if tokens else None
         return Holder(
             _owner_of(self.value.decode("utf-8", "replace")),
-            max(tokens) if tokens else None,
+            token,
             None if left_seconds == math.inf else left_seconds,
             decode_metadata(metadata),
             max(reply[4] for reply in self.replies),
+            since=granted_at(token),
         )
 
 

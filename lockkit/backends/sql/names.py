@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
-from lockkit.backend import split_space
-from lockkit.validation import NAME_BYTES_MAX
+from lockkit.backend import apart, split_space
+from lockkit.errors import ConfigurationError
+from lockkit.validation import NAME_BYTES_MAX, lock_name
 
-__all__ = ["row_key"]
+__all__ = ["name_of_key", "range_of", "row_key"]
 
 
 def row_key(name: str, dialect: str) -> str:
@@ -28,3 +30,36 @@ def row_key(name: str, dialect: str) -> str:
     key = f"\0{space}\0{plain}"
     digest = hashlib.sha256(plain.encode()).hexdigest()
     return key if len(key.encode()) <= NAME_BYTES_MAX else f"\0{space}\0\0{digest}"
+
+
+def name_of_key(key: str) -> str | None:
+    """Return the name that `row_key` has turned into a key; None if it has made no such key, or the name is lost."""
+    space, plain = "", key
+    if key.startswith("\0"):
+        space, _, plain = key[1:].partition("\0")
+    elif len(key.encode()) > NAME_BYTES_MAX and key.startswith("+"):
+        space, _, plain = key[1:].rpartition("/")[0].partition("/")
+    try:
+        plain = lock_name(plain)
+    except ConfigurationError:
+        return None
+    return apart(space, plain) if space else plain
+
+
+def range_of(prefix: str, dialect: str) -> tuple[str, str | None]:
+    """
+    Return the first key that names with a prefix can have, in the order of bytes, and one behind them if there is one.
+
+    Only ASCII is counted on: it has the same bytes, below those of all other characters, in each encoding that a
+    database may have. So the range of ``aé`` ends behind that of ``a``.
+
+    Args:
+        prefix: Of the names, or as `lockkit.backend.apart` makes it.
+        dialect: As for `row_key`.
+    """
+    space, plain = split_space(prefix)
+    head = "" if not space else f"\0{space}\0" if dialect == "mysql" else f"+{space}/"
+    counted = re.match(r"[\x01-\x7e]*", plain)
+    assert counted is not None, "a pattern that matches the empty string"
+    text = head + counted[0]
+    return head + plain, text[:-1] + chr(ord(text[-1]) + 1) if text else None

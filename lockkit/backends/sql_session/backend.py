@@ -59,6 +59,7 @@ from lockkit.backend import (
     Option,
     Request,
     decode_metadata,
+    granted_at,
 )
 from lockkit.backends.sql.errors import CONFLICTS, Kind
 from lockkit.backends.sql.options import mode_option
@@ -329,6 +330,7 @@ class SessionBackend(HoldingBackend):
                 decode_metadata(holder.metadata),
                 holder.waiters,
                 "shared" if holder.shared else "exclusive",
+                since=granted_at(holder.token),
             )
             for holder in await self._leases.holders(await self._leases.key(self.database.run, name))
         ]

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -43,10 +42,12 @@ from lockkit.backend import (
     Renewed,
     Request,
     decode_metadata,
+    granted_at,
+    in_space,
 )
 from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.errors import MissingTable
-from lockkit.backends.sql.names import row_key
+from lockkit.backends.sql.names import name_of_key, range_of, row_key
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
 from lockkit.backends.sql.statement import Result
@@ -313,8 +314,9 @@ class SqlTableBackend(SqlBackend):
             return await self._shares.holders(self._key(name))
         owner, left_us, token, metadata, metadata_owner = row
         ours = owner == metadata_owner
-        about = decode_metadata(metadata) if ours else {}
-        return [Holder(_text(owner), token if ours else None, left_us / 1e6, about)]
+        if not ours:
+            return [Holder(_text(owner), None, left_us / 1e6)]
+        return [Holder(_text(owner), token, left_us / 1e6, decode_metadata(metadata), since=granted_at(token))]
 
     async def _look(self, name: Parameter, answer_by: float = inf) -> tuple[Any, ...] | None:
         rows = (await self._run(self._statements.look, (name,), again=True, answer_by=answer_by)).rows
@@ -352,15 +354,25 @@ class SqlTableBackend(SqlBackend):
         """See `LockBackend.break_lock`."""
         return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
 
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """See `LockBackend.break_permit`. Releases the lease that is found, not a later one."""
+        key = self._key(name)
+        owners = [holder.owner for holder in await self._shares.holders(key) if holder.slot == slot]
+        return bool(owners) and bool(await self._shares.release([key], owners, inf, again=False))
+
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
-        """See `LockBackend.names`: the held rows in the order of their names, by the database's clock."""
-        begin = prefix if after is None else after.next
-        end = _end_of_range(prefix)
+        """
+        See `LockBackend.names`: the held rows in the order of their names, by the database's clock.
+
+        On MariaDB and MySQL, names of a space that are too long for their key are not listed: see `row_key`.
+        """
+        first, end = range_of(prefix, self.database.dialect.name)
+        begin = first if after is None else after.next
         statement = self._statements.names if end is None else self._statements.names_below
         rows = (await self._run(statement, (begin, BATCH) if end is None else (begin, BATCH, end), again=True)).rows
-        found = [name for row in rows if (name := _lock_name(row[0])) is not None]
-        # The last name of one page is the first of the next, if it is still held.
-        names = [name for name in found if name.startswith(prefix) and (after is None or name != begin)]
+        # The last row of one page is the first of the next, if it is still held.
+        keys = [key for row in rows if (key := _key_text(row[0])) is not None and (after is None or key != begin)]
+        names = [name for key in keys if (name := name_of_key(key)) is not None and in_space(name, prefix)]
         last = _text(rows[-1][0]) if len(rows) == BATCH else begin
         return NamesPage(names, last if last != begin else None)
 
@@ -458,25 +470,12 @@ class _State:
 _NO_ROWS = Result([], 0, 0)
 
 
-def _lock_name(value: str | bytes | bytearray) -> str | None:
-    """Read a name; None for one of a foreign client that no lock of lockkit can have."""
+def _key_text(value: str | bytes | bytearray) -> str | None:
+    """Read a key; None for one of a foreign client that no lock of lockkit can have."""
     try:
-        return validation.lock_name(value.decode() if isinstance(value, bytes | bytearray) else value)
-    except (UnicodeDecodeError, ConfigurationError):
+        return value.decode() if isinstance(value, bytes | bytearray) else value
+    except UnicodeDecodeError:
         return None
-
-
-def _end_of_range(prefix: str) -> str | None:
-    """
-    Return a name behind all that begin with `prefix`, in the order of their bytes; None if there may be none.
-
-    Only ASCII is counted on: it has the same bytes, below those of all other characters, in each encoding that a
-    database may have. So the range of ``aé`` is that of ``a``.
-    """
-    head = re.match(r"[\x01-\x7e]*", prefix)
-    assert head is not None, "a pattern that matches the empty string"
-    text = head[0]
-    return text[:-1] + chr(ord(text[-1]) + 1) if text else None
 
 
 def _microseconds(ttl: Seconds) -> int:

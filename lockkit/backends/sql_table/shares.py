@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
-from lockkit.backend import Gone, Grant, Holder, Renewal, Renewed, decode_metadata
+from lockkit.backend import Gone, Grant, Holder, Renewal, Renewed, decode_metadata, granted_at
 from lockkit.backends.sql_table.share_statements import SHARED
+from lockkit.validation import decode_json
 
 if TYPE_CHECKING:
     from lockkit.backend import Mode, Request
@@ -37,6 +38,9 @@ REMARK_SECONDS = 2.0
 CROWDED_SECONDS = 1.0
 """For how long a client uses the dearer statement at once where it has found leases of others, seconds. Longer goes on
 with it when they have gone; shorter asks in vain more often whether they have."""
+
+SHARES_CHARS_MAX = 16 * 1024 * 1024
+"""Longest text of the shares of one lock: what a MEDIUMTEXT column of MariaDB holds."""
 
 CROWDED_MAX = 1000
 """Names for which a client remembers that. More takes memory; fewer asks in vain more often."""
@@ -174,8 +178,7 @@ class _Row:
     def __init__(self, owner: Any, expired: object, broken: Any, shares: Any, now: int) -> None:  # noqa: ANN401 - by driver
         self._holder = "" if expired else text(owner)
         self._broken = text(broken) == SHARED and self._holder != SHARED
-        # Some drivers read JSON themselves.
-        self._shares: Mapping[str, Any] = shares if isinstance(shares, dict) else json.loads(text(shares) or "{}")
+        self._shares = _decoded(shares)
         self._now = now
 
     def outcome(self, owner: str) -> Renewal:
@@ -192,11 +195,28 @@ class _Row:
         return [
             Holder(
                 owner, share["t"], (share["e"] - self._now) / 1e6, decode_metadata(share["m"]),
-                mode="shared" if share["p"] is None else "permit", slot=share["p"],
+                mode="shared" if share["p"] is None else "permit", slot=share["p"], since=granted_at(share["t"]),
             )
             for owner, share in self._shares.items()
             if share["e"] > self._now
         ]  # fmt: skip
+
+
+def _decoded(shares: Any) -> Mapping[str, Any]:  # noqa: ANN401 - some drivers read JSON themselves
+    """Read the column; what lockkit cannot have written there, by its types, is left out."""
+    if not isinstance(shares, dict):
+        try:
+            shares = decode_json(shares or "{}", SHARES_CHARS_MAX)
+        except ValueError:
+            return {}
+    return {
+        owner: share
+        for owner, share in (shares.items() if isinstance(shares, dict) else ())
+        if isinstance(share, dict)
+        and [type(share.get(key)) for key in "te"] == [int, int]
+        and isinstance(share.get("m"), str | None)
+        and type(share.get("p")) in {int, NoneType}
+    }
 
 
 def text(value: str | bytes | bytearray | None) -> str:

@@ -53,6 +53,7 @@ from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import (
     CALL_SECONDS,
+    SINCE_EXACT_SECONDS,
     Busy,
     Capabilities,
     Gone,
@@ -69,6 +70,7 @@ from lockkit.backend import (
     Unknown,
     decode_metadata,
     seconds_left,
+    since_stored,
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
@@ -93,8 +95,12 @@ from lockkit.backends.zookeeper.sessions import Sessions
 from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.backends.zookeeper.turns import held
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
+from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lockkit.backends.zookeeper.path import Contender
     from lockkit.backends.zookeeper.session import LockNode
     from lockkit.units import Instant, Seconds
     from lockkit.url import Url
@@ -243,6 +249,11 @@ class ZooKeeperBackend(LockBackend):
             message = f"the session at {self._label} has just ended"
             raise BackendUnavailable(message)
         self._short_leases.add(node)
+        if self._runtime.now() - node.joined_at > SINCE_EXACT_SECONDS:
+            node.since = wall_clock()
+            # Nobody waits for the answer: without it, `Holder.since` is the time of the request.
+            data = node.described(request.metadata)
+            session.send_data(node, data, lambda current: session.client.set_async(node.path, current))
         request.state = None
         return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node, node.slot)
 
@@ -365,7 +376,7 @@ class ZooKeeperBackend(LockBackend):
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         """See `LockBackend.update`."""
         node: LockNode = grant.state
-        if node.session_lives and await replace_data(node, metadata.encode(), self._until()):
+        if node.session_lives and await replace_data(node, node.described(metadata), self._until()):
             return None
         return Gone(await node.session.why_gone(node, self._until()) if node.session_lives else "session")
 
@@ -431,7 +442,7 @@ class ZooKeeperBackend(LockBackend):
             found = await session.data_of_each([f"{directory}/{one.node}" for one in holding], until)
             waiters_count = len(queue) - len(holding)
             holders = [
-                Holder(one.owner, node[1].czxid, None, decode_metadata(node[0]), waiters_count, one.mode, one.slot)
+                _holder(one, node[0], node[1], waiters_count)
                 for one, node in zip(holding, found, strict=True)
                 if node is not None
             ]
@@ -452,12 +463,19 @@ class ZooKeeperBackend(LockBackend):
         return Gone("taken" if queue and reason == "gone" else reason)
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
+        """See `LockBackend.break_lock`. Nodes of an application are no contenders: see `contenders`."""
+        return await self._break(name, held)
+
+    async def break_permit(self, name: str, slot: int) -> bool:
+        """See `LockBackend.break_permit`."""
+        return await self._break(name, lambda queue: [one for one in held(queue) if one.slot == slot])
+
+    async def _break(self, name: str, choose: Callable[[Sequence[Contender]], Sequence[Contender]]) -> bool:
         until = self._until()
         session = await self._sessions.any(until)
         directory = self._directories.path(name)
-        holding = held(contenders(await session.children(directory, until)))
-        return bool(holding) and await self._directories.delete_held(session, directory, holding, until)
+        chosen = choose(contenders(await session.children(directory, until)))
+        return bool(chosen) and await self._directories.delete_held(session, directory, chosen, until)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page lists the directories; each page looks into some of them."""
@@ -500,6 +518,13 @@ class ZooKeeperBackend(LockBackend):
         """See `LockBackend.close`. Ends lockkit's own sessions, and with them whatever is left."""
         self._short_leases.close(self._sessions.is_own)
         await self._sessions.close()
+
+
+def _holder(one: Contender, data: bytes, stat: Any, waiters_count: int) -> Holder:  # noqa: ANN401 - kazoo's
+    about, since = since_stored(decode_metadata(data))
+    if since is None and "pid" in about:  # of lockkit, granted when it came
+        since = stat.ctime / 1000
+    return Holder(one.owner, stat.czxid, None, about, waiters_count, one.mode, one.slot, since)
 
 
 _process_of: WeakKeyDictionary[KazooClient, int] = WeakKeyDictionary()

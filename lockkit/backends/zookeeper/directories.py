@@ -80,9 +80,12 @@ class LockDirectories:
         return self.note_path(apart("once", "x")).rpartition("/")[0]
 
     async def names(self, session: Session, prefix: str, until: Instant) -> list[str]:
-        """Name the locks that have a directory, held or not; what lockkit cannot have made is left out."""
-        found = [name_of(child) for child in await session.children(self._root, until)]
-        return [name for name in found if name is not None and name.startswith(prefix)]
+        """Name the locks of a space that have a directory, held or not; what lockkit cannot have made is left out."""
+        space, prefix = split_space(prefix)
+        root = f"{self._root}+{space}" if space else self._root
+        found = [name_of(child) for child in await session.children(root, until)]
+        names = [name for name in found if name is not None and name.startswith(prefix)]
+        return [apart(space, name) for name in names] if space else names
 
     async def create_in(
         self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: Instant

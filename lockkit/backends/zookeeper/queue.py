@@ -158,7 +158,7 @@ class LockQueue:
         """Create the node, and list the queue behind it in the same round trip."""
         session, request = self._session, self._request
         data = request.metadata.encode()
-        node = request.state = LockNode(session, request.owner, self._directory, data=data)
+        node = request.state = LockNode(session, request.owner, self._directory, data=data, joined_at=session.now)
         path = f"{self._directory}/{node_prefix(request.owner, request.mode)}"
 
         async def create() -> tuple[Any, list[str]]:

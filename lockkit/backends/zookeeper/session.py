@@ -34,7 +34,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
-from lockkit.backend import CALL_SECONDS
+from lockkit.backend import CALL_SECONDS, with_since
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, unsent, was_unanswered
@@ -567,6 +567,8 @@ class LockNode:
         ttl: Of the lease, as granted, seconds.
         remove_at: When `lockkit.backends.zookeeper.short_leases` removes it, unless it is renewed, client monotonic
             clock.
+        joined_at: When it was created, client monotonic clock.
+        since: When the lease was granted, Unix time; None if that is when the server created it.
         missed_at: When it was first looked for by its owner and not found, client monotonic clock; None before.
     """
 
@@ -582,11 +584,17 @@ class LockNode:
     asked_at: float | None = None
     ttl: float = 0.0
     remove_at: float = inf
+    joined_at: float = inf
+    since: float | None = None
     missed_at: float | None = None
 
     def __post_init__(self) -> None:
         """Begin in the session as it is now."""
         self.session_id = self.session.id
+
+    def described(self, metadata: str) -> bytes:
+        """Give the data that it is to have."""
+        return (metadata if self.since is None else with_since(metadata, self.since)).encode()
 
     @property
     def path(self) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from lockkit.backend import Holder
     from lockkit.cli.watch.looking import Look, Sighting
+    from lockkit.engine.listing import Kind as Named
     from lockkit.units import Instant, Seconds
 
 __all__ = ["Change", "Kind", "Record", "Watched"]
@@ -46,12 +47,14 @@ class Change(NamedTuple):
         name: To which lock.
         holder: Its holder now; of a released lock its last one.
         previous: Its holder before, if another has it now.
+        of: What the name stands for.
     """
 
     kind: Kind
     name: str
     holder: Holder
     previous: Holder | None = None
+    of: Named = "lock"
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class Record:
         renewed: When its last renewal was noticed, monotonic clock; it was at most one look earlier.
         intervals: Between its last renewals, seconds.
         expiring: The lease is near its end.
+        of: What the name stands for.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Record:
     renewed: Instant | None = None
     intervals: deque[Seconds] = field(default_factory=lambda: deque(maxlen=INTERVALS_KEPT))
     expiring: bool = False
+    of: Named = "lock"
 
     @property
     def missed(self) -> int | None:
@@ -115,12 +120,12 @@ class Record:
             if moved > (WHOLE_SECONDS if remaining == int(remaining) else ROUNDED_SECONDS):
                 self.renewed, self.expiring = sighting.answered, False
                 self.intervals.append(latest - self.expires)
-                changes.append(Change("renewed", self.name, self.holder))
+                changes.append(Change("renewed", self.name, self.holder, of=self.of))
         self.longest = max(self.longest, remaining)
         self.expires = latest
         if not self.expiring and remaining < self.longest * EXPIRING_SHARE:
             self.expiring = True
-            changes.append(Change("expiring", self.name, self.holder))
+            changes.append(Change("expiring", self.name, self.holder, of=self.of))
         return changes
 
 
@@ -129,7 +134,7 @@ class Watched:
 
     def __init__(self) -> None:
         """Nothing was seen yet."""
-        self._records: dict[tuple[str, str, int | None], Record] = {}
+        self._records: dict[tuple[str, Named, str, int | None], Record] = {}
         self._looked = False
 
     @property
@@ -144,10 +149,11 @@ class Watched:
         new: list[Record] = []
         for sighting in look.sightings:
             holder = sighting.holder
-            key = (sighting.name, holder.owner, holder.token)
+            key = (sighting.name, sighting.kind, holder.owner, holder.token)
             record = before.pop(key, None)
             if record is None:
-                record = Record(sighting.name, holder, sighting.answered, not self._looked, sighting.answered)
+                first = sighting.answered
+                record = Record(sighting.name, holder, first, not self._looked, first, of=sighting.kind)
                 new.append(record)
             changes += record.see(sighting)
             self._records[key] = record
@@ -159,14 +165,15 @@ class Watched:
 def _handed_over(gone: Collection[Record], new: Collection[Record]) -> list[Change]:
     """Make one event of two where one holder of an exclusive lock follows another."""
     changes: list[Change] = []
-    left = {record.name: record.holder for record in gone if record.holder.mode == "exclusive"}
+    left = {(record.name, record.of): record.holder for record in gone if record.holder.mode == "exclusive"}
     followed = set()
     for record in new:
-        previous = left.get(record.name) if record.holder.mode == "exclusive" else None
+        place = record.name, record.of
+        previous = left.get(place) if record.holder.mode == "exclusive" else None
         if previous is None:
-            changes.append(Change("appeared", record.name, record.holder))
+            changes.append(Change("appeared", record.name, record.holder, of=record.of))
         else:
-            followed.add(record.name)
-            changes.append(Change("changed", record.name, record.holder, previous))
-    ended = [record for record in gone if record.name not in followed]
-    return [*(Change("released", record.name, record.holder) for record in ended), *changes]
+            followed.add(place)
+            changes.append(Change("changed", record.name, record.holder, previous, record.of))
+    ended = [record for record in gone if (record.name, record.of) not in followed]
+    return [*(Change("released", record.name, record.holder, of=record.of) for record in ended), *changes]

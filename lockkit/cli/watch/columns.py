@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lockkit.cli.inspection import kind_text
 from lockkit.cli.watch.changes import EXPIRING_SHARE
+from lockkit.runtime import wall_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,13 +57,20 @@ def _left(record: Record, now: Instant) -> str:
 
 
 def _age(record: Record, now: Instant) -> str:
-    """Tell since when it holds the lock; ``>``: it already did when the watch began."""
-    seconds = now - record.since
+    """Tell since when it holds the lock; ``>``: at least, because the backend does not know since when."""
+    known = record.holder.since is not None
+    seconds = _held_seconds(record, now)
     size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), (1, "s"))
-    return f"{'> ' if record.from_start else ''}{seconds / size:.0f} {unit}"
+    return f"{'> ' if record.from_start and not known else ''}{seconds / size:.0f} {unit}"
 
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+def _held_seconds(record: Record, now: Instant) -> Seconds:
+    """Give how long it holds the lock: since its grant, if that is known, or since it was first seen."""
+    since = record.holder.since
+    return now - record.since if since is None else max(0.0, wall_clock() - since)
 
 
 def _number(value: int | None) -> str:
@@ -76,7 +85,7 @@ def _known(value: Seconds | None) -> Seconds:
 COLUMNS: Final = (
     Column("name", 12, lambda record, _: record.name),
     Column("holder", 10, lambda record, _: describe(record.holder)),
-    Column("mode", 9, lambda record, _: record.holder.mode),
+    Column("kind", 11, lambda record, _: kind_text(record.of, record.holder)),
     Column(
         "token",
         16,
@@ -92,12 +101,12 @@ COLUMNS: Final = (
         lambda record, _: _number(record.holder.waiters),
         right=True,
     ),
-    Column("age", 7, lambda record, now: now - record.since, _age, right=True),
+    Column("age", 7, _held_seconds, _age, right=True),
     Column("missed", 6, lambda record, _: _known(record.missed), lambda record, _: _number(record.missed), right=True),
 )
 """In the order of the table."""
 
-_DROPPED: Final = ("mode", "age", "waiters", "holder", "token", "missed")
+_DROPPED: Final = ("kind", "age", "waiters", "holder", "token", "missed")
 """What a narrow terminal goes without, in this order."""
 
 

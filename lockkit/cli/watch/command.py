@@ -158,7 +158,7 @@ class _Session:
                     return Status.OK
                 breaking = view.press(key, shown)
                 if breaking is not None:
-                    poller.break_lock(breaking.name, breaking.owners)
+                    poller.break_lock(breaking.name, breaking.owners, breaking.permit)
 
     def _take(self, result: Look | Failure | str, shown: Shown) -> None:
         if isinstance(result, Look):

@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lockkit.cli.inspection import kind_text
 from lockkit.cli.output import in_options, plain, say
 from lockkit.cli.watch.columns import describe
 from lockkit.cli.watch.looking import NAMES_MAX, Failure
@@ -41,7 +42,7 @@ class TextEvents:
     def changed(self, change: Change, time: float) -> str:
         """See `EventLines.changed`."""
         was = "" if change.previous is None else f", before: {_words(change.previous)}"
-        return f"{_clock(time)} {change.kind:<10} {shown(change.name)}: {_words(change.holder)}{was}"
+        return f"{_clock(time)} {change.kind:<10} {_what(change)}: {_words(change.holder)}{was}"
 
     def unreachable(self, failure: Failure) -> str:
         """See `EventLines.unreachable`."""
@@ -57,7 +58,8 @@ class JsonEvents:
 
     def changed(self, change: Change, time: float) -> str:
         """See `EventLines.changed`."""
-        event = {"event": change.kind, "at": time, "name": change.name, **dataclasses.asdict(change.holder)}
+        event: dict[str, Any] = {"event": change.kind, "at": time, "name": change.name, "kind": change.of}
+        event |= dataclasses.asdict(change.holder)
         if change.previous is not None:
             event["previous"] = dataclasses.asdict(change.previous)
         return _json(event)
@@ -101,11 +103,16 @@ class Printer:
         print(plain(line), flush=True)
 
 
+def _what(change: Change) -> str:
+    name = shown(change.name)
+    return name if change.of == "lock" else f"{name} ({kind_text(change.of, change.holder)})"
+
+
 def _words(holder: Holder) -> str:
     words = [describe(holder)]
     if holder.token is not None:
         words.append(f"token {holder.token}")
-    if holder.mode != "exclusive":
+    if holder.mode == "shared":
         words.append(holder.mode)
     if holder.remaining is not None:
         words.append(f"{holder.remaining:.1f} s left")

@@ -6,9 +6,10 @@ import re
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockkit.cli.inspection import has_other_holders
+from lockkit.cli.inspection import KINDS, has_other_holders, holders_of
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import monotonic, wall_clock
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from lockkit.backend import Holder
+    from lockkit.engine.listing import Kind
     from lockkit.sync import Client
     from lockkit.units import Instant, Seconds
 
@@ -37,12 +39,14 @@ class Sighting(NamedTuple):
         holder: What the backend said.
         asked: When it was asked, monotonic clock.
         answered: When the answer was there, monotonic clock.
+        kind: What the name stands for.
     """
 
     name: str
     holder: Holder
     asked: Instant
     answered: Instant
+    kind: Kind = "lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ class Looker:
         self._client = client
         self._names = [pattern for pattern in patterns if not WILDCARDS.search(pattern)]
         self._patterns = [pattern for pattern in patterns if WILDCARDS.search(pattern)] if patterns else ["*"]
-        self._known: list[str] = []
+        self._known: list[tuple[str, Kind]] = []
 
     def look(self) -> Look:
         """
@@ -104,42 +108,45 @@ class Looker:
             Unsupported: The backend cannot list its locks, and there is a pattern.
             LockError: It refuses.
         """
-        names, cut = self._choose()
+        chosen, cut = self._choose()
         sightings: list[Sighting] = []
-        for name in names:
+        for name, kind in chosen:
             asked = monotonic()
-            holders = self._client.holders(name)  # none: it was released since
+            holders = holders_of(self._client, name, kind)  # none: it was released since
             answered = monotonic()
-            sightings += [Sighting(name, holder, asked, answered) for holder in holders]
-        self._known = list(dict.fromkeys(sighting.name for sighting in sightings))
+            sightings += [Sighting(name, holder, asked, answered, kind) for holder in holders]
+        self._known = list(dict.fromkeys((sighting.name, sighting.kind) for sighting in sightings))
         return Look(sightings, monotonic(), wall_clock(), cut)
 
-    def _choose(self) -> tuple[list[str], bool]:
-        """Name the locks to ask for. Those that were seen before come first, so that a cut list stays the same."""
-        chosen = dict.fromkeys([*self._names, *self._known])
-        for name in self._listed():
-            if name not in chosen:
+    def _choose(self) -> tuple[list[tuple[str, Kind]], bool]:
+        """Name what to ask for. What was seen before comes first, so that a cut list stays the same."""
+        chosen = dict.fromkeys([*((name, kind) for name in self._names for kind in KINDS), *self._known])
+        for found in self._listed():
+            if found not in chosen:
                 if len(chosen) >= NAMES_MAX:
                     return list(chosen), True
-                chosen[name] = None
+                chosen[found] = None
         return list(chosen), False
 
-    def _listed(self) -> Iterator[str]:
-        for pattern in self._patterns:
+    def _listed(self) -> Iterator[tuple[str, Kind]]:
+        for pattern, kind in product(self._patterns, KINDS):
             matches = re.compile("".join(map(_expression, pattern)), re.DOTALL).fullmatch
             try:
-                yield from filter(matches, self._client.names(WILDCARDS.split(pattern)[0]))
+                yield from (
+                    (name, kind) for name in self._client.names(WILDCARDS.split(pattern)[0], kind) if matches(name)
+                )
             except Unsupported as error:
                 message = f"{error} For lockkit watch: give the names of the locks, without * and ?"
                 raise Unsupported(message, backend=self._client.url) from error
 
-    def break_lock(self, name: str, owners: Collection[str]) -> str:
+    def break_lock(self, name: str, owners: Collection[str], permit: int | None = None) -> str:
         """
-        Free a lock, unless it has other holders than the user was shown.
+        Free a lock, or one permit of a semaphore, unless it has other holders than the user was shown.
 
         Args:
-            name: The lock.
+            name: The lock, or the semaphore.
             owners: The owner ids of its holders.
+            permit: Number of the permit.
 
         Returns:
             What came of it, for the user.
@@ -147,9 +154,14 @@ class Looker:
         Raises:
             LockError: The backend cannot be asked, or does not allow it.
         """
-        if has_other_holders(self._client, name, owners):
-            return f"{name!r} has another holder by now: not broken"
-        return f"broke {name!r}" if self._client.break_lock(name) else f"nobody held {name!r} any more"
+        what = repr(name) if permit is None else f"permit {permit} of {name!r}"
+        if has_other_holders(self._client, name, owners, permit):
+            return f"{what} has another holder by now: not broken"
+        if permit is None:
+            broken = self._client.break_lock(name)
+        else:
+            broken = self._client.semaphore(name, permit + 1).break_permit(permit)
+        return f"broke {what}" if broken else f"nobody held {what} any more"
 
 
 def _expression(char: str) -> str:
@@ -171,7 +183,7 @@ class Poller:
         self._looker = looker
         self._interval = interval
         self._notify = notify
-        self._wanted: deque[tuple[str, Collection[str]]] = deque()
+        self._wanted: deque[tuple[str, Collection[str], int | None]] = deque()
         self._results: deque[Look | Failure | str | BaseException] = deque()
         self._wake = threading.Event()
         self._stopped = False
@@ -185,9 +197,9 @@ class Poller:
         self._stopped = True
         self._wake.set()
 
-    def break_lock(self, name: str, owners: Collection[str]) -> None:
-        """Have a lock freed by the thread: see `Looker.break_lock`. What came of it comes out of `take`."""
-        self._wanted.append((name, owners))
+    def break_lock(self, name: str, owners: Collection[str], permit: int | None = None) -> None:
+        """Have a lock or permit freed by the thread: see `Looker.break_lock`. `take` gives what came of it."""
+        self._wanted.append((name, owners, permit))
         self._wake.set()
 
     def take(self) -> Iterator[Look | Failure | str]:
@@ -226,8 +238,8 @@ class Poller:
         except BackendUnavailable as error:
             return Failure(error, monotonic(), wall_clock())
 
-    def _break(self, name: str, owners: Collection[str]) -> str:
+    def _break(self, name: str, owners: Collection[str], permit: int | None) -> str:
         try:
-            return self._looker.break_lock(name, owners)
+            return self._looker.break_lock(name, owners, permit)
         except LockError as error:
             return f"{name!r} was not broken: {error}"

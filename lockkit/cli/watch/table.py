@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lockkit.cli.watch.changes import Record
-    from lockkit.cli.watch.view import Shown, View
+    from lockkit.cli.watch.view import Breaking, Shown, View
     from lockkit.units import Instant
 
 __all__ = ["draw", "summary"]
@@ -86,14 +86,15 @@ def _about(row: Record) -> list[str]:
     known = facts(row.holder)
     del known["seconds left"]  # as old as the last look
     # The table has these already, unless it is too narrow: so they come last.
-    last: dict[str, Any] = {key: known.pop(key) for key in ("token", "waiters") if key in known}
+    last: dict[str, Any] = {key: known.pop(key) for key in ("token", "waiters", "held since") if key in known}
     known |= last
     return ["", *(f"  {plain(key)}: {plain(value)}" for key, value in known.items())]
 
 
 def _state(view: View, shown: Shown, now: Instant) -> Text:
-    names = len({row.name for row in view.rows})
-    parts = [f"{names} lock{'' if names == 1 else 's'} held"]
+    names = len({(row.name, row.of) for row in view.rows})
+    what = "name" if any(row.of != "lock" for row in view.rows) else "lock"
+    parts = [f"{names} {what}{'' if names == 1 else 's'} held"]
     if view.filter and not view.typing:
         parts.append(f"filter {quoted(view.filter)}")
     if shown.cut:
@@ -107,11 +108,15 @@ def _state(view: View, shown: Shown, now: Instant) -> Text:
     return Text(plain("  |  ".join(parts)), style=style, no_wrap=True, overflow="ellipsis")
 
 
+def _permit(asking: Breaking) -> str:
+    return "" if asking.permit is None else f" (permit {asking.permit})"
+
+
 def _foot(view: View) -> Text:
     if view.asking is not None:
-        held = (
-            f"{quoted(view.asking.name)} is held by {view.asking.holders}, which keeps working until its next renewal"
-        )
+        asking = view.asking
+        who = f"{quoted(asking.name)}{_permit(asking)} is held by {asking.holders}"
+        held = f"{who}, which keeps working until its next renewal"
         return Text(plain(f"Break it? (y/n)  {held}"), style="bold reverse", no_wrap=True, overflow="ellipsis")
     if view.typing:
         return Text(plain(f"filter: {view.filter}") + "▏", no_wrap=True, overflow="ellipsis")

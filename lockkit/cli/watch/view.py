@@ -31,11 +31,13 @@ class Breaking(NamedTuple):
         name: Its name.
         owners: The owner ids of its holders, as the user was shown them.
         holders: The same, for the user.
+        permit: Number of the permit, of a semaphore; None: the lock.
     """
 
     name: str
     owners: frozenset[str]
     holders: str
+    permit: int | None = None
 
 
 @dataclass(slots=True)
@@ -118,10 +120,10 @@ class View:
         elif self.typing:
             self._type(key)
         else:
-            self._command(key)
+            self._command(key, shown)
         return None
 
-    def _command(self, key: str) -> None:
+    def _command(self, key: str, shown: Shown) -> None:
         if key in _UP or key in _DOWN:
             self._select(self.selected + (1 if key in _DOWN else -1))
         elif key == "s":
@@ -135,13 +137,18 @@ class View:
         elif key == _ESCAPE:
             self.filter, self.metadata = "", False
         elif key == "b" and self.rows:
-            self.asking = self._breaking(self.rows[self.selected].name)
+            row = self.rows[self.selected]
+            if row.of == "once":
+                shown.said = f"the run of {quoted(row.name)} cannot be broken: it ends by itself, or after its ttl"
+            else:
+                self.asking = self._breaking(row)
 
-    def _breaking(self, name: str) -> Breaking:
-        """Name all holders of a lock, also those that the filter hides: it is freed as a whole."""
-        held = [row for row in self._all if row.name == name]
+    def _breaking(self, chosen: Record) -> Breaking:
+        """Name the holder of a permit, or all of a lock, also those that the filter hides: it is freed as a whole."""
+        permit = chosen.holder.slot
+        held = [row for row in self._all if (row.name, row.of, row.holder.slot) == (chosen.name, chosen.of, permit)]
         holders = describe(held[0].holder) if len(held) == 1 else f"{len(held)} holders"
-        return Breaking(name, frozenset(row.holder.owner for row in held), holders)
+        return Breaking(chosen.name, frozenset(row.holder.owner for row in held), holders, permit)
 
     def _type(self, key: str) -> None:
         if key in _ENTER:

@@ -16,6 +16,9 @@ from lockkit.backend import Capabilities
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.timing import PATIENCE
 
+WAITED_SECONDS = 1.2
+"""For how long a request waits behind a holder, so that its time is no longer that of its grant."""
+
 
 class Inspection(Cases):
     """Asking the backend."""
@@ -42,6 +45,35 @@ class Inspection(Cases):
             assert (metadata["host"], metadata["pid"]) == (platform.node(), os.getpid())
             assert abs(metadata["started"] - time.time()) < 24 * 3600
             assert {key: metadata[key] for key in given} == given
+
+    @case()
+    async def test_holder_says_since_when(self, driver: FaceDriver) -> None:
+        """The grant's time, not that of the request: renewal and re-entry leave it, the next grant has a later one."""
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        lock = client.lock(name, ttl=driver.timing.long, reentrant=True)
+        lease = await lock.acquire(PATIENCE)
+        (first,) = await other.holders(name)
+        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
+        await driver.until_waiting(other, name)
+
+        await lease.extend()
+        async with lock:
+            (renewed,) = await other.holders(name)
+        await driver.sleep(WAITED_SECONDS)
+        await lease.release()
+        after = await waiting.result()
+
+        assert renewed.since == first.since
+        if first.since is not None:
+            least = first.since + WAITED_SECONDS * 0.9
+
+            async def says_so() -> bool:
+                (second,) = await client.holders(name)
+                return second.since is not None and second.since >= least
+
+            await driver.eventually(says_so, "the holder is shown as one since its grant", PATIENCE)
+        await after.release()
 
     @case()
     async def test_text_as_metadata(self, driver: FaceDriver) -> None:

@@ -15,8 +15,11 @@ from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from lockkit import aio
+    from lockkit.engine.listing import Kind
 
 __all__ = ["Listing"]
+
+KINDS: tuple[Kind, ...] = ("lock", "semaphore", "once")
 
 MANY = 60
 """Locks that are held at once. More than a page would need thousands, which not every backend holds in short time."""
@@ -25,7 +28,10 @@ MANY = 60
 class Listing(Cases):
     """Names of locks that are held, each once, and of no others."""
 
-    backend_part = "`names` returns each held lock exactly once, under the name that clients use, and no free one."
+    backend_part = (
+        "`names` returns each held lock exactly once, under the name that clients use, and no free one; what is in a "
+        "space apart (`in_space`) for a prefix in that space, and only for that."
+    )
 
     @case(needs.listing)
     async def test_names_are_those_of_held_locks(self, driver: FaceDriver) -> None:
@@ -131,6 +137,45 @@ class Listing(Cases):
         for lease in leases:
             await lease.release()
 
+    @case(needs.listing, needs.permits)
+    async def test_semaphores_are_listed_apart_from_locks(self, driver: FaceDriver) -> None:
+        """Each once, however many permits are held; the lock and the key of once of the same name are others."""
+        client, other = await driver.connect(), await driver.connect()
+        mark = driver.name()
+        names = [f"{mark}:{end}" for end in ("a", "a/b", "*", "é", "a#1")]
+        permits = [client.semaphore(name, limit=3, ttl=driver.timing.long) for name in names]
+        leases = [await semaphore.acquire(PATIENCE) for semaphore in permits for _ in range(2)]
+        async with other.lock(f"{mark}:lock", ttl=driver.timing.long, timeout=PATIENCE):
+            assert await _names(other, mark, "semaphore") == sorted(names)
+            assert await _names(other, f"{mark}:a", "semaphore") == sorted(names[:2] + names[4:])
+            assert await _names(other, f"{mark}:lock", "semaphore") == []
+            assert await _names(other, mark) == [f"{mark}:lock"]
+            assert await _names(other, mark, "once") == []
+
+        for lease in leases:
+            await lease.release()
+
+        assert await _names(other, mark, "semaphore") == []
+
+    @case(needs.listing, needs.notes)
+    async def test_keys_whose_run_is_under_way_are_listed(self, driver: FaceDriver) -> None:
+        """Not those that are done."""
+        client, other = await driver.connect(), await driver.connect()
+        mark = driver.name()
+        async with client.once(f"{mark}:1", keep=600.0, ttl=driver.timing.long) as attempt:
+            assert await _names(other, mark, "once") == [f"{mark}:1"]
+            assert await _names(other, mark) == []
+            await attempt.done()
+        assert await _names(other, mark, "once") == []
+
+    @case()
+    async def test_unknown_kind_is_refused(self, driver: FaceDriver) -> None:
+        """At the call, before anything is read."""
+        client = await driver.connect()
+        for kind in ("locks", "", None, 5):
+            with pytest.raises(lockkit.ConfigurationError, match="kind"):
+                client.names("", kind)  # type: ignore[arg-type]
+
     @case()
     async def test_what_cannot_begin_a_name_is_refused(self, driver: FaceDriver) -> None:
         """At the call, before anything is read: no str, NUL, not UTF-8, longer than a name may be."""
@@ -146,9 +191,10 @@ class Listing(Cases):
         if driver.capabilities.listing:
             assert await _names(client, driver.name()) == []
         else:
-            with pytest.raises(lockkit.Unsupported, match="holders"):
-                await _names(client, "")
+            for kind in KINDS:
+                with pytest.raises(lockkit.Unsupported, match="holders"):
+                    await _names(client, "", kind)
 
 
-async def _names(client: aio.Client, prefix: str) -> list[str]:
-    return sorted([name async for name in client.names(prefix)])
+async def _names(client: aio.Client, prefix: str, kind: Kind = "lock") -> list[str]:
+    return sorted([name async for name in client.names(prefix, kind)])

@@ -185,6 +185,44 @@ class Onces(Cases):
             await stale.release()
 
     @case(needs.notes)
+    async def test_state_of_a_key_is_seen_and_a_done_one_forgotten(self, driver: FaceDriver) -> None:
+        """None, running with its holder, done with its result or error; then it runs again."""
+        client, other = await driver.connect(), await driver.connect()
+        key = driver.name()
+        once = client.once(key, keep=KEEP, ttl=driver.timing.long, match="m", store_errors=_Refused, timeout=PATIENCE)
+        seen = other.once(key, keep=1.0)
+        assert await seen.state() is None
+        assert not await seen.forget()
+
+        async with once as attempt:
+            running = await seen.state()
+            assert isinstance(running, lockkit.OnceRunning)
+            (holder,) = await client._engine.holders_in(SPACE, key)
+            assert (running.holder.owner, running.holder.mode) == (holder.owner, "exclusive")
+            assert not await seen.forget()
+            await attempt.done({"id": 1})
+        done = await seen.state()
+        assert isinstance(done, lockkit.OnceDone)
+        assert (done.result, done.error) == ({"id": 1}, None)
+        assert done.match is not None
+        assert done.since is not None
+        assert done.until is None or abs(done.until - done.since - KEEP) < PATIENCE
+
+        assert await seen.forget()
+        assert await seen.state() is None
+        assert not await seen.forget()
+
+        async def refuse() -> None:
+            raise _Refused(key)
+
+        with pytest.raises(_Refused):
+            await once(refuse)()
+        done = await seen.state()
+        assert isinstance(done, lockkit.OnceDone)
+        assert (done.result, done.error) == (None, ("_Refused", key))
+        assert await seen.forget()
+
+    @case(needs.notes)
     async def test_record_ends(self, driver: FaceDriver) -> None:
         """After that the key is unknown again."""
         client = await driver.connect()

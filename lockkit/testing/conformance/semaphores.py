@@ -161,6 +161,35 @@ class Semaphores(Cases):
                 assert [found async for found in client.names(name)] == []
 
     @case(needs.permits)
+    async def test_holders_of_permits_are_seen_and_one_is_freed(self, driver: FaceDriver) -> None:
+        """By any client, each with its slot; the other permits stay held, and a waiter gets the freed one."""
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        held = client.semaphore(name, limit=3, ttl=driver.timing.long, metadata="ours", raise_on_lost=False)
+        seen = other.semaphore(name, limit=1)
+        assert await seen.holders() == []
+        assert not await seen.break_permit(0)
+        leases = [await held.acquire(PATIENCE) for _ in range(3)]
+
+        holders = await seen.holders()
+
+        assert [(holder.slot, holder.owner) for holder in holders] == [(one.slot, one.owner) for one in leases]
+        assert {(holder.mode, holder.metadata["text"]) for holder in holders} == {("permit", "ours")}
+        waiting = driver.spawn(other.semaphore(name, limit=3, ttl=driver.timing.long).acquire(PATIENCE))
+        assert await seen.break_permit(1)
+        after = await waiting.result()
+        assert after.slot == 1
+        assert after.token > leases[1].token
+        assert not await leases[1].confirm()
+        assert [holder.owner for holder in await seen.holders()] == [leases[0].owner, after.owner, leases[2].owner]
+        assert await leases[0].confirm()
+        for lease in (leases[0], after, leases[2]):
+            await lease.release()
+        for slot in (-1, 1000, "0", None, True):
+            with pytest.raises(lockkit.ConfigurationError, match="slot"):
+                await seen.break_permit(slot)  # type: ignore[arg-type]
+
+    @case(needs.permits)
     async def test_reentrant_permit_and_wrong_limits(self, driver: FaceDriver) -> None:
         """The same permit, counted, unless a call wants another; a wrong limit is refused before anything is sent."""
         name, long = driver.name(), driver.timing.long

@@ -131,6 +131,26 @@ class TestKeys:
             assert busy(client.semaphore("pool", limit=3, ttl=LONG))
             assert permit.confirm()
 
+    def test_data_of_an_application_is_not_broken(self, server: EtcdServer, connect: Connect) -> None:
+        """Keys below a lock's that no client of locks has made are deleted by force only."""
+        client = connect(prefix="app")
+        lease_id = server.etcdctl("lease", "grant", "600").split()[1]
+        server.etcdctl("put", "app/services/web", "kept")
+        server.etcdctl("put", f"--lease={lease_id}", "app/leased/0123456789abcdef", "kept")
+        lease = client.lock("mine", ttl=LONG, raise_on_lost=False).acquire()
+
+        for name in ("services", "leased"):
+            assert busy(client.lock(name))
+            with pytest.raises(lockkit.LockError, match=rf"'{name}'.* was not broken.*'app/{name}/.*force=True"):
+                client.break_lock(name)
+        assert [key.partition("/")[0] for key in queue_of(server, "app/")] == ["app"] * 3
+        lease.extend(LONG + 30)  # its key moves to another etcd lease
+        assert client.break_lock("mine")
+        assert not lease.confirm()
+        for name in ("services", "leased"):
+            assert client.break_lock(name, force=True)
+        assert queue_of(server, "app/") == []
+
     def test_locks_of_one_ttl_share_a_lease(self, server: EtcdServer, connect: Connect) -> None:
         """Another ttl has another one; closing the client leaves none."""
         before = leases_of(server)

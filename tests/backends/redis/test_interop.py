@@ -221,7 +221,7 @@ def test_empty_prefix_wakes_waiters_and_keeps_the_rest_of_the_keys(server: Redis
         got[0].release()
         with one.lock("held", timeout=PATIENCE), one.semaphore("permit", limit=1, timeout=PATIENCE):
             # Of lockkit's own keys the lock's alone: not those beside it, nor those of what lives apart.
-            assert [name for name in one.names() if name != "mine"] == ["held"]
+            assert list(one.names()) == ["held"]
         with pytest.raises(lockkit.Unsupported, match="empty prefix"):
             drive(one._engine.client.ready().erase())
     assert theirs.get("mine") == b"kept"
@@ -241,6 +241,58 @@ def test_empty_prefix_keeps_locks_from_what_lives_apart(server: RedisServer, sch
                 found = {name for name in client.names(begin) if name.startswith(("+", "sem"))}
                 assert found == {name for name in names if name.startswith(begin)}
         assert client.semaphore("x", limit=1).available() == 1
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redlock"])
+def test_empty_prefix_leaves_data_of_an_application_alone(
+    server: RedisServer, theirs: redis.Redis, scheme: str
+) -> None:
+    """A key without an expiry and without a record is no lock that could be listed or broken, unless by force."""
+    url = f"{scheme}://{server.host}:{server.port}?prefix="
+    theirs.set("user:1", "kept")
+    theirs.hset("user:2", "name", "kept")
+    theirs.set("their lock", "token", px=30_000)
+    with lockkit.connect(url) as client, client.lock("user:3", timeout=PATIENCE):
+        assert {"their lock", "user:3"} == {name for name in client.names() if name[0] in "tu"}
+        assert busy(client.lock("user:1"))
+
+        with pytest.raises(lockkit.LockError, match=r"'user:1'.* was not broken.*expiry.*force=True"):
+            client.break_lock("user:1")
+        assert theirs.get("user:1") == b"kept"
+        with pytest.raises(lockkit.LockError, match="WRONGTYPE"):
+            client.break_lock("user:2", force=True)
+        assert theirs.hget("user:2", "name") == b"kept"
+        assert client.break_lock("their lock")
+        assert client.break_lock("user:1", force=True)
+    assert theirs.exists("their lock", "user:1") == 0
+
+
+def test_empty_prefix_breaks_a_lock_of_which_only_the_record_is_left(server: RedisServer, theirs: redis.Redis) -> None:
+    """Its counter is a proof, also when somebody has removed the expiry."""
+    with lockkit.connect(f"{server.url}?prefix=") as client:
+        lease = client.lock("x", timeout=PATIENCE, raise_on_lost=False).acquire()
+        theirs.persist("x")
+        assert list(client.names("x")) == ["x"]
+
+        assert client.break_lock("x")
+
+        assert not lease.confirm()
+
+
+def test_empty_prefix_leaves_data_alone_in_the_async_api_too(server: RedisServer, theirs: redis.Redis) -> None:
+    """As in the sync API."""
+    theirs.set("user:1", "kept")
+
+    async def use() -> None:
+        async with lockkit.aio.connect(server.url, prefix="") as client:
+            with pytest.raises(lockkit.LockError, match="force=True"):
+                await client.break_lock("user:1")
+            assert [name async for name in client.names("user:")] == []
+            assert theirs.get("user:1") == b"kept"
+            assert await client.break_lock("user:1", force=True)
+
+    asyncio.run(use())
+    assert theirs.get("user:1") is None
 
 
 def test_empty_prefix_excludes_in_the_async_api_too(server: RedisServer, theirs: redis.Redis) -> None:

@@ -1,17 +1,34 @@
 -- Frees a lock by force, and offers it to the first waiters.
 --
 -- KEYS  1 lock   2 fence (see acquire.lua)   3 broken   4 queue   5 shares   6 leases
--- ARGV  1 fence_ms
--- Returns 1, or 0 if it was not held.
+-- ARGV  1 fence_ms   2 number of the permit to free, or "" for all that holds the lock
+--       3 "1" to leave alone what may be data of an application: a key without expiry and without a record beside it
+-- Returns 1, or 0 if it was not held, or -1 if it was left alone.
 -- With the functions of holder.lua, shares.lua and offer.lua:
 local lock, fence, shares, leases = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
 local holder, session = look(lock)
 if type(holder) == 'table' then
   return redis.error_reply('WRONGTYPE the key ' .. lock .. ' holds no string')
 end
+if holder and ARGV[3] == '1' and redis.call('PTTL', lock) < 0
+    and redis.call('EXISTS', fence, KEYS[3], KEYS[4], shares, leases) == 0 then
+  return -1
+end
 if holder == SHARED then
   unfold(fence, shares, leases)
   prune(shares, leases)
+  if ARGV[2] ~= '' then
+    local permit = redis.call('ZRANGEBYSCORE', shares, -1 - ARGV[2], -1 - ARGV[2])[1]
+    local owner = permit and string.sub(permit, 2)
+    if not owner or redis.call('HDEL', leases, owner) == 0 then
+      return 0  -- free, or only offered
+    end
+    redis.call('ZREM', shares, owner, permit)
+    local left_ms = math.max(redis.call('PTTL', lock), redis.call('PTTL', KEYS[3]), 0)
+    redis.call('SET', KEYS[3], (redis.call('GET', KEYS[3]) or '') .. ' ' .. owner, 'PX', left_ms + 1000)
+    advance(lock, KEYS[4], shares, leases)
+    return 1
+  end
   holder = redis.call('HKEYS', leases)
   if #holder == 0 then
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from typing import TYPE_CHECKING
 
 import redis
@@ -23,6 +24,10 @@ _REFUSED = "refuses the login"
 _NO_PASSWORD = f"{_REFUSED}: the server requires a password. Give it in the URL"
 _TLS = "uses TLS at this port: use the scheme with an s, such as rediss:// or redlocks://"
 _NO_TLS = "does not use TLS at this port: use the scheme without s, such as redis:// or redlock://"
+_OTHER_HOST = (
+    "has a certificate for another host: connect by a name that the certificate has. Sentinels and Clusters tell "
+    "addresses, unless they have announced host names: see TLS on the page of the redis backend"
+)
 _NO_RIGHT = "denies this user a right: the documentation of this backend lists the rights that lockkit needs"
 _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
     "LOADING": (BackendUnavailable, "is still loading its data after a start: try again later"),
@@ -82,6 +87,11 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
         f"lacks a command that lockkit needs: {_VERSION}",
     ),
     ("syntax error", ConfigurationError, f"lacks an option of a command that lockkit needs: {_VERSION}"),
+    (
+        "certificate is not valid for",
+        ConfigurationError,
+        _OTHER_HOST,
+    ),
     ("CERTIFICATE_VERIFY_FAILED", ConfigurationError, "has a certificate that is not trusted: see ssl_ca_certs="),
     ("WRONG_VERSION_NUMBER", ConfigurationError, _NO_TLS),
     ("the port answers in plain text", ConfigurationError, _NO_TLS),
@@ -147,6 +157,9 @@ def translate(error: BaseException, label: str) -> LockError:
         label: The server, without a password: ``host:port``.
     """
     text = str(error) or type(error).__name__
+    for source in (error.__cause__, error.__context__):
+        if isinstance(source, ssl.SSLCertVerificationError):
+            text = str(source)  # of which redis-py 5 shows the number only
     for part, make, advice in _TEXTS:
         if part in text:
             return make(f"{label} {advice} ({text})")

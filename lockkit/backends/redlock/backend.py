@@ -115,6 +115,10 @@ NODE_TIMEOUT = 0.5
 """Seconds that a node has for an answer. Longer delays callers once when a node hangs; shorter gives up on a busy
 node."""
 
+CONNECT_SECONDS_MIN = 0.05
+"""Least time in which to wait once more for nodes that are being connected. Longer reports nodes that are up as
+missing; shorter has no time left for the call."""
+
 MARGIN_US = 1000
 """How far a proposed token is above what the nodes' times should be. More: nodes whose clocks are a little behind the
 others refuse it. Less: nodes that are reached a little later than last time refuse it."""
@@ -252,6 +256,8 @@ class RedlockBackend(LockBackend):
             self._delayed_restart.note_ttl(attempts.ttl_ms)
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
         outcome = await self._attempt(request, attempts, by)
+        while isinstance(outcome, Votes) and outcome.connecting and self._runtime.now() < by - CONNECT_SECONDS_MIN:
+            outcome = await self._attempt(request, attempts, by)
         if isinstance(outcome, Votes) and outcome.not_admitted:
             # The very first use of the nodes, or a restart that no client has dealt with.
             admitted = self._delayed_restart.run_soon()
@@ -357,6 +363,7 @@ class RedlockBackend(LockBackend):
             error.__cause__ = wrong[0]
             return error
         error = NoQuorum(message)
+        error.sent = any(not isinstance(answer, NodeDown) for answer in count.answers)
         error.__cause__ = errors[0] if errors else None
         return error
 

@@ -36,6 +36,7 @@ __all__ = [
     "Answer",
     "Argument",
     "LockKeys",
+    "NodeConnecting",
     "NodeDown",
     "Nodes",
     "Op",
@@ -58,6 +59,10 @@ class NodeDown(BackendUnavailable):
         """Use the message of `reason`."""
         super().__init__(str(reason))
         self.reason = reason
+
+
+class NodeConnecting(NodeDown):
+    """Stands for the answer of a node that may be up: the time was over before a connection to it was open."""
 
 
 class Op(Script):

@@ -77,7 +77,7 @@ from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sessions import SessionLease, Sessions
 from lockkit.backends.redis.topology import NotReplicatedError
-from lockkit.backends.redis.wakeup import gone_channel
+from lockkit.backends.redis.wakeup import gone_channel, warn_of_polling
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ class RedisBackend(LockBackend):
             self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone)
             self.capabilities = _SESSION_CAPABILITIES
         self._shortest_ttl = inf
+        self._warned_of_polling = False
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
@@ -238,6 +239,14 @@ class RedisBackend(LockBackend):
             # No subscription, so no queue entry: a waiter that cannot be notified must not be offered the lock.
             await self._topology.listen(keys.lock, request.answer_by)
             subscribed = True
+            self._note_denied(keys.lock)
+
+    def _note_denied(self, key: str) -> None:
+        """Warn once if this client cannot be notified."""
+        listener = self._topology.listener_for(key)
+        if not self._warned_of_polling and listener is not None and listener.denied is not None:
+            self._warned_of_polling = True
+            warn_of_polling(self._url, listener.denied)
 
     async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
         """Acquire, and undo a grant that too few replicas have."""

@@ -22,6 +22,7 @@ from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
 from lockkit.backends.redis.resp import ServerSaid, bulk
+from lockkit.backends.redis.wakeup import warn_of_polling
 from lockkit.backends.redlock.node import ClientState, RedlockNode
 from lockkit.backends.redlock.nodes import Nodes
 from lockkit.errors import BackendUnavailable, LockError
@@ -74,6 +75,7 @@ class NetworkNodes(Nodes):
         self.client.nodes = self.all
         self._runtime = host.runtime
         self._subscribed_before = False
+        self._warned_of_polling = False
         self._turns: deque[Event] = deque()  # of threads that wait for connections, in the order in which they came
 
     async def ask(
@@ -231,6 +233,10 @@ class NetworkNodes(Nodes):
         for event in opened:
             await event.wait(max(0.0, until - self._runtime.now()))
         self._subscribed_before = any(node.listener.channel is not None for node in self.all)
+        denied = next((node.listener.denied for node in self.all if node.listener.denied is not None), None)
+        if denied is not None and not self._warned_of_polling:
+            self._warned_of_polling = True
+            warn_of_polling(f"{len(self.all)} nodes", denied)
         return self._subscribed_before
 
     def forget(self, request: Request) -> None:

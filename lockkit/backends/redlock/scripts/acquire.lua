@@ -68,7 +68,8 @@ if entry ~= '' then
       -- Entries of dead clients remain until it is their turn: do not let them pile up behind a long lease.
       for _, other in ipairs(redis.call('LRANGE', queue, 0, -1)) do
         local channel = string.match(other, '^%S+ 0 (.+)$')
-        if not channel or redis.call('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+        local count = channel and redis.pcall('PUBSUB', 'NUMSUB', channel)
+        if not count or count[2] == 0 then
           redis.call('LREM', queue, 1, other)
         end
       end

@@ -25,7 +25,6 @@ slot moves to another node, the subscription ends.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import weakref
 from math import inf
@@ -121,7 +120,8 @@ class WakeupListener:
         self._connection: Connection | None = None
         self._ended: Event | None = None
         self._opening: Event | None = None
-        self._retries: list[tuple[float, bytes]] = []
+        self._retries: dict[bytes, Instant] = {}  # when a waiting request retries by itself; at most one time for each
+        self._timer: asyncio.TimerHandle | None = None
         self._sharded = True
         self._closed = False
 
@@ -137,7 +137,9 @@ class WakeupListener:
 
     def forget(self, request: Request) -> None:
         """Stop waking a request."""
-        self._waiting.pop(request.owner.encode(), None)
+        owner = request.owner.encode()
+        self._waiting.pop(owner, None)
+        self._retries.pop(owner, None)
 
     async def open(self, answer_by: float = inf, tag: str = "") -> None:
         """
@@ -227,9 +229,13 @@ class WakeupListener:
 
     async def _check_publishing(self, connection: Connection, channel: str, until: Instant) -> None:
         """Raise the refusal if the user may not publish: mostly the holders have the same user, and notify nobody."""
-        reply = await self._runtime.io(connection.call(pack("PUBLISH", channel, ""), until))
-        if isinstance(reply, ServerSaid):
-            raise reply
+        sharded = connection.sharded and channel.endswith("}")
+        reply: Reply = None
+        for command in ("SPUBLISH", "PUBLISH") if sharded else ("PUBLISH",):
+            reply = await self._runtime.io(connection.call(pack(command, channel, ""), until))
+            if not isinstance(reply, ServerSaid):
+                return
+        raise cast("ServerSaid", reply)
 
     def _subscribed(self, connection: Connection, channel: str) -> Event:
         ended = self._runtime.event()
@@ -361,13 +367,26 @@ class WakeupListener:
 
     def _wake_due(self, now: float) -> float:
         """Wake the requests whose time to retry has come; return the next such time."""
-        retries = self._retries
-        while retries and retries[0][0] <= now:
-            _, owner = heapq.heappop(retries)
+        following = inf
+        for owner, due in list(self._retries.items()):
             waiter = self._waiting.get(owner)
+            if waiter is not None and due > now:
+                following = min(following, due)
+                continue
+            self._retries.pop(owner, None)
             if waiter is not None:
                 waiter[0].set()
-        return retries[0][0] if retries else inf
+        return following
+
+    def _wake_due_async(self) -> None:
+        """Do the same with asyncio, and set the timer for the next time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._runtime.now()
+        following = self._wake_due(now)
+        if following != inf:
+            self._timer = asyncio.get_running_loop().call_later(following - now, self._wake_due_async)
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -392,11 +411,15 @@ class WakeupListener:
         if not grace_ms.isdigit():
             waiter[0].set()
             return
-        seconds = int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS
-        if self._runtime.kind == "asyncio":
-            asyncio.get_running_loop().call_later(seconds, waiter[0].set)
-        else:
-            heapq.heappush(self._retries, (self._runtime.now() + seconds, owner))
+        self._retry_in(owner, int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS)
+
+    def _retry_in(self, owner: bytes, seconds: float) -> None:
+        # The earliest of several times: if that is too early, the answer says how long the next offer lasts.
+        due = self._runtime.now() + seconds
+        if due < self._retries.get(owner, inf):
+            self._retries[owner] = due
+            if self._runtime.kind == "asyncio":
+                self._wake_due_async()
 
     def _stop_listening(self, connection: Connection, error: BaseException) -> None:
         """Have all requests retry: they may have missed a message."""
@@ -412,7 +435,10 @@ class WakeupListener:
         if self._connection is not connection:
             return False
         self._connection = self.channel = None
-        self._retries = []
+        self._retries = {}
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._ended is not None:
             self._ended.set()
         return True

@@ -63,7 +63,6 @@ from lockkit.backend import (
     decode_metadata,
 )
 from lockkit.backends.redis.keys import (
-    FENCE_MS_MIN,
     SESSION_SPACE,
     KeysByName,
     LockKeys,
@@ -163,12 +162,13 @@ class RedisBackend(LockBackend):
         self._prefix: str = options["prefix"]
         self._replicas: int = options["replicas"]
         self._keys = KeysByName(partial(LockKeys, self._prefix))
-        self._terms = _Terms(1.0, "")
+        self._idle_ms = ttl_milliseconds(options["idle_ttl"])
+        self._terms = _Terms(1.0, "", self._idle_ms)
         self._gone = bulk(gone_channel(self._prefix))
         self._sessions: Sessions | None = None
         if options["leases"] == "session":
             check_sessions(url, topology, options)
-            self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone)
+            self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone, self._idle_ms)
             self.capabilities = _SESSION_CAPABILITIES
         self._shortest_ttl = inf
         self._warned_of_polling = False
@@ -205,7 +205,7 @@ class RedisBackend(LockBackend):
         keys = self._keys[request.name]
         terms = self._terms
         if terms.ttl != request.ttl or terms.metadata is not request.metadata:
-            terms = self._terms = _Terms(request.ttl, request.metadata)
+            terms = self._terms = _Terms(request.ttl, request.metadata, self._idle_ms)
         subscribed = False
         while True:
             entry = self._queue_entry(request, keys, terms) if request.queue and self._topology.listening else _NO_ENTRY
@@ -321,7 +321,7 @@ class RedisBackend(LockBackend):
         for grant in grants:
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
-            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms)) + self._gone
+            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms, self._idle_ms)) + self._gone
             calls.append((keys.lock, body))
         answer_by = inf
         if self._topology.several:
@@ -393,7 +393,7 @@ class RedisBackend(LockBackend):
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`."""
         keys = self._keys[name]
-        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN)) == 1
+        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, self._idle_ms)) == 1
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`."""
@@ -447,13 +447,13 @@ class _Terms:
 
     __slots__ = ("grace_ms", "granted_ttl", "metadata", "packed", "ttl")
 
-    def __init__(self, ttl: Seconds, metadata: str) -> None:
+    def __init__(self, ttl: Seconds, metadata: str, idle_ms: int) -> None:
         ttl_ms = ttl_milliseconds(ttl)
         self.ttl = ttl
         self.metadata = metadata
         self.granted_ttl = ttl_ms / 1000
         self.grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
-        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms))
+        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms, idle_ms))
 
 
 class _QueueEntry:

@@ -20,6 +20,7 @@ from lockkit.backend import Option
 from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls, verifies_certificate
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
+from lockkit.backends.redis.keys import IDLE_SECONDS, IDLE_SECONDS_MIN
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelTopology
 from lockkit.backends.redis.topology import SingleTopology
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lockkit.url import Url
 
 __all__ = [
+    "IDLE_TTL",
     "OPTIONS",
     "adopt_topology",
     "check_arguments",
@@ -70,6 +72,21 @@ def parse_prefix(value: object) -> str:
     return text
 
 
+def _parse_idle_ttl(value: object) -> float:
+    seconds = validation.parse_ttl(value)
+    if seconds < IDLE_SECONDS_MIN:
+        message = f"must be at least {IDLE_SECONDS_MIN:g} seconds"
+        raise ValueError(message)
+    return seconds
+
+
+IDLE_TTL = Option(
+    _parse_idle_ttl,
+    "Seconds for which the record of a released name is kept, at least ten ttls. Until then, tokens increase whatever "
+    "the server's clock says.",
+    IDLE_SECONDS,
+)
+
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "prefix": Option(
@@ -85,6 +102,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "session: all leases of a client with the same ttl are renewed by one command, and end together.",
             "lease",
         ),
+        "idle_ttl": IDLE_TTL,
         "db": Option(validation.parse_int(0, 2**31 - 1), "Number of the database; most URLs give it in the path."),
         "service_name": Option(validation.parse_text, "The Sentinels' name for the master; URLs give it in the path."),
         "sentinel_username": Option(validation.parse_text, "User name at the Sentinels themselves."),

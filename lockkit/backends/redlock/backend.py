@@ -70,7 +70,7 @@ from lockkit.backend import (
     seconds_left,
 )
 from lockkit.backends.redis import options as redis_options
-from lockkit.backends.redis.keys import FENCE_MS_MIN, KeysByName, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import KeysByName, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redlock import addresses
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
 from lockkit.backends.redlock.listing import Listing
@@ -144,6 +144,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "Nodes that restart vote at once. Only for nodes that lose no data: appendonly yes, appendfsync always.",
             False,  # noqa: FBT003
         ),
+        "idle_ttl": redis_options.IDLE_TTL,
         "node_timeout": Option(validation.parse_ttl, "Seconds that each node has for an answer.", NODE_TIMEOUT),
     }
 )
@@ -190,6 +191,7 @@ class RedlockBackend(LockBackend):
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._fencing: bool = options["fencing"]
+        self._idle_ms = ttl_milliseconds(options["idle_ttl"])
         self._nodes_count = len(nodes.labels)
         self._quorum = self._nodes_count // 2 + 1
         assert self._nodes_count < 2 * self._quorum, "two majorities that share no node"
@@ -282,7 +284,7 @@ class RedlockBackend(LockBackend):
         now_us = int(self._runtime.now() * 1e6)
         proposed = 0 if self._ahead_us is None else now_us + self._ahead_us + MARGIN_US
         arguments = (
-            value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms), request.metadata,
+            value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms, self._idle_ms), request.metadata,
             proposed if self._fencing else "",
         )  # fmt: skip
         answers = await self._nodes.ask(
@@ -317,7 +319,7 @@ class RedlockBackend(LockBackend):
     async def _write_token(self, request: Request, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
         attempts: Attempts = request.state
-        arguments = value, token, fence_milliseconds(attempts.ttl_ms), request.metadata
+        arguments = value, token, fence_milliseconds(attempts.ttl_ms, self._idle_ms), request.metadata
         until = self._round_until(by)
         written = Count(await self._nodes.ask(FENCE, attempts.keys, arguments, only=votes.yes, until=until))
         assert written.yes.keys() <= votes.yes.keys(), "a token written where round one has read none"
@@ -414,7 +416,7 @@ class RedlockBackend(LockBackend):
             held: Held = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
             self._delayed_restart.note_ttl(ttl_ms)
-            calls.append((held.keys, (held.value, ttl_ms, fence_milliseconds(ttl_ms))))
+            calls.append((held.keys, (held.value, ttl_ms, fence_milliseconds(ttl_ms, self._idle_ms))))
         by_node = await self._nodes.ask_many(RENEW, calls)
         assert len(by_node) == self._nodes_count, "a majority of fewer nodes is none"
         return [
@@ -484,7 +486,7 @@ class RedlockBackend(LockBackend):
         found = await self._find_holder(keys)
         if found is None:
             return False
-        return bool(self._majority(await self._nodes.ask(BREAK, keys, (found.value, FENCE_MS_MIN))).yes)
+        return bool(self._majority(await self._nodes.ask(BREAK, keys, (found.value, self._idle_ms))).yes)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""

@@ -140,7 +140,7 @@ def test_node_of_a_cluster_is_refused(cluster: RedisCluster, user: str) -> None:
 
     def assert_refused(client: lockkit.Client) -> None:
         with client, pytest.raises(ConfigurationError, match=wanted):
-            client.lock(name, timeout=0).acquire()
+            client.lock(name, timeout=PATIENCE).acquire()
 
     assert_refused(lockkit.connect(url))
     assert_refused(lockkit.from_client(redis.Redis.from_url(url)))
@@ -149,7 +149,7 @@ def test_node_of_a_cluster_is_refused(cluster: RedisCluster, user: str) -> None:
         for client in (lockkit.aio.connect(url), lockkit.aio.from_client(redis.asyncio.Redis.from_url(url))):
             async with client:
                 with pytest.raises(ConfigurationError, match=wanted):
-                    await client.lock(name, timeout=0).acquire()
+                    await client.lock(name, timeout=PATIENCE).acquire()
 
     asyncio.run(scenario())
 

@@ -477,10 +477,10 @@ def _holder(share: Sequence[Any], waiters: int) -> Holder:
     token, _, metadata = lease.partition(b" ")
     return Holder(
         owner.decode("utf-8", "replace"),
-        int(token),
+        int(token) if token.isdigit() else None,
         left_ms / 1000,
         decode_metadata(metadata),
         waiters,
         mode="permit" if number else "shared",
-        slot=int(number) if number else None,
+        slot=int(number) if number.isdigit() else None,
     )

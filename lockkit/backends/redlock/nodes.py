@@ -107,6 +107,11 @@ class LockKeys(redis_keys.LockKeys):
 
     __slots__ = ()
 
+    @property
+    def mark(self) -> str:
+        """The key of a node's mark."""
+        return self._name("mark")
+
     def _name(self, what: str) -> str:
         # Neither the key of a lock (those begin with PREFIX:) nor beside one (their braces contain PREFIX:NAME).
         return f"{{{self._prefix}}}:redlock" if what == "mark" else super()._name(what)

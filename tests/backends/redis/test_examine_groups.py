@@ -240,8 +240,12 @@ def test_redlock_node_that_does_not_vote_yet() -> None:
         nodes.nodes[1].restart(crash=True)
 
         assert "51 s after the next acquisition" in str(seen())
-        client.lock("x").acquire(timeout=PATIENCE).release()
-        wait_until(lambda: None if "votes again in" in str(seen()) else str(seen()))
+
+        def vote() -> str | None:
+            client.lock("x").acquire(timeout=PATIENCE).release()
+            return None if "votes again in" in str(seen()) else str(seen())
+
+        wait_until(vote)  # the client has to reach the node first
 
 
 def test_redlock_user_without_info(nodes: list[NodeAt]) -> None:

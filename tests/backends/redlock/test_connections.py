@@ -91,7 +91,8 @@ def test_threads_share_the_connections_that_are_being_opened(
 ) -> None:
     """Each waits for its turn: that a connection is not open yet is no outage, so nobody is warned."""
     threads_count = 40
-    ready, tokens = threading.Barrier(threads_count), []
+    ready = threading.Barrier(threads_count)
+    tokens: list[int] = []
 
     def use(name: str) -> None:
         ready.wait()

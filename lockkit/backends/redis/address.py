@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,11 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import redis.asyncio.connection
 import redis.connection
 
+from lockkit.backends.redis.quirks import TlsConnections
+
 if TYPE_CHECKING:
     from lockkit.runtime import Kind
     from lockkit.url import HostPort
 
-__all__ = ["CONNECT_TIMEOUT", "DEFAULT_PORT", "SOCKET_TIMEOUT", "Target", "credentials", "speaks_tls"]
+__all__ = [
+    "CONNECT_TIMEOUT",
+    "DEFAULT_PORT",
+    "SOCKET_TIMEOUT",
+    "Target",
+    "credentials",
+    "speaks_tls",
+    "verifies_certificate",
+]
 
 DEFAULT_PORT = 6379
 
@@ -35,11 +46,13 @@ class Target:
         arguments: Keyword arguments of redis-py's ``Connection``. **Hold the password.**
         form: The transport; or the application's class of redis-py connections.
         label: For messages: ``host:port``, or the socket's path.
+        tls_connections: Makes the connections that use TLS; servers that have it in common share a TLS context.
     """
 
     arguments: Mapping[str, Any] = field(repr=False)
     form: Literal["tcp", "tls", "unix"] | type
     label: str
+    tls_connections: TlsConnections = field(default_factory=TlsConnections, repr=False, compare=False)
 
     @classmethod
     def of(cls, host: HostPort, arguments: Mapping[str, Any], *, tls: bool) -> Target:
@@ -50,7 +63,10 @@ class Target:
     @classmethod
     def anywhere(cls, arguments: Mapping[str, Any], *, tls: bool) -> Target:
         """Make it for servers that have the arguments in common; `moved` gives it an address."""
-        return cls({**_DEFAULTS, "socket_keepalive": True, **arguments}, "tls" if tls else "tcp", "").moved("", 0)
+        # redis-py 5 checks no host name unless it is told to.
+        own = {"ssl_check_hostname": verifies_certificate(arguments)} if tls else {}
+        defaults = {**_DEFAULTS, "socket_keepalive": True, **own}
+        return cls({**defaults, **arguments}, "tls" if tls else "tcp", "").moved("", 0)
 
     def moved(self, host: str, port: int) -> Target:
         """Return the same for the server at another address."""
@@ -94,11 +110,22 @@ class Target:
         Raises:
             TypeError: redis-py does not accept one of the arguments.
         """
+        module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
+        if self.form in {"tls", module.SSLConnection}:
+            return self.tls_connections.make(kind, self.arguments)
         if isinstance(self.form, type):
             return self.form(**self.arguments)
-        module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
-        name = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}[self.form]
+        name = "UnixDomainSocketConnection" if self.form == "unix" else "Connection"
         return getattr(module, name)(**self.arguments)
+
+    def unverified(self, kind: Kind) -> Literal["certificate", "host"] | None:
+        """Tell what of the server's certificate is not verified; None if all is, or if there is no TLS."""
+        connection = self.driver_connection(kind)
+        if not speaks_tls(type(connection)):
+            return None
+        if connection.cert_reqs == ssl.CERT_NONE:
+            return "certificate"
+        return None if connection.check_hostname else "host"
 
 
 def _label(host: str, port: int) -> str:
@@ -114,6 +141,11 @@ def credentials(username: str | None, password: str | None) -> dict[str, str]:
     if password is None:
         return {} if username is None else {"password": username}
     return {"password": password} if username is None else {"username": username, "password": password}
+
+
+def verifies_certificate(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether redis-py verifies the server's certificate with these arguments."""
+    return arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
 
 
 def speaks_tls(connection_class: type) -> bool:

@@ -65,7 +65,6 @@ from lockkit.backend import (
     unproven,
 )
 from lockkit.backends.redis.keys import (
-    FENCE_MS_MIN,
     SESSION_SPACE,
     KeysByName,
     LockKeys,
@@ -79,7 +78,7 @@ from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sessions import SessionLease, Sessions
 from lockkit.backends.redis.topology import NotReplicatedError
-from lockkit.backends.redis.wakeup import gone_channel
+from lockkit.backends.redis.wakeup import gone_channel, warn_of_polling
 from lockkit.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
@@ -165,14 +164,16 @@ class RedisBackend(LockBackend):
         self._prefix: str = options["prefix"]
         self._replicas: int = options["replicas"]
         self._keys = KeysByName(partial(LockKeys, self._prefix))
-        self._terms = _Terms(1.0, "")
+        self._idle_ms = ttl_milliseconds(options["idle_ttl"])
+        self._terms = _Terms(1.0, "", self._idle_ms)
         self._gone = bulk(gone_channel(self._prefix))
         self._sessions: Sessions | None = None
         if options["leases"] == "session":
             check_sessions(url, topology, options)
-            self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone)
+            self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone, self._idle_ms)
             self.capabilities = _SESSION_CAPABILITIES
         self._shortest_ttl = inf
+        self._warned_of_polling = False
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
@@ -206,7 +207,7 @@ class RedisBackend(LockBackend):
         keys = self._keys[request.name]
         terms = self._terms
         if terms.ttl != request.ttl or terms.metadata is not request.metadata:
-            terms = self._terms = _Terms(request.ttl, request.metadata)
+            terms = self._terms = _Terms(request.ttl, request.metadata, self._idle_ms)
         subscribed = False
         while True:
             entry = self._queue_entry(request, keys, terms) if request.queue and self._topology.listening else _NO_ENTRY
@@ -240,6 +241,14 @@ class RedisBackend(LockBackend):
             # No subscription, so no queue entry: a waiter that cannot be notified must not be offered the lock.
             await self._topology.listen(keys.lock, request.answer_by)
             subscribed = True
+            self._note_denied(keys.lock)
+
+    def _note_denied(self, key: str) -> None:
+        """Warn once if this client cannot be notified."""
+        listener = self._topology.listener_for(key)
+        if not self._warned_of_polling and listener is not None and listener.denied is not None:
+            self._warned_of_polling = True
+            warn_of_polling(self._url, listener.denied)
 
     async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
         """Acquire, and undo a grant that too few replicas have."""
@@ -314,7 +323,7 @@ class RedisBackend(LockBackend):
         for grant in grants:
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
-            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms)) + self._gone
+            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms, self._idle_ms)) + self._gone
             calls.append((keys.lock, body))
         answer_by = inf
         if self._topology.several:
@@ -402,7 +411,7 @@ class RedisBackend(LockBackend):
 
     async def _break(self, name: str, *which: str) -> Reply:
         keys = self._keys[name]
-        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, FENCE_MS_MIN, *which))
+        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, self._idle_ms, *which))
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`."""
@@ -456,13 +465,13 @@ class _Terms:
 
     __slots__ = ("grace_ms", "granted_ttl", "metadata", "packed", "ttl")
 
-    def __init__(self, ttl: Seconds, metadata: str) -> None:
+    def __init__(self, ttl: Seconds, metadata: str, idle_ms: int) -> None:
         ttl_ms = ttl_milliseconds(ttl)
         self.ttl = ttl
         self.metadata = metadata
         self.granted_ttl = ttl_ms / 1000
         self.grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
-        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms))
+        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms, idle_ms))
 
 
 class _QueueEntry:
@@ -486,11 +495,11 @@ def _holder(share: Sequence[Any], waiters: int) -> Holder:
     token, _, metadata = lease.partition(b" ")
     return Holder(
         owner.decode("utf-8", "replace"),
-        int(token),
+        int(token) if token.isdigit() else None,
         left_ms / 1000,
         decode_metadata(metadata),
         waiters,
         mode="permit" if number else "shared",
-        slot=int(number) if number else None,
+        slot=int(number) if number.isdigit() else None,
         since=granted_at(int(token)),
     )

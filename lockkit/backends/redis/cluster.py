@@ -17,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.errors import code_of, nothing_done
+from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
@@ -149,11 +149,13 @@ class ClusterTopology(Topology):
         now = self._host.runtime.now
         node, asking = await self.node_for(key, answer_by), False
         last: LockError | None = None
+        sent = False
         for _ in range(REDIRECTS_MAX):
             try:
                 return await _call(node, script, body, replicas, answer_by, asking=asking, resend=resend)
             except LockError as error:
                 code, last = _code(error), error
+                sent = _note_sent(error, sent)
                 if code in {"MOVED", "ASK"}:
                     asking = code == "ASK"
                     node = self._named(cast("ServerSaid", error.__cause__).text, node, key, moved=not asking)
@@ -170,7 +172,8 @@ class ClusterTopology(Topology):
                     self._suspect(node)
                     if now() >= answer_by or not (resend or nothing_done(error)):
                         raise
-                    successor = await self.node_for(key, answer_by)
+                    with sent_before(sent):
+                        successor = await self.node_for(key, answer_by)
                     if successor is node:
                         raise
                     node, asking = successor, False
@@ -218,7 +221,7 @@ class ClusterTopology(Topology):
         node = self._slots[slot_of(key)]
         if node is None:
             message = f"no node of the Cluster serves slot {slot_of(key)}: see CLUSTER INFO"
-            raise BackendUnavailable(message)
+            raise _unsent(message)
         return node
 
     async def masters(self) -> list[RedisNode]:
@@ -243,7 +246,7 @@ class ClusterTopology(Topology):
         if isinstance(found, list):
             raise_configuration(found)
             message = f"no node of the Cluster can be asked: {'; '.join(map(str, found))}"
-            raise BackendUnavailable(message)
+            raise _unsent(message)
         address, ranges = found
         self._failed.discard(address)
         await self._use_map(ranges, self._node_at(address))
@@ -290,7 +293,7 @@ class ClusterTopology(Topology):
         node = self._nodes.get(address)
         if node is None:
             target = self._anywhere.moved(*address)
-            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host))
+            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host, in_cluster=True))
             # Another thread may have opened one meanwhile. Nothing is connected yet.
             node = self._nodes.setdefault(address, node)
         return node
@@ -303,6 +306,20 @@ class ClusterTopology(Topology):
         """See `Topology.close`. The nodes stay known: a call that is under way must not open others in their place."""
         for node in list(self._nodes.values()):
             await node.close()
+
+
+def _note_sent(error: LockError, before: bool) -> bool:  # noqa: FBT001
+    """Tell whether the request may have been carried out, by the last call or one before; note it on the error."""
+    if isinstance(error, BackendUnavailable) and not isinstance(error.__cause__, ServerSaid):
+        error.sent = before or error.sent
+        return error.sent
+    return before
+
+
+def _unsent(message: str) -> BackendUnavailable:
+    error = BackendUnavailable(message)
+    error.sent = False
+    return error
 
 
 def _code(error: LockError) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import ssl
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import redis
@@ -11,9 +13,18 @@ from lockkit.backends.redis.resp import ServerSaid
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["DRIVER_ERRORS", "code_of", "is_replica", "nothing_done", "server_said", "translate"]
+__all__ = [
+    "DRIVER_ERRORS",
+    "code_of",
+    "is_replica",
+    "nothing_done",
+    "nothing_sent",
+    "sent_before",
+    "server_said",
+    "translate",
+]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (redis.RedisError, ServerSaid, OSError, EOFError)
 """Errors that sending, receiving and connecting may raise."""
@@ -23,6 +34,14 @@ _REFUSED = "refuses the login"
 _NO_PASSWORD = f"{_REFUSED}: the server requires a password. Give it in the URL"
 _TLS = "uses TLS at this port: use the scheme with an s, such as rediss:// or redlocks://"
 _NO_TLS = "does not use TLS at this port: use the scheme without s, such as redis:// or redlock://"
+_OTHER_HOST = (
+    "has a certificate for another host: connect by a name that the certificate has. Sentinels and Clusters tell "
+    "addresses, unless they have announced host names: see TLS on the page of the redis backend"
+)
+_IN_CLUSTER = (
+    "is a node of a Cluster and refuses the locks of the other nodes: use redis+cluster://{label} (with TLS "
+    "rediss+cluster://), or from_client with a RedisCluster"
+)
 _NO_RIGHT = "denies this user a right: the documentation of this backend lists the rights that lockkit needs"
 _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
     "LOADING": (BackendUnavailable, "is still loading its data after a start: try again later"),
@@ -36,8 +55,10 @@ _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
         "belongs to a Cluster that is down: see CLUSTER INFO for slots that no node serves",
     ),
     "TRYAGAIN": (BackendUnavailable, "is moving this slot to another node: try again later"),
-    "MOVED": (BackendUnavailable, "is a node of a Cluster: use redis+cluster://"),
-    "ASK": (BackendUnavailable, "is a node of a Cluster: use redis+cluster://"),
+    # Those that a Cluster's topology does not follow.
+    "MOVED": (ConfigurationError, _IN_CLUSTER),
+    "ASK": (ConfigurationError, _IN_CLUSTER),
+    "INCLUSTER": (ConfigurationError, _IN_CLUSTER),
     "CROSSSLOT": (BackendUnavailable, "finds keys of several slots in one script; that is a bug in lockkit"),
     "OOM": (
         BackendUnavailable,
@@ -82,6 +103,11 @@ _TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
         f"lacks a command that lockkit needs: {_VERSION}",
     ),
     ("syntax error", ConfigurationError, f"lacks an option of a command that lockkit needs: {_VERSION}"),
+    (
+        "certificate is not valid for",
+        ConfigurationError,
+        _OTHER_HOST,
+    ),
     ("CERTIFICATE_VERIFY_FAILED", ConfigurationError, "has a certificate that is not trusted: see ssl_ca_certs="),
     ("WRONG_VERSION_NUMBER", ConfigurationError, _NO_TLS),
     ("the port answers in plain text", ConfigurationError, _NO_TLS),
@@ -134,8 +160,28 @@ def is_replica(error: ServerSaid) -> bool:
 def nothing_done(error: LockError) -> bool:
     """Tell whether the request that failed with this error was certainly not carried out."""
     cause = error.__cause__
-    # redis-py's own errors come from connecting only: then lockkit uses the socket.
-    return isinstance(cause, redis.RedisError) or (isinstance(cause, ServerSaid) and is_replica(cause))
+    unsent = isinstance(error, BackendUnavailable) and not error.sent
+    return unsent or (isinstance(cause, ServerSaid) and is_replica(cause))
+
+
+@contextmanager
+def nothing_sent(*, before: bool = False) -> Iterator[None]:
+    """Note on errors of the driver that the request was not sent, unless it was sent `before`; see `translate`."""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        vars(error)["unsent"] = not before
+        raise
+
+
+@contextmanager
+def sent_before(sent: bool) -> Iterator[None]:  # noqa: FBT001 - says what the name says
+    """Let an error say that the request was sent, if it was sent to another node before."""
+    try:
+        yield
+    except BackendUnavailable as error:
+        error.sent = sent or error.sent
+        raise
 
 
 def translate(error: BaseException, label: str) -> LockError:
@@ -146,14 +192,24 @@ def translate(error: BaseException, label: str) -> LockError:
         error: One of `DRIVER_ERRORS`. The caller makes it the ``__cause__``.
         label: The server, without a password: ``host:port``.
     """
+    translated = _translate(error, label)
+    if isinstance(translated, BackendUnavailable):
+        translated.sent = not vars(error).get("unsent", False)
+    return translated
+
+
+def _translate(error: BaseException, label: str) -> LockError:
     text = str(error) or type(error).__name__
+    for source in (error.__cause__, error.__context__):
+        if isinstance(source, ssl.SSLCertVerificationError):
+            text = str(source)  # of which redis-py 5 shows the number only
     for part, make, advice in _TEXTS:
         if part in text:
             return make(f"{label} {advice} ({text})")
     entry = _TABLE.get(code_of(error))
     if entry is not None:
         make, advice = entry
-        return make(f"{label} {advice} ({text})")
+        return make(f"{label} {advice.replace('{label}', label)} ({text})")
     if isinstance(error, (redis.TimeoutError, TimeoutError)):
         return BackendUnavailable(f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?")
     if isinstance(error, ServerSaid):

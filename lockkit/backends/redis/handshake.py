@@ -30,16 +30,18 @@ class Handshake:
     All nodes that stand for the same data share one: behind a Sentinel the node changes, which has to be noticed.
     """
 
-    def __init__(self, host: Host, *, masters_only: bool = False) -> None:
+    def __init__(self, host: Host, *, masters_only: bool = False, in_cluster: bool = False) -> None:
         """
         Know no server yet.
 
         Args:
             host: Confirms all leases when the server is another one than before.
             masters_only: Refuse a replica (Sentinel may still name a master that was just replaced).
+            in_cluster: Nodes of a Cluster are not refused.
         """
         self._host = host
         self._masters_only = masters_only
+        self._in_cluster = in_cluster
         self._known: tuple[str | None, str | None] | None = None
         self._warned = False
 
@@ -48,7 +50,8 @@ class Handshake:
         Check the server.
 
         Raises:
-            ServerSaid: It is a replica and must be a master, requires a password, or is too old.
+            ServerSaid: It is a replica and must be a master, requires a password, is too old, or is another kind of
+                server.
         """
         sections = [pack("INFO", section) for section in ("server", "replication", "memory")]
         replies = await self._host.runtime.io(connection.call_many(b"".join(sections), len(sections), until))
@@ -59,7 +62,7 @@ class Handshake:
             # A user without the right to INFO gets an error: then lockkit checks nothing.
             if isinstance(reply, bytes):
                 facts.update(info_fields(reply))
-        refuse_unfit(facts)
+        refuse_unfit(facts, in_cluster=self._in_cluster)
         connection.sharded = can_shard(facts)
         run_id, role = facts.get("run_id"), facts.get("role")
         if role == "slave" and self._masters_only:
@@ -95,21 +98,29 @@ def version_of(text: str) -> tuple[int, ...]:
 
 def is_sentinel(facts: Mapping[str, str]) -> bool:
     """Tell from ``INFO server`` whether it is a Sentinel, which has no data; Valkey names the field differently."""
-    return "sentinel" in {facts.get("redis_mode"), facts.get("server_mode")}
+    return _is_mode("sentinel", facts)
 
 
-def refuse_unfit(facts: Mapping[str, str]) -> None:
+def _is_mode(mode: str, facts: Mapping[str, str]) -> bool:
+    return mode in {facts.get("redis_mode"), facts.get("server_mode")}
+
+
+def refuse_unfit(facts: Mapping[str, str], *, in_cluster: bool = False) -> None:
     """
-    Refuse a Sentinel, and a server whose version is too low; one that does not tell its version is not refused.
+    Refuse a Sentinel, a node of a Cluster, and a server whose version is too low; not one that does not tell.
 
     Args:
         facts: Of ``INFO server``. Valkey says there which version of Redis it is compatible with.
+        in_cluster: It may be a node of a Cluster.
 
     Raises:
         ServerSaid: It cannot have locks.
     """
     if is_sentinel(facts):
         message = "NODATA it is a Sentinel"
+        raise ServerSaid(message)
+    if not in_cluster and _is_mode("cluster", facts):
+        message = "INCLUSTER it runs with cluster-enabled"
         raise ServerSaid(message)
     version = facts.get("redis_version", "")
     if version and version_of(version) < VERSION_MIN:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.script import Script
 
 __all__ = [
-    "FENCE_MS_MIN",
+    "IDLE_SECONDS",
+    "IDLE_SECONDS_MIN",
     "KNOWN_NAMES_MAX",
     "SESSION_SPACE",
     "KeysByName",
@@ -28,9 +29,15 @@ __all__ = [
     "ttl_milliseconds",
 ]
 
-FENCE_MS_MIN = 86_400_000
-"""Shortest time for which the counter of an idle lock is kept: a day. Shorter relies more on the server's clock, which
-must then not be set back by more; longer keeps more small keys."""
+IDLE_SECONDS = 86_400.0
+"""How long the counter of a lock that is not used is kept, if the option ``idle_ttl`` does not say."""
+
+IDLE_SECONDS_MIN = 60.0
+"""The shortest such time. After it, tokens increase only by the server's clock: shorter, and a step of that clock by a
+minute, as after a boot, could be longer."""
+
+IDLE_TTLS = 10
+"""It is at least so many ttls: a counter must outlive its lease."""
 
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
@@ -72,9 +79,9 @@ def ttl_milliseconds(ttl: float) -> int:
     return ttl_ms
 
 
-def fence_milliseconds(ttl_ms: int) -> int:
+def fence_milliseconds(ttl_ms: int, idle_ms: int) -> int:
     """Return how long the counter is kept after the last grant or renewal with that ttl."""
-    fence_ms = max(FENCE_MS_MIN, 10 * ttl_ms)
+    fence_ms = max(idle_ms, IDLE_TTLS * ttl_ms)
     assert fence_ms > ttl_ms, "a counter that does not outlive its lease"
     return fence_ms
 

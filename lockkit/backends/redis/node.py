@@ -44,7 +44,7 @@ from lockkit.backends.redis.connection import (
     SyncConnection,
     open_connection,
 )
-from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, translate
+from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, nothing_sent, sent_before, translate
 from lockkit.backends.redis.keys import escape_glob
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
@@ -198,8 +198,9 @@ class RedisNode(ABC):
         until = end_of_call(self._runtime, answer_by)
         replies: list[Reply] = []
         try:
-            shared = None if alone else await self._sharable(until)
-            connection = shared or await self.take_connection(until)
+            with nothing_sent():
+                shared = None if alone else await self._sharable(until)
+                connection = shared or await self.take_connection(until)
             try:
                 for start in range(0, len(commands), BATCH):
                     batch = commands[start : start + BATCH]
@@ -330,7 +331,8 @@ class SyncNode(RedisNode):
         except BaseException as error:
             self._fail(connection, error)
             if isinstance(error, ConnectionError) and resend:
-                return await super().run(script, key, body, answer_by=answer_by)
+                with sent_before(True):  # noqa: FBT003
+                    return await super().run(script, key, body, answer_by=answer_by)
             if isinstance(error, DRIVER_ERRORS):
                 raise translate(error, self.label) from error
             raise
@@ -345,7 +347,7 @@ class SyncNode(RedisNode):
         return reply
 
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
-        connection = self._kept()
+        connection, sent = self._kept(), False
         if connection is not None:
             try:
                 return self._call_on(connection, packed, until)
@@ -353,10 +355,13 @@ class SyncNode(RedisNode):
                 # Closed between the check and the answer: a restart, or the network dropped an idle connection.
                 if not resend:
                     raise
+                sent = True
             except ServerSaid as error:
                 if not is_replica(error):
                     raise
-        return self._call_on(await self.connect(until), packed, until)
+        with nothing_sent(before=sent):
+            connection = await self.connect(until)
+        return self._call_on(connection, packed, until)
 
     def _call_on(self, connection: Connection, packed: bytes, until: Instant) -> Reply:
         """Call on a connection; keep it for the next caller if it answers."""
@@ -394,20 +399,22 @@ class AsyncNode(RedisNode):
     _connecting: asyncio.Task[Connection] | None = None
 
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
-        connection = self._shared
+        connection, sent = self._shared, False
         if connection is not None and not connection.stale:
             try:
                 (reply,) = await connection.call_many(packed, 1, until)
             except ConnectionError:
                 if not resend:
                     raise
+                sent = True
             else:
                 if not isinstance(reply, ServerSaid):
                     return reply
                 if not is_replica(reply):
                     raise reply
                 self._leave(connection)
-        connection = await self._connect_shared(until)
+        with nothing_sent(before=sent):
+            connection = await self._connect_shared(until)
         (reply,) = await connection.call_many(packed, 1, until)
         if isinstance(reply, ServerSaid):
             raise reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
@@ -16,9 +17,10 @@ import redis.sentinel
 
 from lockkit import validation
 from lockkit.backend import Option
-from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls
+from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls, verifies_certificate
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
+from lockkit.backends.redis.keys import IDLE_SECONDS, IDLE_SECONDS_MIN
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelTopology
 from lockkit.backends.redis.topology import SingleTopology
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from lockkit.url import Url
 
 __all__ = [
+    "IDLE_TTL",
     "OPTIONS",
     "adopt_topology",
     "check_arguments",
@@ -39,8 +42,11 @@ __all__ = [
     "database",
     "driver_options",
     "open_topology",
+    "warn_of_unverified",
     "wrong_url",
 ]
+
+log = logging.getLogger("lockkit")
 
 REPLICAS_MAX = 100
 
@@ -66,6 +72,21 @@ def parse_prefix(value: object) -> str:
     return text
 
 
+def _parse_idle_ttl(value: object) -> float:
+    seconds = validation.parse_ttl(value)
+    if seconds < IDLE_SECONDS_MIN:
+        message = f"must be at least {IDLE_SECONDS_MIN:g} seconds"
+        raise ValueError(message)
+    return seconds
+
+
+IDLE_TTL = Option(
+    _parse_idle_ttl,
+    "Seconds for which the record of a released name is kept, at least ten ttls. Until then, tokens increase whatever "
+    "the server's clock says.",
+    IDLE_SECONDS,
+)
+
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "prefix": Option(
@@ -81,6 +102,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "session: all leases of a client with the same ttl are renewed by one command, and end together.",
             "lease",
         ),
+        "idle_ttl": IDLE_TTL,
         "db": Option(validation.parse_int(0, 2**31 - 1), "Number of the database; most URLs give it in the path."),
         "service_name": Option(validation.parse_text, "The Sentinels' name for the master; URLs give it in the path."),
         "sentinel_username": Option(validation.parse_text, "User name at the Sentinels themselves."),
@@ -134,6 +156,7 @@ def _parse_limit(value: object) -> float:
 
 _PARSERS: Mapping[str, Callable[[object], Any]] = {
     "protocol": _parse_protocol,
+    "ssl_check_hostname": validation.parse_bool,
     "socket_timeout": _parse_limit,
     "socket_connect_timeout": _parse_limit,
 }
@@ -268,6 +291,8 @@ def check_arguments(url: Url, target: Target, kind: Kind) -> None:
     Raises:
         ConfigurationError: redis-py does not accept them.
     """
+    if target.arguments.get("ssl_check_hostname") and not verifies_certificate(target.arguments):
+        raise wrong_url(url.safe_text, "ssl_cert_reqs=none trusts any certificate: leave out ssl_check_hostname=true")
     try:
         target.driver_connection(kind)
     except (TypeError, ValueError, redis.RedisError) as error:
@@ -337,6 +362,7 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
     db = pool.connection_kwargs.get("db") or 0
     is_unix = "path" in target.arguments
     url = f"unix://{target.label}?db={db}" if is_unix else f"{_scheme(pool.connection_class)}://{target.label}/{db}"
+    warn_of_unverified([target], host.runtime.kind, url)
     return url, SingleTopology(open_node(host.runtime, target, options["prefix"], Handshake(host)))
 
 
@@ -352,6 +378,7 @@ def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[
     scheme = _scheme(pool.connection_class)
     url = f"{scheme}+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
     master = Target.anywhere(arguments, tls=speaks_tls(pool.connection_class))
+    warn_of_unverified([master, *sentinels], host.runtime.kind, url)
     return url, SentinelTopology(sentinels, pool.service_name, master, host, options["prefix"])
 
 
@@ -362,8 +389,19 @@ def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple
     node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=speaks_tls(source.connection_class))
     seeds = [(one.host, int(one.port)) for one in nodes]
     url = f"{_scheme(source.connection_class)}+cluster://{','.join(node.moved(*seed).label for seed in seeds)}"
+    warn_of_unverified([node], host.runtime.kind, url)
     remap = getattr(client.nodes_manager, "address_remap", None)  # of later versions
     return url, ClusterTopology(seeds, node, host, options["prefix"], remap=remap)
+
+
+def warn_of_unverified(targets: Sequence[Target], kind: Kind, url: str) -> None:
+    """Warn once of an application's client that does not verify its servers: the doctor sees URLs only."""
+    if any(target.unverified(kind) is not None for target in targets):
+        log.warning(
+            "%s: this client of redis-py does not verify certificate and host name of its server (ssl_cert_reqs, "
+            "ssl_check_hostname), so lockkit does not either: who stands between them can read the password",
+            url,
+        )
 
 
 def _scheme(connection_class: type) -> str:

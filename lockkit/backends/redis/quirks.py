@@ -24,6 +24,9 @@ so its private attributes are used here, and only here. All of this was seen wit
                              Test: ``test_cancellation_that_redis_py_swallows_is_raised``
 `close_interrupted_sockets`  Ctrl-C while redis-py waits for a TCP connection: it closes its socket after an ``OSError``
                              only. Test: ``test_interrupted_connect_leaves_no_open_socket``
+`TlsConnections`             redis-py reads the authorities' certificates anew for each connection: 10 to 20 ms, with
+                             asyncio even if the server refuses it. Overrides private ``Connection._connect`` (sync).
+                             Test: ``test_tls_context_is_made_once``
 ===========================  ========================================================================================
 
 If a later redis-py renames ``_sock`` or ``_writer``, every connection fails with a `ConfigurationError`, as it does for
@@ -35,11 +38,88 @@ from __future__ import annotations
 import asyncio
 import socket
 import traceback
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis.asyncio.connection
+import redis.connection
 
 from lockkit.errors import ConfigurationError
 
-__all__ = ["close_interrupted_sockets", "connect_asyncio", "detach", "has_ended", "socket_of", "transport_of"]
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Mapping
+
+    from lockkit.runtime import Kind
+
+__all__ = [
+    "TlsConnections",
+    "close_interrupted_sockets",
+    "connect_asyncio",
+    "detach",
+    "has_ended",
+    "socket_of",
+    "transport_of",
+]
+
+_TLS_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+
+
+class TlsConnections:
+    """Makes TLS connections that share the context of the first one, until one of its files is replaced."""
+
+    def __init__(self) -> None:
+        """Make nothing yet."""
+        self._made: tuple[object, Any] | None = None
+
+    def make(self, kind: Kind, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - redis-py's
+        """Make a connection that is not connected yet, with redis-py's arguments."""
+        files = [_version_of_file(arguments.get(name)) for name in _TLS_FILES]
+        shared = self._made[1] if self._made is not None and self._made[0] == files else None
+        if kind != "asyncio":
+            return _SyncTls(shared, partial(self._keep, files), arguments)
+        connection = redis.asyncio.connection.SSLConnection(**arguments)
+        if shared is None:
+            self._keep(files, connection.ssl_context)
+        else:
+            connection.ssl_context = shared
+        return connection
+
+    def _keep(self, files: object, context: object) -> None:
+        self._made = files, context
+
+
+def _version_of_file(path: Any) -> object:  # noqa: ANN401 - an argument of redis-py
+    """Return what changes when a file is replaced: certificates are renewed while clients run."""
+    try:
+        found = Path(path).stat()
+    except (OSError, TypeError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+class _SyncTls(redis.connection.SSLConnection):
+    """A connection with a TLS context that there is already."""
+
+    def __init__(
+        self, context: ssl.SSLContext | None, keep: Callable[[object], None], arguments: Mapping[str, Any]
+    ) -> None:
+        super().__init__(**arguments)
+        self._context = context
+        self._keep_context = keep
+
+    def _connect(self) -> Any:  # noqa: ANN401 - a socket
+        if self._context is None or self.ssl_validate_ocsp or self.ssl_validate_ocsp_stapled:
+            wrapped = super()._connect()  # type: ignore[no-untyped-call]
+            self._keep_context(wrapped.context)
+            return wrapped
+        plain = redis.connection.Connection._connect(self)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        try:
+            return self._context.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
 
 
 def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-py's

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import seconds_left
-from lockkit.backends.redis.errors import code_of, nothing_done
+from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
@@ -98,10 +98,13 @@ class SentinelTopology(Topology):
             self._suspect(master)
             if now() >= answer_by or not (resend or nothing_done(error)):
                 raise
-            successor = await self.node_for(key, answer_by)
+            sent = not nothing_done(error)
+            with sent_before(sent):
+                successor = await self.node_for(key, answer_by)
             if successor is master:
                 raise
-        return await successor.run(script, key, body, resend=resend, answer_by=answer_by)
+        with sent_before(sent):
+            return await successor.run(script, key, body, resend=resend, answer_by=answer_by)
 
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
@@ -166,7 +169,9 @@ class SentinelTopology(Topology):
         message = f"no Sentinel names the master {self.service_name!r}: {'; '.join(map(str, found))}"
         if all(isinstance(error, _UnknownMasterError) for error in found):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
-        raise BackendUnavailable(message)
+        error = BackendUnavailable(message)
+        error.sent = False
+        raise error
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)

@@ -191,7 +191,7 @@ class _Call:
 class Sessions:
     """The sessions of one client: one for each ttl in use."""
 
-    def __init__(self, topology: Topology, prefix: str, runtime: Runtime, gone_channel: bytes) -> None:
+    def __init__(self, topology: Topology, prefix: str, runtime: Runtime, gone_channel: bytes, idle_ms: int) -> None:
         """
         Send nothing yet.
 
@@ -200,11 +200,13 @@ class Sessions:
             prefix: Of all keys.
             runtime: Of the API in use.
             gone_channel: Of all clients, packed.
+            idle_ms: The option ``idle_ttl``, in milliseconds.
         """
         self._topology = topology
         self._prefix = prefix
         self._runtime = runtime
         self._gone_channel = gone_channel
+        self._idle_ms = idle_ms
         self._mutex = runtime.mutex()
         self._current: dict[int, Session] = {}
 
@@ -321,7 +323,7 @@ class Sessions:
             lease.settled = False
             left_ms = math.ceil((lease.asked_at + session.ttl - now) * 1000)
             leaving += (lease.lock, lease.owner, lease.number, max(1, left_ms))
-        arguments = ttl_ms, int(is_new), session.read, keep_ms, fence_milliseconds(keep_ms)
+        arguments = ttl_ms, int(is_new), session.read, keep_ms, fence_milliseconds(keep_ms, self._idle_ms)
         packed = bulk(session.key) + b"".join(map(bulk, arguments)) + self._gone_channel
         packed += bulk(json.dumps(entering)) + bulk(json.dumps(leaving))
         numbered = [[(lease, lease.number) for lease in leases] for leases in (coming, going)]

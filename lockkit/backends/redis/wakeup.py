@@ -25,7 +25,6 @@ slot moves to another node, the subscription ends.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import weakref
 from math import inf
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, AsyncConnection, SyncConnection
-from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.errors import DRIVER_ERRORS, code_of, translate
 from lockkit.backends.redis.resp import ServerSaid, pack
 from lockkit.errors import BackendUnavailable
 
@@ -41,10 +40,11 @@ if TYPE_CHECKING:
     from lockkit.backend import Request
     from lockkit.backends.redis.connection import Connection
     from lockkit.backends.redis.resp import Reply
+    from lockkit.errors import LockError
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
 
-__all__ = ["WakeupListener", "gone_channel"]
+__all__ = ["WakeupListener", "gone_channel", "warn_of_polling"]
 
 log = logging.getLogger("lockkit")
 
@@ -61,9 +61,23 @@ PONG_SECONDS = 2.0
 RETRY_MARGIN_SECONDS = 0.005
 """Seconds from the end of an offer until the next request retries: the offer must have ended at the server."""
 
+DENIED_SECONDS = 60.0
+"""Seconds until lockkit asks again for a subscription that the user has no right to. Longer finds the right later that
+was granted since; shorter connects more often."""
+
 _CONFIRMATIONS = (b"subscribe", b"ssubscribe")
 _SLOT_MOVED = "the slot of the channel has moved to another node"
 _NO_SHARDS = ("ERR", "NOPERM")  # a command that was renamed, a missing right; other refusals of SSUBSCRIBE pass
+
+
+def warn_of_polling(url: str, denied: LockError) -> None:
+    """Log that waiters poll."""
+    log.warning(
+        "waiters at %s poll, because nobody can wake them: %s; the right is that to SUBSCRIBE and PUBLISH on the "
+        "channels PREFIX:wake:*",
+        url,
+        denied,
+    )
 
 
 def gone_channel(prefix: str) -> str:
@@ -87,11 +101,14 @@ class WakeupListener:
 
     Attributes:
         channel: The client's channel while it is subscribed; None otherwise.
+        denied: Why there is none, if the user has no right to subscribe or to publish: then waiters poll.
     """
 
     def __init__(self, runtime: Runtime, node: Server, prefix: str) -> None:
         """Do not subscribe yet."""
         self.channel: str | None = None
+        self.denied: LockError | None = None
+        self._ask_again_at = 0.0
         self._runtime = runtime
         self._label = node.label
         # Weak, because the node has this listener: a dropped client must not wait for the garbage collector.
@@ -103,7 +120,8 @@ class WakeupListener:
         self._connection: Connection | None = None
         self._ended: Event | None = None
         self._opening: Event | None = None
-        self._retries: list[tuple[float, bytes]] = []
+        self._retries: dict[bytes, Instant] = {}  # when a waiting request retries by itself; at most one time for each
+        self._timer: asyncio.TimerHandle | None = None
         self._sharded = True
         self._closed = False
 
@@ -119,20 +137,24 @@ class WakeupListener:
 
     def forget(self, request: Request) -> None:
         """Stop waking a request."""
-        self._waiting.pop(request.owner.encode(), None)
+        owner = request.owner.encode()
+        self._waiting.pop(owner, None)
+        self._retries.pop(owner, None)
 
     async def open(self, answer_by: float = inf, tag: str = "") -> None:
         """
-        Subscribe, unless there is a subscription. One caller does so; others wait for it.
+        Subscribe, unless there is a subscription or the user has no right to it. One caller does; others wait for it.
 
         Args:
             answer_by: Client monotonic time by which this returns or raises.
             tag: In a Cluster, a key whose slot is at the node, for sharded pub/sub.
 
         Raises:
-            LockError: No answer, or the server denies it.
+            LockError: No answer.
         """
         now = self._runtime.now()
+        if now < self._ask_again_at:
+            return
         mine = self._runtime.event()
         try:
             with self._mutex:
@@ -143,6 +165,8 @@ class WakeupListener:
                 await self._subscribe_sharded(answer_by, tag)
             else:
                 await opening.wait(seconds_left(answer_by, now))
+        except ServerSaid as error:
+            self._deny(error)
         except DRIVER_ERRORS as error:
             raise translate(error, self._label) from error
         except RuntimeError as error:  # no thread could be started
@@ -153,6 +177,19 @@ class WakeupListener:
                 if self._opening is mine:
                     self._opening = None
             mine.set()
+
+    def _deny(self, error: ServerSaid) -> None:
+        """
+        Do without a subscription if the user has no right to it.
+
+        Raises:
+            LockError: The server refused for another reason.
+        """
+        translated = translate(error, self._label)
+        if code_of(error) != "NOPERM" and "unknown command" not in error.text:
+            raise translated from error
+        self.denied = translated
+        self._ask_again_at = self._runtime.now() + DENIED_SECONDS
 
     async def _subscribe_sharded(self, answer_by: float, tag: str) -> None:
         if tag and self._sharded:
@@ -179,6 +216,7 @@ class WakeupListener:
                 channel += f"{{{tag}}}"
                 command, confirmations = pack("SSUBSCRIBE", channel), 3
             command += pack("SUBSCRIBE", channel, self._gone)
+            await self._check_publishing(connection, channel, until)
             if isinstance(connection, AsyncConnection):
                 await self._subscribe_async(connection, channel, command, confirmations, until)
             else:
@@ -189,12 +227,23 @@ class WakeupListener:
             connection.close()
             raise
 
+    async def _check_publishing(self, connection: Connection, channel: str, until: Instant) -> None:
+        """Raise the refusal if the user may not publish: mostly the holders have the same user, and notify nobody."""
+        sharded = connection.sharded and channel.endswith("}")
+        reply: Reply = None
+        for command in ("SPUBLISH", "PUBLISH") if sharded else ("PUBLISH",):
+            reply = await self._runtime.io(connection.call(pack(command, channel, ""), until))
+            if not isinstance(reply, ServerSaid):
+                return
+        raise cast("ServerSaid", reply)
+
     def _subscribed(self, connection: Connection, channel: str) -> Event:
         ended = self._runtime.event()
         with self._mutex:
             if self._closed:
                 raise ConnectionAbortedError(CLOSED_HERE)
             self._connection = connection
+            self.denied = None
             self._ended = ended
             self.channel = channel
         return ended
@@ -318,13 +367,26 @@ class WakeupListener:
 
     def _wake_due(self, now: float) -> float:
         """Wake the requests whose time to retry has come; return the next such time."""
-        retries = self._retries
-        while retries and retries[0][0] <= now:
-            _, owner = heapq.heappop(retries)
+        following = inf
+        for owner, due in list(self._retries.items()):
             waiter = self._waiting.get(owner)
+            if waiter is not None and due > now:
+                following = min(following, due)
+                continue
+            self._retries.pop(owner, None)
             if waiter is not None:
                 waiter[0].set()
-        return retries[0][0] if retries else inf
+        return following
+
+    def _wake_due_async(self) -> None:
+        """Do the same with asyncio, and set the timer for the next time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._runtime.now()
+        following = self._wake_due(now)
+        if following != inf:
+            self._timer = asyncio.get_running_loop().call_later(following - now, self._wake_due_async)
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -349,11 +411,15 @@ class WakeupListener:
         if not grace_ms.isdigit():
             waiter[0].set()
             return
-        seconds = int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS
-        if self._runtime.kind == "asyncio":
-            asyncio.get_running_loop().call_later(seconds, waiter[0].set)
-        else:
-            heapq.heappush(self._retries, (self._runtime.now() + seconds, owner))
+        self._retry_in(owner, int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS)
+
+    def _retry_in(self, owner: bytes, seconds: float) -> None:
+        # The earliest of several times: if that is too early, the answer says how long the next offer lasts.
+        due = self._runtime.now() + seconds
+        if due < self._retries.get(owner, inf):
+            self._retries[owner] = due
+            if self._runtime.kind == "asyncio":
+                self._wake_due_async()
 
     def _stop_listening(self, connection: Connection, error: BaseException) -> None:
         """Have all requests retry: they may have missed a message."""
@@ -369,7 +435,10 @@ class WakeupListener:
         if self._connection is not connection:
             return False
         self._connection = self.channel = None
-        self._retries = []
+        self._retries = {}
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._ended is not None:
             self._ended.set()
         return True

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import redis
 import redis.asyncio
 
 from lockkit.backends.redis.address import Target, speaks_tls
-from lockkit.backends.redis.options import check_arguments, check_async, database, wrong_url
+from lockkit.backends.redis.options import (
+    check_arguments,
+    check_async,
+    database,
+    warn_of_unverified,
+    wrong_url,
+)
 
 if TYPE_CHECKING:
     from lockkit.runtime import Kind
@@ -43,7 +50,7 @@ def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any],
     for target in targets[:1]:
         check_arguments(url, target, kind)
     _check_nodes(targets, url.safe_text)
-    return targets
+    return [replace(target, tls_connections=targets[0].tls_connections) for target in targets]
 
 
 def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[Target] | None:
@@ -62,6 +69,7 @@ def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[
         return None
     targets = [Target.lent(client.connection_pool, timeout) for client in clients]
     _check_nodes(targets, url_of(targets))
+    warn_of_unverified(targets, kind, url_of(targets))
     return targets
 
 

@@ -71,7 +71,7 @@ from lockkit.backend import (
     unproven,
 )
 from lockkit.backends.redis import options as redis_options
-from lockkit.backends.redis.keys import FENCE_MS_MIN, KeysByName, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import KeysByName, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redlock import addresses
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
 from lockkit.backends.redlock.listing import Listing
@@ -116,6 +116,10 @@ NODE_TIMEOUT = 0.5
 """Seconds that a node has for an answer. Longer delays callers once when a node hangs; shorter gives up on a busy
 node."""
 
+CONNECT_SECONDS_MIN = 0.05
+"""Least time in which to wait once more for nodes that are being connected. Longer reports nodes that are up as
+missing; shorter has no time left for the call."""
+
 MARGIN_US = 1000
 """How far a proposed token is above what the nodes' times should be. More: nodes whose clocks are a little behind the
 others refuse it. Less: nodes that are reached a little later than last time refuse it."""
@@ -141,6 +145,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "Nodes that restart vote at once. Only for nodes that lose no data: appendonly yes, appendfsync always.",
             False,  # noqa: FBT003
         ),
+        "idle_ttl": redis_options.IDLE_TTL,
         "node_timeout": Option(validation.parse_ttl, "Seconds that each node has for an answer.", NODE_TIMEOUT),
     }
 )
@@ -187,6 +192,7 @@ class RedlockBackend(LockBackend):
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._fencing: bool = options["fencing"]
+        self._idle_ms = ttl_milliseconds(options["idle_ttl"])
         self._nodes_count = len(nodes.labels)
         self._quorum = self._nodes_count // 2 + 1
         assert self._nodes_count < 2 * self._quorum, "two majorities that share no node"
@@ -253,6 +259,8 @@ class RedlockBackend(LockBackend):
             self._delayed_restart.note_ttl(attempts.ttl_ms)
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
         outcome = await self._attempt(request, attempts, by)
+        while isinstance(outcome, Votes) and outcome.connecting and self._runtime.now() < by - CONNECT_SECONDS_MIN:
+            outcome = await self._attempt(request, attempts, by)
         if isinstance(outcome, Votes) and outcome.not_admitted:
             # The very first use of the nodes, or a restart that no client has dealt with.
             admitted = self._delayed_restart.run_soon()
@@ -277,7 +285,7 @@ class RedlockBackend(LockBackend):
         now_us = int(self._runtime.now() * 1e6)
         proposed = 0 if self._ahead_us is None else now_us + self._ahead_us + MARGIN_US
         arguments = (
-            value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms), request.metadata,
+            value, attempts.ttl_ms, fence_milliseconds(attempts.ttl_ms, self._idle_ms), request.metadata,
             proposed if self._fencing else "",
         )  # fmt: skip
         answers = await self._nodes.ask(
@@ -312,7 +320,7 @@ class RedlockBackend(LockBackend):
     async def _write_token(self, request: Request, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
         attempts: Attempts = request.state
-        arguments = value, token, fence_milliseconds(attempts.ttl_ms), request.metadata
+        arguments = value, token, fence_milliseconds(attempts.ttl_ms, self._idle_ms), request.metadata
         until = self._round_until(by)
         written = Count(await self._nodes.ask(FENCE, attempts.keys, arguments, only=votes.yes, until=until))
         assert written.yes.keys() <= votes.yes.keys(), "a token written where round one has read none"
@@ -358,6 +366,7 @@ class RedlockBackend(LockBackend):
             error.__cause__ = wrong[0]
             return error
         error = NoQuorum(message)
+        error.sent = any(not isinstance(answer, NodeDown) for answer in count.answers)
         error.__cause__ = errors[0] if errors else None
         return error
 
@@ -408,7 +417,7 @@ class RedlockBackend(LockBackend):
             held: Held = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
             self._delayed_restart.note_ttl(ttl_ms)
-            calls.append((held.keys, (held.value, ttl_ms, fence_milliseconds(ttl_ms))))
+            calls.append((held.keys, (held.value, ttl_ms, fence_milliseconds(ttl_ms, self._idle_ms))))
         by_node = await self._nodes.ask_many(RENEW, calls)
         assert len(by_node) == self._nodes_count, "a majority of fewer nodes is none"
         return [
@@ -491,7 +500,7 @@ class RedlockBackend(LockBackend):
             return False
         if proven and not found.proven:
             raise unproven(self._url, name, f"its keys {keys.lock!r} have neither an expiry nor a record")
-        return bool(self._majority(await self._nodes.ask(BREAK, keys, (found.value, FENCE_MS_MIN))).yes)
+        return bool(self._majority(await self._nodes.ask(BREAK, keys, (found.value, self._idle_ms))).yes)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""

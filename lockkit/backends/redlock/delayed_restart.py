@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lockkit.backends.redlock.nodes import LockKeys, Nodes
     from lockkit.runtime import Event, Runtime
 
-__all__ = ["AHEAD_MS_MAX", "FIRST_START_MS", "FORGOTTEN_MS", "DelayedRestart"]
+__all__ = ["AHEAD_MS_MAX", "FIRST_START_MS", "FORGOTTEN_MS", "DelayedRestart", "wait_milliseconds"]
 
 log = logging.getLogger("lockkit")
 
@@ -73,6 +73,13 @@ LOOKS_MAX = 10
 early."""
 
 _BLANK, _MARKED = 0, 1
+
+
+def wait_milliseconds(ttl_ms: int) -> int:
+    """Return how long a node must not vote that may have forgotten leases with this ttl."""
+    # The clock-drift margin between two nodes is the same as the engine's between client and node. And the last token
+    # may have been ahead of the time.
+    return math.ceil(ttl_ms * 1.01) + 2 + AHEAD_MS_MAX
 
 
 class _Look(NamedTuple):
@@ -163,9 +170,7 @@ class DelayedRestart:
             wait_ms = ttl_ms
             if sum(look.votes for look in looks.values()) < self._nodes_count - self._quorum + 1:
                 wait_ms = max(wait_ms, FORGOTTEN_MS)
-            # The clock-drift margin between two nodes is the same as the engine's between client and node. And the last
-            # token may have been ahead of the time.
-            wait_ms = math.ceil(wait_ms * 1.01) + 2 + AHEAD_MS_MAX
+            wait_ms = wait_milliseconds(wait_ms)
             assert wait_ms > ttl_ms, "a node that votes before what it forgot has ended"
         answers = await self._nodes.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=unmarked)
         for index in unmarked:

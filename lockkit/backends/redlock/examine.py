@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
+from lockkit.backends.redis.keys import ttl_milliseconds
 from lockkit.backends.redlock.addresses import url_targets
 from lockkit.backends.redlock.backend import OPTIONS
+from lockkit.backends.redlock.delayed_restart import wait_milliseconds
+from lockkit.backends.redlock.nodes import LockKeys
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import addresses
 from lockkit.doctor.findings import Check, Severity
@@ -22,6 +27,9 @@ __all__ = ["examine"]
 
 _PAGE = "how-to/check-your-servers.md#redlock"
 _LIMITS = "backends/redlock.md#what-it-does-not-promise"
+
+_MARK = re.compile(rb"(\S+) (\d+) \d+ (\d+)")
+"""See ``admit.lua``: run id, longest ttl, since when, and when it votes."""
 
 NODES_MIN = 3
 """The fewest nodes of which one may fail."""
@@ -59,6 +67,12 @@ NOT_DURABLE = Check(
     "The URL says durable=on, so the node votes at once after a restart, and may have forgotten locks that are held.",
     _LIMITS,
 )
+NOT_VOTING = Check(
+    "redlock-node-not-voting",
+    Severity.WARNING,
+    "Until the node votes again, one node fewer may fail or be restarted: without a majority no lock can be taken.",
+    "backends/redlock.md#maintenance",
+)
 RUN_HIDDEN = Check(
     "redlock-run-hidden",
     Severity.ERROR,
@@ -88,6 +102,8 @@ async def examine(examination: Examination) -> None:
                 await _examine_durability(examination, server)
             elif "run_id" not in server.facts:
                 _find_run_hidden(examination, server)
+        if not options["durable"]:
+            await _examine_votes(examination, reachable)
         _judge_independence(examination, reachable)
         await _compare_clocks(examination, reachable)
     finally:
@@ -146,6 +162,37 @@ def _judge_independence(examination: Examination, servers: Sequence[RedisServer]
         if len(labels) > 1 and labels not in twice:
             seen = f"{' and '.join(labels)} have the same address, {address}."
             examination.find(SAME_HOST, labels[0], seen, "Run each node on a separate machine.")
+
+
+async def _examine_votes(examination: Examination, servers: Sequence[RedisServer]) -> None:
+    """Find nodes that do not vote yet after a restart, and say how long to wait between two restarts."""
+    key = LockKeys(examination.options["prefix"], "").mark
+    marks = {}
+    for server in servers:
+        reply = await server.ask("MGET", key)
+        value = reply[0] if isinstance(reply, list) else None
+        marks[server.label] = _MARK.match(value) if isinstance(value, bytes) else None
+    known = [mark for mark in marks.values() if mark is not None]
+    longest_ms = max([ttl_milliseconds(examination.ttl), *(int(mark[2]) for mark in known)])
+    wait_seconds = math.ceil(wait_milliseconds(longest_ms) / 1000)
+    examination.note("wait between restarts of two nodes", f"{wait_seconds} s")
+    for server in servers if known else ():
+        mark, run_id = marks[server.label], server.facts.get("run_id", "").encode()
+        if mark is None or (run_id and mark[1] != run_id):
+            when = f"{wait_seconds} s after the next acquisition"
+        elif (left_seconds := await _left_seconds(server, int(mark[3]))) > 0:
+            when = f"again in {math.ceil(left_seconds)} s"
+        else:
+            continue
+        seen = f"The node was restarted or has lost its data: it votes {when}."
+        examination.find(NOT_VOTING, server.label, seen, "Restart no other node until the doctor finds none of these")
+
+
+async def _left_seconds(server: RedisServer, until_us: int) -> float:
+    try:
+        return until_us / 1e6 - await server.clock()
+    except LockError:
+        return 0.0  # the right to TIME is missing, which is a separate finding
 
 
 def _find_run_hidden(examination: Examination, server: RedisServer) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from itertools import repeat
+from contextlib import suppress
+from itertools import islice, repeat
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -20,6 +22,7 @@ from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
 from lockkit.backends.redis.resp import ServerSaid, bulk
+from lockkit.backends.redis.wakeup import warn_of_polling
 from lockkit.backends.redlock.node import ClientState, RedlockNode
 from lockkit.backends.redlock.nodes import Nodes
 from lockkit.errors import BackendUnavailable, LockError
@@ -30,12 +33,18 @@ if TYPE_CHECKING:
     from lockkit.backends.redis.resp import Reply
     from lockkit.backends.redis.script import Pack
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
+    from lockkit.runtime import Event
     from lockkit.units import Instant, Seconds
 
 __all__ = ["NetworkNodes", "open_nodes"]
 
-CONNECTIONS_KEPT = 16
-"""Idle connections kept for each node. More keeps sockets open after a burst of threads."""
+CONNECTIONS_KEPT = 64
+"""Idle connections kept for each node. More keeps sockets open after a burst of threads, fewer reconnects in the next
+burst."""
+
+CONNECT_SHARE = 0.75
+"""Share of a call's time for connecting, which takes several round trips, while the call itself takes one. More leaves
+too little time for the call; less gives up on nodes that are far away."""
 
 CLOSE_SECONDS = 0.2
 """How long closing waits for connections that are being opened. Longer delays the end when a node hangs; shorter leaves
@@ -66,6 +75,8 @@ class NetworkNodes(Nodes):
         self.client.nodes = self.all
         self._runtime = host.runtime
         self._subscribed_before = False
+        self._warned_of_polling = False
+        self._turns: deque[Event] = deque()  # of threads that wait for connections, in the order in which they came
 
     async def ask(
         self,
@@ -170,26 +181,27 @@ class NetworkNodes(Nodes):
             with_run_id: Append the run id of the connection as the last argument.
         """
 
+    def _connect_by(self, until: Instant) -> Instant:
+        """Return when connecting must end, so that the call itself has some time left."""
+        now = self._runtime.now()
+        return now + (until - now) * CONNECT_SHARE
+
     async def _connect(self, missing: Sequence[RedlockNode], until: Instant) -> None:
         """
-        Have nodes connected in the background, all at the same time; wait for at most half of the time until then.
+        Have nodes connected in the background, all at the same time, and wait until they are.
 
         It does not wait for nodes that are known to be down. Not in this thread, because Ctrl-C within redis-py's
         connecting would leave a socket open.
         """
         self.client.used = now = self._runtime.now()
-        until = now + (until - now) / 2
         waits = []
         for node in missing:
-            if node.up:
-                waits.append((node, node.extend_soon(), now + self.timeout))
-            else:
-                node.connect_soon()
-                if not (node.settled.is_set() or self.client.ending):
-                    waits.append((node, node.settled, max(now + self.timeout, node.wait_until)))
-        for node, event, limit in waits:
+            node.connect_soon()
+            if not (node.up or node.settled.is_set() or self.client.ending):
+                waits.append((node, max(now + self.timeout, node.wait_until)))
+        for node, limit in waits:
             left_seconds = max(0.0, min(limit, until) - self._runtime.now())
-            if not await event.wait(left_seconds) and self._runtime.now() >= limit:
+            if not await node.settled.wait(left_seconds) and self._runtime.now() >= limit:
                 node.settled.set()
 
     async def retry(self) -> None:
@@ -197,7 +209,9 @@ class NetworkNodes(Nodes):
         down = [node for node in self.all if not node.up]
         for node in down:
             node.connect_now()
-        await self._connect([node for node in down if not node.up], self._runtime.now() + CALL_SECONDS)
+        await self._connect(
+            [node for node in down if not node.up], self._connect_by(self._runtime.now() + CALL_SECONDS)
+        )
 
     def queue_entries(self, request: Request) -> list[str]:
         """See `Nodes.queue_entries`."""
@@ -219,6 +233,10 @@ class NetworkNodes(Nodes):
         for event in opened:
             await event.wait(max(0.0, until - self._runtime.now()))
         self._subscribed_before = any(node.listener.channel is not None for node in self.all)
+        denied = next((node.listener.denied for node in self.all if node.listener.denied is not None), None)
+        if denied is not None and not self._warned_of_polling:
+            self._warned_of_polling = True
+            warn_of_polling(f"{len(self.all)} nodes", denied)
         return self._subscribed_before
 
     def forget(self, request: Request) -> None:
@@ -260,15 +278,10 @@ class SyncNodes(NetworkNodes):
     ) -> list[Answers]:
         taken: list[SyncConnection | None] = []
         try:
-            # Element by element: what was taken before an interrupt is in the list.
-            taken += map(self._take, asked, repeat(self._runtime.now()))
+            # Element by element: what was taken before an interrupt is in the list. Threads that wait come first.
+            taken += repeat(None, len(asked)) if self._turns else map(self._take, asked, repeat(self._runtime.now()))
             if None in taken:
-                await self._connect(
-                    [node for node, connection in zip(asked, taken, strict=True) if connection is None], until
-                )
-                for index, node in enumerate(asked):
-                    if taken[index] is None:
-                        taken[index] = self._take(node, self._runtime.now())
+                await self._take_new(asked, taken, self._connect_by(until))
             return await self._exchange(asked, taken, messages, until, with_run_id=with_run_id)
         except BaseException:
             # On Ctrl-C, anywhere: half an answer must not remain for the next caller.
@@ -276,6 +289,52 @@ class SyncNodes(NetworkNodes):
                 if connection is not None:
                     connection.close()
             raise
+
+    async def _take_new(self, asked: Sequence[RedlockNode], taken: list[SyncConnection | None], until: Instant) -> None:
+        """
+        Where no connection was idle, take the next one that is opened, or given back by another thread.
+
+        One thread after the other: if each kept what it has while it waits for the rest, few would get all.
+        """
+        for index, node in enumerate(asked):
+            connection, taken[index] = taken[index], None
+            if connection is not None:
+                self._give_back(node, connection)
+        await self._connect([node for node in asked if not node.up], until)
+        until = min(until, self._runtime.now() + self.timeout)
+        turn = self._runtime.event()
+        try:
+            self._turns.append(turn)
+            if self._turns[0] is not turn:
+                await turn.wait(max(0.0, until - self._runtime.now()))
+            for node in asked:
+                if node.up and not node.connections:
+                    node.extend_soon()  # at all nodes at the same time
+            for index, node in enumerate(asked):
+                taken[index] = await self._take_next(node, until)
+        finally:
+            with suppress(ValueError):
+                self._turns.remove(turn)
+            for following in islice(tuple(self._turns), 1):
+                following.set()
+
+    async def _take_next(self, node: RedlockNode, until: Instant) -> SyncConnection | None:
+        """Wait until a node has an idle connection, and take it; None if it is down or there is none in time."""
+        while True:
+            node.added.clear()
+            now = self._runtime.now()
+            connection = self._take(node, now)
+            if connection is not None or now >= until or not node.up:
+                return connection
+            node.extend_soon()
+            await node.added.wait(until - now)
+
+    def _give_back(self, node: RedlockNode, connection: SyncConnection) -> None:
+        if node.up and len(node.connections) < CONNECTIONS_KEPT:
+            node.connections.append(connection)
+            node.added.set()
+        else:
+            connection.close()
 
     def _take(self, node: RedlockNode, now: Instant) -> SyncConnection | None:
         """Take an idle connection that is still open, as far as is known."""
@@ -299,7 +358,7 @@ class SyncNodes(NetworkNodes):
         with_run_id: bool,
     ) -> list[Answers]:
         """Send, then receive. Connections that are kept or closed again are removed from `taken`."""
-        answers: list[Answers] = [node.down for node in asked]
+        answers: list[Answers] = [node.not_asked for node in asked]
         for index, connection in enumerate(taken):
             if connection is not None:
                 packed, _ = messages[index]
@@ -310,7 +369,8 @@ class SyncNodes(NetworkNodes):
                     taken[index] = None
                     answers[index] = asked[index].error
         now = self._runtime.now
-        until = min(until, now() + self.timeout)
+        started = now()
+        until = min(until, started + self.timeout)
         late = until - 0.9 * self.timeout
         for index, node in enumerate(asked):
             connection, count = taken[index], messages[index][1]
@@ -322,18 +382,28 @@ class SyncNodes(NetworkNodes):
                 if now() > late:
                     await self._await_answer(connection, until)
                 answers[index] = [connection.receive()] if count == 1 else [connection.receive() for _ in range(count)]
+            except TimeoutError as error:
+                answers[index] = self._too_slow(node, connection, error, patient=until - started >= self.timeout)
             except DRIVER_ERRORS as error:
                 node.lost(error, connection=connection)
                 answers[index] = node.error
             else:
-                if node.up and len(node.connections) < CONNECTIONS_KEPT:
-                    node.connections.append(connection)
-                else:
-                    connection.close()
+                self._give_back(node, connection)
             taken[index] = None
         assert not any(taken), "a connection that is neither kept nor closed"
         assert len(answers) == len(asked)
         return answers
+
+    def _too_slow(
+        self, node: RedlockNode, connection: SyncConnection, error: TimeoutError, *, patient: bool
+    ) -> LockError:
+        """Close the connection. A node is down only if it has had its time, and not if this caller had less."""
+        if patient:
+            node.lost(error, connection=connection)
+            return node.error
+        connection.close()
+        node.extend_soon()  # which finds out whether it answers
+        return translate(error, node.label)
 
     async def _await_answer(self, connection: SyncConnection, until: Instant) -> None:
         """
@@ -353,11 +423,11 @@ class AsyncNodes(NetworkNodes):
         self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
     ) -> list[Answers]:
         if missing := [node for node in asked if not node.up]:
-            await self._connect(missing, until)
+            await self._connect(missing, self._connect_by(until))
         answers: list[Answers] = []
         sent: list[asyncio.Future[list[Reply]] | None] = []
         for node, (packed, count) in zip(asked, messages, strict=True):
-            answers.append(node.down)
+            answers.append(node.not_asked)
             sent.append(None)
             if node.up:
                 connection = node.connections[0]

@@ -19,7 +19,7 @@ from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.handshake import info_fields, refuse_unfit
 from lockkit.backends.redis.node import BATCH, open_node
 from lockkit.backends.redis.resp import ServerSaid, bulk, pack
-from lockkit.backends.redlock.nodes import NodeDown
+from lockkit.backends.redlock.nodes import NodeConnecting, NodeDown
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
@@ -94,12 +94,12 @@ class RedlockNode:
         label: ``host:port``, for messages.
         up: Connected, and has answered the last call.
         error: Why it is down, if it is.
-        down: The same, as the answer to a call that was not sent.
         run_id: The packed run id of the server, as told on the last connection.
         server: The connections for everything but votes.
         listener: The subscription there.
         connections: Idle connections; the async API has one, which all tasks share.
         settled: Set unless an attempt to connect is worth waiting for.
+        added: Set when there is one more idle connection, or the node is down.
         wait_until: Wait for the first connection at least until then, because nothing is known of the node yet.
     """
 
@@ -109,11 +109,13 @@ class RedlockNode:
         self.up = False
         self.label = target.label
         self.error: LockError
-        self.down: NodeDown
+        self._down: NodeDown
         self._note(BackendUnavailable(f"{target.label} has not been reached yet"))
+        self._unconnected = NodeConnecting(BackendUnavailable(f"no connection to {target.label} was opened in time"))
         self.run_id = b""
         self.settled = client.runtime.event()
         self.connections: deque[Connection] = deque()
+        self.added = client.runtime.event()
         self.wait_until = 0.0
         self._client = client
         self._runtime = client.runtime
@@ -123,13 +125,14 @@ class RedlockNode:
         self._mutex = client.runtime.mutex()
         self._unsent: dict[bytes, float] = {}
         self._connecting = SingleRun(client.runtime, "lockkit-redlock-connect", self._reconnect)
+        self._extending = SingleRun(client.runtime, "lockkit-redlock-connect", self._extend)
         self._subscribing = SingleRun(client.runtime, "lockkit-redlock-listen", self._subscribe)
         self._flushing = SingleRun(client.runtime, "lockkit-redlock-flush", self._flush_separately)
 
     def _note(self, error: LockError) -> None:
         assert not self.up, "a node that is up has no error"
         self.error = error
-        self.down = NodeDown(error)
+        self._down = NodeDown(error)
         # They are kept: a traceback refers to the frames of all callers, and so to the leases that they hold.
         kept: BaseException | None = error
         while kept is not None:
@@ -138,9 +141,14 @@ class RedlockNode:
     # -- connecting ------------------------------------------------------------------------------------------------
 
     @property
+    def not_asked(self) -> NodeDown:
+        """The answer to a call that was not sent."""
+        return self._unconnected if self.up or not self.settled.is_set() else self._down
+
+    @property
     def opening(self) -> bool:
         """Whether a connection is being opened."""
-        return any(work.under_way for work in (self._connecting, self._subscribing, self._flushing))
+        return any(work.under_way for work in (self._connecting, self._extending, self._subscribing, self._flushing))
 
     def connect_soon(self) -> None:
         """Connect in the background, unless the node is up or that is in progress."""
@@ -200,18 +208,19 @@ class RedlockNode:
     def _translated(self, error: BaseException) -> LockError:
         return error if isinstance(error, LockError) else translate(error, self.label)
 
-    def extend_soon(self) -> Event:
-        """Open one more connection in the background; the event is set when that has succeeded or failed."""
+    def extend_soon(self) -> None:
+        """Open one more connection in the background, unless that is in progress; `added` is set at its end."""
+        self._extending.start()
 
-        async def extend() -> None:
-            connection = None
-            try:
-                connection = await self._connect()
-                self._keep(connection)
-            except LockError as error:
-                self.lost(error, connection=connection)
-
-        return SingleRun(self._runtime, "lockkit-redlock-connect", extend).start()
+    async def _extend(self) -> None:
+        connection = None
+        try:
+            connection = await self._connect()
+            self._keep(connection)
+        except LockError as error:
+            self.lost(error, connection=connection)
+        finally:
+            self.added.set()
 
     def _keep(self, connection: Connection) -> None:
         """
@@ -234,6 +243,7 @@ class RedlockNode:
                     connection.on_lost = partial(self._ended, connection)
                 self.connections.append(connection)
                 self.up = True
+                self.added.set()
         if closed:
             connection.close()
         elif self._has_unsent(self._runtime.now()):
@@ -320,6 +330,7 @@ class RedlockNode:
                 self.settled.clear()
             else:
                 self.settled.set()
+        self.added.set()
         # Not under the mutex: closing an async connection calls `_ended` at once.
         for ended in {*connections, *([] if connection is None else [connection])}:
             ended.close()

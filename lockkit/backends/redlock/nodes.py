@@ -36,6 +36,7 @@ __all__ = [
     "Answer",
     "Argument",
     "LockKeys",
+    "NodeConnecting",
     "NodeDown",
     "Nodes",
     "Op",
@@ -58,6 +59,10 @@ class NodeDown(BackendUnavailable):
         """Use the message of `reason`."""
         super().__init__(str(reason))
         self.reason = reason
+
+
+class NodeConnecting(NodeDown):
+    """Stands for the answer of a node that may be up: the time was over before a connection to it was open."""
 
 
 class Op(Script):
@@ -101,6 +106,11 @@ class LockKeys(redis_keys.LockKeys):
     """The keys of one lock, the same on every node, and the mark of a node."""
 
     __slots__ = ()
+
+    @property
+    def mark(self) -> str:
+        """The key of a node's mark."""
+        return self._name("mark")
 
     def _name(self, what: str) -> str:
         # Neither the key of a lock (those begin with PREFIX:) nor beside one (their braces contain PREFIX:NAME).

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lockkit.backend import Busy, Holder, decode_metadata, granted_at
-from lockkit.backends.redlock.nodes import Answer, LockKeys, NodeDown
+from lockkit.backends.redlock.nodes import Answer, LockKeys, NodeConnecting, NodeDown
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
@@ -130,6 +130,11 @@ class Votes(Count):
         self.not_admitted = False
         super().__init__(answers)
         assert len(self.yes) + len(self.busy) <= self.answered_count, "a node voted twice"
+
+    @property
+    def connecting(self) -> bool:
+        """Whether some node was left out only because there was no time to connect."""
+        return any(isinstance(answer, NodeConnecting) for answer in self.answers)
 
     def _count_list(self, answer: list[Any]) -> None:
         if answer[0] == NOT_ADMITTED:

@@ -11,6 +11,7 @@ from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.doctor import Severity, examine, timing
 from lockkit.doctor.examination import Examination
 from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, wait_until
+from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from tests.doctor.support import SECRET, complaints, found
 
@@ -220,6 +221,31 @@ def test_durable_nodes_that_are_not(nodes: list[NodeAt]) -> None:
             connection.call("CONFIG", "SET", "appendonly", "yes")
             connection.call("CONFIG", "SET", "appendfsync", "always")
     assert found(url) == {}
+
+
+def test_redlock_node_that_does_not_vote_yet() -> None:
+    """After a restart; the doctor says how long to wait before the next one."""
+    nodes = RedisNodes(3, make=lambda: RedisServer(password=SECRET))
+    with nodes, lockkit.connect(nodes.url, ttl=50) as client:
+
+        def seen() -> str | None:
+            finding = found(nodes.url).get("redlock-node-not-voting")
+            return None if finding is None else finding.seen
+
+        assert seen() is None
+        client.lock("x").acquire(timeout=PATIENCE).release()
+        assert seen() is None
+        assert examine(nodes.url).facts["wait between restarts of two nodes"] == "51 s"
+
+        nodes.nodes[1].restart(crash=True)
+
+        assert "51 s after the next acquisition" in str(seen())
+
+        def vote() -> str | None:
+            client.lock("x").acquire(timeout=PATIENCE).release()
+            return None if "votes again in" in str(seen()) else str(seen())
+
+        wait_until(vote)  # the client has to reach the node first
 
 
 def test_redlock_user_without_info(nodes: list[NodeAt]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -360,3 +361,35 @@ def test_message_to_all_nodes_wakes_a_waiter(cluster: RedisCluster) -> None:
             assert await backend.release(grant)
 
     Face("sync").run(scenario)
+
+
+def test_timers_are_those_of_waiting_requests(face: Face) -> None:
+    """However many messages name a time, and however far away it is: one for each request, none when it has left."""
+    require("redis", local=True)
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            grant = granted(await backend.try_acquire(host.request(ttl=TTL)))
+            staying, leaving = host.request(ttl=TTL), host.request(ttl=TTL)
+            await queue_up(other, staying)
+            await queue_up(other, leaving)
+            listener = other._topology.listener_for("lockkit:x")
+            assert listener is not None
+            keyspace, channel = Keyspace(server), str(listener.channel)
+            for number in range(200):
+                for request in (staying, leaving):
+                    keyspace("PUBLISH", channel, f"{request.owner} {900_000_000 - number}")
+            keyspace("PUBLISH", channel, f"{staying.owner} 100")
+            assert await woken(staying)
+            assert len(listener._retries) <= 2
+            if face.name == "asyncio":
+                loop: Any = asyncio.get_running_loop()
+                timers = [timer for timer in loop._scheduled if not timer.cancelled()]
+                assert len([timer for timer in timers if timer.when() > loop.time() + 3600]) <= 1
+            for request in (staying, leaving):
+                await other.abandon(request)
+            assert listener._retries == {}
+            assert await backend.release(grant)
+
+    with RedisServer() as server:
+        face.run(scenario)

@@ -21,7 +21,7 @@ import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.connection import AsyncConnection, SyncConnection
-from lockkit.backends.redis.keys import FENCE_MS_MIN
+from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import node as redlock_node
 from lockkit.backends.redlock.backend import RedlockBackend
@@ -1402,7 +1402,7 @@ def test_renewal_keeps_the_counter(nodes: RedisNodes, face: Face) -> None:
                     on(node)("PEXPIRE", key, 20_000)
             assert await backend.renew([grant]) == [Renewed()]
             for node in nodes.nodes:
-                assert on(node)("PTTL", f"{{{LOCK}}}:fence") > FENCE_MS_MIN - 60_000
+                assert on(node)("PTTL", f"{{{LOCK}}}:fence") > (IDLE_SECONDS - 60) * 1000
                 assert on(node)("PTTL", LOCK) > 20_000
 
     face.run(scenario)

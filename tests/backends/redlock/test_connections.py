@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,7 @@ import redis
 
 import lockkit
 from lockkit.testing.servers import RedisNodes, RedisServer, require
+from lockkit.testing.timing import PATIENCE
 from tests.backends.redis.support import Face, Nat
 from tests.backends.redlock.test_backend import nodes_of, open_redlock, queue_up, redlock, until
 from tests.backends.support import granted
@@ -80,6 +83,52 @@ def test_rubbish_on_the_channel_keeps_nobody_from_being_told(nodes: RedisNodes, 
             assert [node.listener.channel for node in nodes_of(backend).all] == channels
 
     face.run(scenario)
+
+
+@pytest.mark.parametrize("calls_count", [1, 20], ids=["new", "steady"])
+def test_threads_share_the_connections_that_are_being_opened(
+    nodes: RedisNodes, caplog: pytest.LogCaptureFixture, calls_count: int
+) -> None:
+    """Each waits for its turn: that a connection is not open yet is no outage, so nobody is warned."""
+    threads_count = 40
+    ready = threading.Barrier(threads_count)
+    tokens: list[int] = []
+
+    def use(name: str) -> None:
+        ready.wait()
+        for _ in range(calls_count):
+            with client.lock(name, timeout=PATIENCE) as lease:
+                tokens.append(lease.token)
+
+    with lockkit.connect(nodes.url) as client, caplog.at_level(logging.WARNING, logger="lockkit"):
+        threads = [threading.Thread(target=use, args=(f"x{number}",)) for number in range(threads_count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert len(tokens) == threads_count * calls_count
+    assert caplog.messages == []
+
+
+def test_caller_with_little_time_does_not_count_as_an_outage(nodes: RedisNodes) -> None:
+    """A node is down when it had its own time to answer, not when a caller had less."""
+
+    async def scenario(host: StubHost) -> None:
+        async with redlock(nodes, host, node_timeout=30.0) as backend:
+            granted(await backend.try_acquire(host.request("first")))
+            nodes.nodes[0].pause()
+            try:
+                request = host.request("second")
+                request.answer_by = host.runtime.now() + 0.5
+                granted(await backend.try_acquire(request))
+                assert all(node.up for node in nodes_of(backend).all)
+            finally:
+                nodes.nodes[0].resume()
+            later = granted(await backend.try_acquire(host.request("third")))
+            assert len(later.state.voters) == 3
+
+    Face("sync").run(scenario)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain port", "TLS port"])

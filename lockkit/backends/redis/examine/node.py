@@ -107,6 +107,18 @@ NO_TLS = Check(
     "Anyone who can read the network traffic learns the password, and can take or break any lock with it.",
     "backends/redis.md#url-and-options",
 )
+CERTIFICATE_UNVERIFIED = Check(
+    "redis-certificate-unverified",
+    Severity.WARNING,
+    "Anyone between client and server can pose as the server, learn the password, and take or break any lock with it.",
+    "backends/redis.md#tls",
+)
+HOST_UNVERIFIED = Check(
+    "redis-host-unverified",
+    Severity.WARNING,
+    "Anyone who has any certificate of the authority can pose as the server, and learn the password.",
+    "backends/redis.md#tls",
+)
 NO_PASSWORD = Check(
     "redis-no-password",
     Severity.WARNING,
@@ -186,6 +198,21 @@ def _examine_access(examination: Examination, server: RedisServer) -> None:
             server.label,
             "The connection crosses a network and is not encrypted.",
             f"Set tls-port in redis.conf, and use {_with_tls(examination.url.scheme)}://…",
+        )
+    unverified = target.unverified(examination.runtime.kind)
+    if unverified == "certificate":
+        examination.find(
+            CERTIFICATE_UNVERIFIED,
+            server.label,
+            "The URL has ssl_cert_reqs=none: any certificate is accepted.",
+            "Leave it out, and name the authority: ssl_ca_certs=/path/of/ca.pem",
+        )
+    elif unverified == "host":
+        examination.find(
+            HOST_UNVERIFIED,
+            server.label,
+            "The URL has ssl_check_hostname=false: a certificate for any host is accepted.",
+            "Leave it out, and use the name or address that the server's certificate has",
         )
 
 

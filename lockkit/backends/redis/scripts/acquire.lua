@@ -187,7 +187,7 @@ if waiter ~= '' then
       -- Entries of dead clients remain until it is their turn: do not let them pile up behind a long lease.
       for _, other in ipairs(redis.call('LRANGE', queue, 0, -1)) do
         local of, channel = string.match(other, '^(%S+) %S+ (.+)$')
-        if redis.call('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+        if not listens(channel) then
           redis.call('LREM', queue, 1, other)
           send(channel, of)  -- to a client at another node of the Cluster, which looks again
         end

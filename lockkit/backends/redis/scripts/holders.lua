@@ -15,7 +15,8 @@ end
 local waiters = 0
 for _, entry in ipairs(redis.call('LRANGE', KEYS[3], 0, -1)) do
   local channel = string.match(entry, '^%S+ %S+ (.+)$')
-  if channel and redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+  local count = channel and redis.pcall('PUBSUB', 'NUMSUB', channel)
+  if count and (count.err or count[2] > 0) then
     waiters = waiters + 1
   end
 end

@@ -9,7 +9,13 @@
 -- permit is an entry of its own in `shares`, for GRACE_MS.
 -- The next waiter is notified by "OWNER GRACE_MS": retry after that time, because the first client may be stopped.
 
--- Sends a message to the client of a channel. Returns 0 if it is not at this node.
+-- Tells whether the client of a channel is there; also if the user may not ask.
+local function listens(channel)
+  local reply = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return reply.err ~= nil or reply[2] > 0
+end
+
+-- Sends a message to the client of a channel. Returns 0 if it is not at this node, or if the user may not PUBLISH.
 local function send(channel, text)
   if string.find(channel, '{', 1, true) then
     -- Fails if the user may not, or if the channel's slot is at another node than the lock's.
@@ -18,7 +24,8 @@ local function send(channel, text)
       return count
     end
   end
-  return redis.call('PUBLISH', channel, text)
+  local count = redis.pcall('PUBLISH', channel, text)
+  return type(count) == 'number' and count or 0
 end
 
 -- Has a waiter retry after a time.
@@ -46,7 +53,7 @@ local function offer(lock, queue, shares, me, count, entry)
     end
     local owner, grace_ms, limit, channel = string.match(entry, '^(%S+) (%d+)%+?(%d*) (.+)$')
     local fits = count == 0 or limit == '0' or count < (tonumber(limit) or 0)
-    if not fits and owner and redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+    if not fits and owner and listens(channel) then
       following = entry
       break
     end

@@ -54,6 +54,6 @@ if holder == SHARED then
   return 1
 end
 if not holder then
-  redis.call('PUBLISH', ARGV[2], lock)
+  redis.pcall('PUBLISH', ARGV[2], lock)
 end
 return 0

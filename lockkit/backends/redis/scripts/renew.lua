@@ -43,6 +43,6 @@ if type(broken) == 'string' and string.find(' ' .. broken .. ' ', ' ' .. ARGV[1]
 end
 if not holder then
   -- The queue may have vanished too (FLUSHALL): then only this message notifies the waiters.
-  redis.call('PUBLISH', ARGV[4], KEYS[1])
+  redis.pcall('PUBLISH', ARGV[4], KEYS[1])
 end
 return holder and holder ~= SHARED and -1 or 0

@@ -36,7 +36,7 @@ local function move(lock, owner, number, to, ms)
         return -2
       end
       if not value then
-        redis.call('PUBLISH', ARGV[6], lock)
+        redis.pcall('PUBLISH', ARGV[6], lock)
         return 0
       end
       return value == SHARED and 2 or -1

@@ -39,7 +39,7 @@ local function unfold(fence, shares, leases)
   local left_ms = ends - now_ms()
   if left_ms >= 0 then
     redis.call('ZADD', shares, ends, owner)
-    if number ~= '-' then
+    if tonumber(number) then
       redis.call('ZADD', shares, -1 - number, '#' .. owner)
     end
     redis.call('HSET', leases, owner, token .. ' ' .. metadata)

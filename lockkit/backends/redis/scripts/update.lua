@@ -13,7 +13,7 @@ if holder == SHARED then
   if not has_share(KEYS[3], KEYS[4], ARGV[1]) then
     return 0
   end
-  local token = string.match(redis.call('HGET', KEYS[4], ARGV[1]), '^%d+')
+  local token = string.match(redis.call('HGET', KEYS[4], ARGV[1]), '^%d+') or '0'
   redis.call('HSET', KEYS[4], ARGV[1], token .. ' ' .. ARGV[2])
   return 1
 end

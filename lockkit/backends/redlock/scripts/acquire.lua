@@ -19,7 +19,7 @@ local AHEAD_US_MAX = 10000
 
 -- In the same atomic step as the vote: a mark that was read before could be gone by now (FLUSHALL).
 local found = redis.call('MGET', mark, fence)
-local marked_run, longest_ms, since_us, until_us = string.match(found[1] or '', '^(%S+) (%d+) (%d+) (%d+)$')
+local marked_run, longest_ms, times, until_us, more = string.match(found[1] or '', '^(%S+) (%d+) (%d+ (%d+))(.*)$')
 if not marked_run or (run ~= '' and marked_run ~= run) then
   return {-1}
 end
@@ -35,7 +35,7 @@ local last, sign = string.match(record or '', '^(%d+)(.?)')
 if redis.call('SET', lock, value, 'NX', 'PX', ttl_ms) then
   -- Before the grant counts: a node that loses its data must wait for the longest lease that it may have known.
   if tonumber(longest_ms) < tonumber(ttl_ms) then
-    redis.call('SET', mark, table.concat({marked_run, ttl_ms, since_us, until_us}, ' '))
+    redis.call('SET', mark, table.concat({marked_run, ttl_ms, times}, ' ') .. more)
   end
   if entry ~= '' then
     redis.call('LREM', queue, 1, entry)
@@ -68,7 +68,8 @@ if entry ~= '' then
       -- Entries of dead clients remain until it is their turn: do not let them pile up behind a long lease.
       for _, other in ipairs(redis.call('LRANGE', queue, 0, -1)) do
         local channel = string.match(other, '^%S+ 0 (.+)$')
-        if not channel or redis.call('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+        local count = channel and redis.pcall('PUBSUB', 'NUMSUB', channel)
+        if not count or count[2] == 0 then
           redis.call('LREM', queue, 1, other)
         end
       end

@@ -1,5 +1,6 @@
 -- Marks a node that has no mark of its present run, and sets when it may vote.
 --
+-- What follows the fields below is of a later version of lockkit, which is kept.
 -- The mark is a string without expiry, "RUN TTL_MS SINCE_US UNTIL_US": the id of the server's process, the longest ttl
 -- seen, when it was written and when the node votes (not before that), both by this server's clock. A string, so that one
 -- MGET reads it with the record of a lock.
@@ -8,7 +9,7 @@
 -- ARGV  1 wait_ms (before it votes)  2 ttl_ms (longest known)  3 run id, "" if unknown
 -- Returns 1, or 0 if another client was faster: then its decision counts.
 local mark, run = redis.call('MGET', KEYS[1])[1] or '', ARGV[3]
-local marked_run, longest_ms = string.match(mark, '^(%S+) (%d+) %d+ %d+$')
+local marked_run, longest_ms = string.match(mark, '^(%S+) (%d+) %d+ %d+')
 if marked_run and (run == '' or marked_run == run) then
   return 0
 end

@@ -5,7 +5,7 @@
 -- Returns {state, wait_ms, ttl_ms, age_ms}: state 0 no mark, 1 marked, 2 marked by an earlier run of this server;
 --   wait_ms until it votes (0: now); ttl_ms the longest ttl that it has seen; age_ms since the mark was written.
 local mark = redis.call('MGET', KEYS[1])[1] or ''
-local run, longest_ms, since_us, until_us = string.match(mark, '^(%S+) (%d+) (%d+) (%d+)$')
+local run, longest_ms, since_us, until_us = string.match(mark, '^(%S+) (%d+) (%d+) (%d+)')
 if not run then
   return {0, 0, 0, 0}
 end

@@ -7,7 +7,7 @@ local holder = redis.pcall('GET', KEYS[1])
 if holder == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
-  local run, longest_ms, times = string.match(redis.call('GET', KEYS[4]) or '', '^(%S+) (%d+) (%d+ %d+)$')
+  local run, longest_ms, times = string.match(redis.call('GET', KEYS[4]) or '', '^(%S+) (%d+) (%d+ %d+.*)$')
   if run and tonumber(longest_ms) < tonumber(ARGV[2]) then
     redis.call('SET', KEYS[4], table.concat({run, ARGV[2], times}, ' '))
   end

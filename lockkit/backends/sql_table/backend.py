@@ -177,10 +177,12 @@ class SqlTableBackend(SqlBackend):
         return Grant(request.name, request.owner, token, request.ttl, state=state, slot=slot)
 
     async def _busy(self, request: Request, owner: str | None, left: float, *, poll: bool) -> Busy:
-        """Make the answer; a writer that waits for readers stops new ones first."""
+        """Make the answer; a writer that waits where there may be readers stops later ones first."""
         left = max(0.0, left)  # the clock went on during the statement
-        if request.mode != "exclusive" or owner != SHARED:
-            return Busy(left, poll=poll, owner=None if owner == SHARED else owner)
+        holder = None if owner == SHARED else owner
+        # Also behind a writer, which may go on as a reader.
+        if request.mode != "exclusive" or not (owner == SHARED or request.readers):
+            return Busy(left, poll=poll, owner=holder)
         if request.queue:
             waiting = waiting_of(request)
             now = self._runtime.now()
@@ -188,7 +190,7 @@ class SqlTableBackend(SqlBackend):
                 waiting.marked_at = now  # before: its answer may be lost
                 await self._shares.mark(self._key(request.name), request.owner, request.answer_by)
             left = min(left, REMARK_SECONDS)
-        return Busy(left, poll=poll)
+        return Busy(left, poll=poll, owner=holder)
 
     def _acquiring(self, request: Request) -> Statement:
         """Choose the statement."""

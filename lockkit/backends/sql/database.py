@@ -46,8 +46,8 @@ from lockkit.backend import seconds_left
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, take_last
-from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, keep_alive, take_last
+from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity
 from lockkit.errors import BackendUnavailable, LockError
@@ -111,6 +111,7 @@ class Database:
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
         pooled: A pooler gives each statement another session; known after the first connection.
+        keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
         driver_errors: What a `Connection` may raise.
     """
 
@@ -138,6 +139,7 @@ class Database:
         self.url = url
         self.label = _label(self.engine.url)
         self.pooled = False
+        self.keepalive = KEEPALIVE_SECONDS
         self._adopted = adopted
         self._runtime = runtime
         self._is_asyncio = runtime.kind == "asyncio"
@@ -402,6 +404,8 @@ class Database:
         except self.driver_errors as error:
             raise self.translate(error) from error
         try:
+            if connection.fileno() >= 0:
+                keep_alive(connection.fileno(), self.keepalive)
             await self.dialect.set_up(
                 connection, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
             )

@@ -57,6 +57,7 @@ from lockkit.url import HIDDEN
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
+    from lockkit.backends.sql.mysql import Guard
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
@@ -113,6 +114,7 @@ class Database:
         pooled: A pooler gives each statement another session; known after the first connection.
         keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
         driver_errors: What a `Connection` may raise.
+        guard: See there.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Database:
         *,
         adopted: bool,
         arguments: Mapping[str, Any] = MappingProxyType({}),
+        guard: Guard | None = None,
     ) -> None:
         """
         Connect to nothing yet.
@@ -133,6 +136,7 @@ class Database:
             url: For messages.
             adopted: The engine is the application's.
             arguments: For its driver, beside what is in the engine's URL. **May hold a password.**
+            guard: Connects to MariaDB and MySQL, unless the engine is the application's.
         """
         self.engine = engine
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
@@ -147,6 +151,7 @@ class Database:
         errors: type[BaseException] = self.engine.dialect.loaded_dbapi.Error
         self.driver_errors: tuple[type[BaseException], ...] = (errors, SQLAlchemyError, OSError, EOFError)
         self._arguments = arguments
+        self.guard = guard
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Waiter] = deque()
@@ -191,9 +196,15 @@ class Database:
             return await self._without_loop().run(statement, parameters, again=again, answer_by=answer_by)
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
-        attempt = 0
+        attempt, uncertain = 0, False
         while True:
-            connection = self._kept() or await self._take(until, urgent=urgent)
+            connection = self._kept()
+            if connection is None:
+                try:
+                    connection = await self._take(until, urgent=urgent)
+                except BackendUnavailable as error:
+                    error.sent = uncertain
+                    raise
             fresh = not connection.used
             try:
                 result = await self._run_on(connection, statement, parameters, until)
@@ -205,6 +216,7 @@ class Database:
                 refused = kind == "read-only" and not fresh
                 repeat = yielded or refused or (kind == "connection" and again and not fresh)
                 again = again and (yielded or refused)
+                uncertain = uncertain or not (yielded or refused)
                 if yielded:
                     longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
                     pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
@@ -395,8 +407,15 @@ class Database:
             answer_by: When the caller must have it, client monotonic time.
 
         Raises:
-            LockError: It cannot be had.
+            LockError: It cannot be had. Nothing that the caller wants was sent.
         """
+        try:
+            return await self._connect(answer_by)
+        except BackendUnavailable as error:
+            error.sent = False
+            raise
+
+    async def _connect(self, answer_by: float) -> Connection:
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
         try:
@@ -533,7 +552,8 @@ class Database:
             dbapi: Any = keep.dbapi_connection
         else:
             positional, named = dialect.create_connect_args(self.engine.url)
-            dbapi = dialect.connect(*positional, **{**named, **self._arguments})
+            named.update(self._arguments)
+            dbapi = self.guard.connect(dialect, named) if self.guard else dialect.connect(*positional, **named)
         if self._adopted or not self._arguments.keys() & {"autocommit", "isolation_level"}:
             # Only the server says whether there is a pooler; in these drivers neither of the two sends anything.
             if dialect.driver == "asyncpg":
@@ -570,7 +590,8 @@ class Database:
             except ImportError as error:
                 message = f"{self.url} cannot be reached without an event loop, and that has ended: {error}"
                 raise BackendUnavailable(message) from error
-            self._blocking = Database(engine, BlockingRuntime(), self.url, adopted=False, arguments=arguments)
+            runtime = BlockingRuntime()
+            self._blocking = Database(engine, runtime, self.url, adopted=False, arguments=arguments, guard=self.guard)
         return self._blocking
 
     # -- errors ----------------------------------------------------------------------------------------------------

@@ -272,6 +272,7 @@ _ERRNOS: dict[int, Kind] = {
     1251: "login",
     1820: "login",
     1862: "login",
+    2026: "tls",
     2059: "login",
     3118: "login",
     3159: "tls",

@@ -167,9 +167,16 @@ class SessionBackend(HoldingBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        claim: Claim | None = request.state
-        if claim is None:
-            claim = request.state = Claim()
+        if request.state is None:
+            request.state = Claim()
+        try:
+            return await self._try_to_lock(request, request.state)
+        except BackendUnavailable as error:
+            # What failed may be the connection for the lease: the lock was asked for on that of the session.
+            error.sent = error.sent or request.state.session is not None
+            raise
+
+    async def _try_to_lock(self, request: Request, claim: Claim) -> Grant | Busy:
         limit = self._locking.limit(request.ttl)
         ttl = self._locking.seconds(limit, request.ttl)
         self._ttl_min = min(self._ttl_min, ttl)
@@ -269,7 +276,7 @@ class SessionBackend(HoldingBackend):
             raise self.database.translate(error) from error
 
     async def _left_queue(self, request: Request, claim: Claim, session: Session) -> float | None:
-        """Leave the queue if waiting there is of no use; return when to look again (seconds), or None: it still waits."""
+        """Leave the queue if waiting there is of no use; return after how many seconds to look again, or None."""
         if await self._lost_on_the_way(request, claim, session):
             return request.ttl
         return RETRY_SECONDS if await self._made_way(request, claim, session) else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Only for the life of a test server.
 DAYS = "30"
 
-_NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+NAMES = "IP:127.0.0.1,DNS:localhost"
 
 # Made in 10 ms of CPU; an RSA key takes 100.
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -40,14 +40,13 @@ class Certificates:
     client_key: Path
 
 
-def make_certificates(directory: Path) -> Certificates:
+def make_certificates(directory: Path, *, names: str = NAMES) -> Certificates:
     """
-    Makes an authority and signs one certificate for a server and one for a client.
-
-    The server's is valid for 127.0.0.1 and localhost; the client's name is ``lockkit``.
+    Makes an authority and signs one certificate for a server and one for a client, whose name is ``lockkit``.
 
     Args:
         directory: Where the files go; it must exist.
+        names: For which hosts the server's is valid, as OpenSSL writes it (``subjectAltName``).
 
     Raises:
         ServerError: There is no `openssl`, or it failed.
@@ -58,15 +57,15 @@ def make_certificates(directory: Path) -> Certificates:
         *("-subj", "/CN=lockkit test authority", "-keyout", str(ca_key), "-out", str(ca)),
         *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
     )
-    server, server_key = _sign(directory, ca, ca_key, name="localhost", file="server")
-    client, client_key = _sign(directory, ca, ca_key, name="lockkit", file="client")
+    server, server_key = _sign(directory, ca, ca_key, name="localhost", file="server", names=names)
+    client, client_key = _sign(directory, ca, ca_key, name="lockkit", file="client", names=NAMES)
     return Certificates(ca, server, server_key, client, client_key)
 
 
-def _sign(directory: Path, ca: Path, ca_key: Path, *, name: str, file: str) -> tuple[Path, Path]:
+def _sign(directory: Path, ca: Path, ca_key: Path, *, name: str, file: str, names: str) -> tuple[Path, Path]:
     certificate, key = directory / f"{file}.pem", directory / f"{file}.key"
     request, extensions = directory / f"{file}.csr", directory / f"{file}.ext"
-    extensions.write_text(f"{_NAMES}\n{_USAGE}")
+    extensions.write_text(f"subjectAltName={names}\n{_USAGE}")
     _openssl(
         *("req", *_NEW_KEY, "-subj", f"/CN={name}"),
         *("-keyout", str(key), "-out", str(request)),

@@ -1,11 +1,17 @@
-"""On what kind of file system something is: locks in files do not work on each."""
+"""What lockkit asks of the file systems that it uses: their kind, and which users could replace a file or directory."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
+import stat
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "kind_of_file_system"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "Flaw", "find_flaw", "find_flaw_above", "kind_of_file_system"]
+
+LINKS_MAX = 40  # as path_resolution(7)
 
 NETWORK_FILE_SYSTEMS = frozenset({
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "ocfs2"),
@@ -37,3 +43,77 @@ def kind_in(mounts: str, device: int) -> str:
         if mount.split(" ", 3)[2] == wanted:
             return rest.partition(" ")[0]
     return ""
+
+
+class Flaw(NamedTuple):
+    """Why a path cannot be trusted: ``{path} {seen}``, and what to do about it."""
+
+    path: str
+    seen: str
+    fix: str
+
+
+def find_flaw(
+    path: str, status: os.stat_result, *, group: bool = False, owners: frozenset[int] = frozenset()
+) -> Flaw | None:
+    """
+    Say why other users could change a file, or replace files in a directory; None if they cannot.
+
+    Trusted are root, this user and, with `group`, the members of the group: then a directory that everybody may write
+    to is refused even if it is sticky.
+
+    Args:
+        path: Of the file or directory.
+        status: From ``lstat`` or ``fstat``: not of what a link points to.
+        group: Its group is trusted.
+        owners: Further users that are trusted.
+    """
+    mode, me, name = status.st_mode, os.geteuid(), shlex.quote(path)
+    shared = group and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})
+    if status.st_uid not in {0, me} | owners and not shared:
+        return Flaw(path, f"belongs to another user (uid {status.st_uid})", f"chown {me} {name}, or name another path")
+    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and not group):
+        return None
+    if mode & stat.S_IWOTH:
+        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {name}")
+    if mode & stat.S_IWGRP and not group:
+        return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", f"chmod g-w {name}")
+    return None
+
+
+def find_flaw_above(path: str, *, group: bool = False) -> Flaw | None:
+    """
+    Say why other users could replace something on the way to a path; None if they cannot.
+
+    As ``StrictModes`` of sshd_config(5), but for each symbolic link on the way too, since its owner decides what the
+    path means. The path itself is not examined, nor what is missing.
+
+    Args:
+        path: Absolute.
+        group: As in `find_flaw`; directories for everybody, such as /tmp, may be sticky nevertheless.
+
+    Raises:
+        OSError: A part of the path cannot be examined, or the links on the way form a circle.
+    """
+    here, links = "/", 0
+    parts = list(reversed(Path(path).parent.parts[1:]))
+    while True:
+        try:
+            status = os.lstat(here)
+        except FileNotFoundError:
+            return None
+        sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
+        flaw = find_flaw(here, status, group=group and not sticky)
+        if flaw is not None:
+            return flaw
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = Path(os.readlink(here))  # noqa: PTH115 - a str names it below
+            parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            here = "/" if target.is_absolute() else os.path.dirname(here)  # noqa: PTH120
+        if not parts:
+            return None
+        part = parts.pop()
+        here = os.path.dirname(here) if part == ".." else os.path.join(here, part)  # noqa: PTH118, PTH120

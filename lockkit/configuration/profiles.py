@@ -149,8 +149,9 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
     """
     Return where the embedded file backend keeps its records by default. The directory need not exist.
 
-    ``LOCKKIT_STATE_DIR``; on macOS ``~/Library/Application Support/lockkit``; elsewhere ``$XDG_STATE_HOME/lockkit``,
-    or ``~/.local/state/lockkit``.
+    ``LOCKKIT_STATE_DIR``; else ``~/.local/state/lockkit``, on macOS ``~/Library/Application Support/lockkit``. The home
+    directory is that of the user database: HOME and XDG_STATE_HOME differ between a shell and cron, whose programs must
+    exclude each other.
 
     Args:
         environ: The environment; the process's by default.
@@ -166,17 +167,13 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
             message = f"LOCKKIT_STATE_DIR must be an absolute path, not {shown(chosen)}"
             raise ConfigurationError(message)
         return Path(chosen)
-    if sys.platform == "darwin":
-        return _home(environ) / "Library" / "Application Support" / "lockkit"
-    # XDG Base Directory Specification: a relative path is invalid, and programs should ignore it.
-    state = Path(environ.get("XDG_STATE_HOME", ""))
-    return (state if state.is_absolute() else _home(environ) / ".local" / "state") / "lockkit"
+    state = Path("Library/Application Support") if sys.platform == "darwin" else Path(".local/state")
+    return _home(environ) / state / "lockkit"
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    # Some service managers do not set HOME, or set it to nothing. A relative one would be a different directory, and so
-    # a different set of locks, for each working directory.
-    for home in (environ.get("HOME", ""), _home_of_user()):
+    # A relative one would be a different directory, and so a different set of locks, for each working directory.
+    for home in (_home_of_user(), environ.get("HOME", "")):
         if Path(home).is_absolute():
             return Path(home)
     message = (

@@ -19,10 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockkit.errors import ConfigurationError
+from lockkit.file_systems import find_flaw
+
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["TemporaryDirectory", "remove_abandoned"]
+__all__ = ["TemporaryDirectory", "remove_abandoned", "shared_directory"]
 
 PREFIX = "lockkit-"
 
@@ -72,6 +75,22 @@ class TemporaryDirectory:
 
 
 _looked_at: set[Path] = set()
+
+
+def shared_directory(kind: str) -> Path:
+    """
+    Return a directory that all processes of this user share; its name is always the same.
+
+    Raises:
+        ConfigurationError: Another user made something of that name, and could change what is there.
+    """
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}{kind}-{os.geteuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or find_flaw(str(path), status) is not None:
+        message = f"{path} was made by another user or program, or others may write to it: remove it"
+        raise ConfigurationError(message)
+    return path
 
 
 def remove_abandoned(parent: Path) -> None:

@@ -433,37 +433,27 @@ def test_wrong_variable_is_named_and_a_wrong_call_is_not(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("platform", "environ", "wanted"),
-    [
-        ("linux", {"HOME": "/home/u"}, "/home/u/.local/state/lockkit"),
-        ("linux", {"HOME": "/home/u", "XDG_STATE_HOME": "/state"}, "/state/lockkit"),
-        ("linux", {"HOME": "/home/u", "XDG_STATE_HOME": "relative"}, "/home/u/.local/state/lockkit"),
-        ("linux", {"HOME": "/home/u", "XDG_STATE_HOME": ""}, "/home/u/.local/state/lockkit"),
-        ("linux", {"XDG_STATE_HOME": "/state", "LOCKKIT_STATE_DIR": "/locks"}, "/locks"),
-        ("darwin", {"HOME": "/Users/u", "XDG_STATE_HOME": "/state"}, "/Users/u/Library/Application Support/lockkit"),
-        ("darwin", {"HOME": "/Users/u", "LOCKKIT_STATE_DIR": "/locks"}, "/locks"),
-    ],
+    ("platform", "wanted"),
+    [("linux", ".local/state/lockkit"), ("darwin", "Library/Application Support/lockkit")],
 )
-def test_default_directory(
-    monkeypatch: pytest.MonkeyPatch, platform: str, environ: dict[str, str], wanted: str
+@pytest.mark.parametrize(
+    "environ", [{}, {"HOME": "/home/u"}, {"HOME": ""}, {"HOME": "relative"}, {"XDG_STATE_HOME": "/state"}]
+)
+def test_default_directory_is_the_same_in_cron_and_in_a_shell(
+    monkeypatch: pytest.MonkeyPatch, platform: str, wanted: str, environ: dict[str, str]
 ) -> None:
-    """By the customs of the platform, unless LOCKKIT_STATE_DIR says otherwise."""
+    """By the user database: a user's programs exclude each other whatever HOME and XDG_STATE_HOME are."""
     monkeypatch.setattr(sys, "platform", platform)
 
-    assert profiles.default_directory(environ) == Path(wanted)
+    assert profiles.default_directory(environ) == Path(pwd.getpwuid(os.getuid()).pw_dir) / wanted
 
 
-@pytest.mark.parametrize("environ", [{}, {"HOME": ""}, {"HOME": "relative"}])
-def test_default_directory_without_home_asks_the_user_database(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
-) -> None:
-    """Cron and some service managers set no HOME; a relative one would be another directory in each directory."""
-    monkeypatch.delenv("HOME", raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    home = pwd.getpwuid(os.getuid()).pw_dir
+def test_default_directory_of_a_user_without_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers have such ids, and set HOME; LOCKKIT_STATE_DIR comes first for everybody."""
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
 
-    assert profiles.default_directory(environ).is_relative_to(home)
+    assert profiles.default_directory({"HOME": "/home/u"}) == Path("/home/u/.local/state/lockkit")
+    assert profiles.default_directory({"HOME": "/home/u", "LOCKKIT_STATE_DIR": "/locks"}) == Path("/locks")
 
 
 def test_no_home_at_all_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

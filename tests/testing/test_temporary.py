@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from lockkit.errors import ConfigurationError
 from lockkit.testing.fork_servers import environment
-from lockkit.testing.temporary import TemporaryDirectory, remove_abandoned
+from lockkit.testing.temporary import TemporaryDirectory, remove_abandoned, shared_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,3 +124,18 @@ def test_directory_that_cannot_be_removed_is_left_to_the_next(tmp_path: Path, mo
 
     directory.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_of_a_fixed_name_must_be_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can make a directory or a link in /tmp before us."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = shared_directory("ports")
+    assert shared_directory("ports") == path
+
+    path.chmod(0o777)
+    with pytest.raises(ConfigurationError, match="remove it"):
+        shared_directory("ports")
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to("elsewhere")
+    with pytest.raises(ConfigurationError, match="remove it"):
+        shared_directory("ports")

@@ -16,7 +16,7 @@ says, not the flock, and it ends with its ttl even if the holder is only stopped
   one. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms. Once a
   second each looks whether another program removed the record or its client file, since nothing wakes it then.
 - Tokens are ``max(last + 1, wall clock µs)``, so they keep increasing when a record is lost. Clients remove records
-  that were not used for a day (`lockkit.backends.file.cleanup`).
+  that nobody uses (`lockkit.backends.file.cleanup`): of a name that a client uses once with the release, others later.
 
 A note is kept in the record, until its end by the wall clock: it survives a reboot, but not the loss of the record.
 
@@ -41,11 +41,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -66,6 +64,7 @@ from lockkit.backend import (
     Request,
     Unknown,
 )
+from lockkit.backends.file.cleanup import erase
 from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, notify
 from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.record import FileClaim
@@ -277,6 +276,8 @@ class FileBackend(LockBackend):
         self._store.held.pop(grant.owner, None)
         if waiters:
             self._notify(waiters)
+        else:
+            self._store.remove_single_use(grant.name)
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:
@@ -353,9 +354,8 @@ class FileBackend(LockBackend):
         return await self._store.update(grant.name, write, answer_by)
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
-        with suppress(FileNotFoundError):  # nobody has used it
-            shutil.rmtree(self._directory.path)
+        """See `LockBackend.erase`. Leaves what is not lockkit's."""
+        erase(self._directory)
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. Makes the directory if it is missing."""

@@ -1,7 +1,8 @@
 """
 Removes the files of clients that died, and records that no live client uses: a few now and then, by each client.
 
-So a directory needs no separate cleaner, and no call takes long because of it.
+So a directory needs no separate cleaner, and no call takes long because of it. A file goes only if its name and its
+content, read from one descriptor, say that it is lockkit's.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import stat
 import threading
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from lockkit.backends.file.client_file import has_ended
-from lockkit.backends.file.directory import boot_id, is_at
+from lockkit.backends.file.client_file import NAME, has_ended
+from lockkit.backends.file.directory import MARKER, boot_id, is_at, record_name, unlink
 from lockkit.backends.file.record import (
     REMOVED,
     DamagedError,
@@ -25,33 +28,46 @@ from lockkit.backends.file.record import (
     decode,
     open_record,
     read_record,
+    recorded_name,
 )
 from lockkit.backends.lock_state import wall_clock_us
+from lockkit.errors import ConfigurationError
+from lockkit.validation import unescape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.backends.file.directory import Directory
 
-__all__ = ["Cleanup"]
+__all__ = ["Cleanup", "erase"]
 
 log = logging.getLogger("lockkit")
 
-IDLE_SECONDS = 24 * 3600.0
-"""Age by the wall clock after which an unused record is removed. Tokens then restart from the wall clock: if it was set
-back by more than this, they could decrease."""
+IDLE_SECONDS = 600.0
+"""Age by the wall clock after which an unused record is removed. Its lock then gets a new one at its next use, which
+takes 50 µs. Tokens keep increasing: the directory's marker knows the largest token of the removed records."""
 
 NAMES_MAX = 1024
 """Names of a folder that are read at once: reading starts at the first each time, and a folder may have 100,000."""
 
 CLEANUP_SECONDS = 10.0
-ENTRIES_MAX = 16
-"""How often a client that is in use examines how many entries of each folder. More often, or more, delays the call that
-does it (2 µs an entry, 50 µs for one that is removed); less keeps thousands of unused records for longer."""
+ENTRIES_MIN = 16
+ENTRIES_MAX = 512
+"""How often a client that is in use examines how many entries of each folder, at least and at most. In between twice as
+many as it made, so that records go faster than they come. More often, or more, delays the call that does it (2 µs an
+entry, 50 µs for one that is removed); less keeps thousands of unused records for longer."""
+
+_UNFINISHED = re.compile(r"\.(new-[0-9a-f]{32}|[0-9a-f]{1,16})")
+"""Names of files that are being made: a record, or the file of a client."""
 
 
 class Cleanup:
-    """The cleaning that one client does."""
+    """
+    The cleaning that one client does.
+
+    Attributes:
+        made: How many records this client has made since it cleaned last.
+    """
 
     def __init__(self, directory: Directory, dead: Callable[[FileClaim], bool]) -> None:
         """
@@ -63,6 +79,7 @@ class Cleanup:
         """
         self._directory = directory
         self._dead = dead
+        self.made = 0
         self._at = 0.0
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
         self._folders = [_Folder(directory.clients), _Folder(directory.path)]
@@ -74,19 +91,20 @@ class Cleanup:
         errors = []
         try:
             self._at = now + CLEANUP_SECONDS
+            count, self.made = min(max(ENTRIES_MIN, 2 * self.made), ENTRIES_MAX), 0
             for folder in self._folders:
-                errors += self._examine_next(folder)
+                errors += self._examine_next(folder, count)
         finally:
             self._mutex.release()
         for error in errors:
             # Another client was faster, or the file belongs to another user in a sticky directory.
             log.debug("cleaning %s: %s", self._directory.path, error)
 
-    def _examine_next(self, folder: _Folder) -> list[OSError]:
+    def _examine_next(self, folder: _Folder, count: int) -> list[OSError]:
         """Examine the next entries of a folder; return what went wrong."""
         errors = []
         try:
-            for name in folder.take(ENTRIES_MAX):
+            for name in folder.take(count):
                 try:
                     self._examine(folder.path, name)
                 except OSError as error:
@@ -97,44 +115,99 @@ class Cleanup:
 
     def _examine(self, folder: str, name: str) -> None:
         """Remove the file of a dead client, a record that no live client uses, or a file that was never completed."""
-        hidden = name.startswith(".")
-        if folder == self._directory.clients and not hidden:
+        if folder == self._directory.clients and NAME.fullmatch(name):
             has_ended(self._directory, name)
             return
         path = f"{folder}/{name}"
+        if not (name.endswith(".lock") or _UNFINISHED.fullmatch(name)):
+            return
         status = os.lstat(path)
-        if not (hidden or name.endswith(".lock")) or not stat.S_ISREG(status.st_mode):
-            return  # a directory, or not a file of lockkit's
-        if wall_clock_us() / 1e6 - status.st_mtime < IDLE_SECONDS:
-            return
-        if hidden:
-            os.unlink(path)  # noqa: PTH108
-            return
+        if stat.S_ISREG(status.st_mode) and wall_clock_us() / 1e6 - status.st_mtime >= IDLE_SECONDS:
+            self.remove(path)
+
+    def remove(self, path: str) -> bool:
+        """
+        Remove a record that no live client uses, or a file that was never completed; return whether it was one.
+
+        Raises:
+            OSError: The operating system refuses.
+        """
         fd = open_record(path)
         try:
-            self._remove_if_unused(fd, path)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another client may have removed it before the flock, and a third made it again and holds it.
+            if is_at(os.fstat(fd), path) and _is_ours(fd, path) and self._is_unused(fd, path):
+                os.unlink(path)  # noqa: PTH108
+                return True
+        except (BlockingIOError, ConfigurationError):
+            pass  # in use after all; or the marker is another user's
         finally:
             os.close(fd)
+        return False
 
-    def _remove_if_unused(self, fd: int, path: str) -> None:
+    def _is_unused(self, fd: int, path: str) -> bool:
+        """Mark a record as removed if no live client uses it; return whether it is. Under its flock."""
+        if not path.endswith(".lock"):
+            return True
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not is_at(os.fstat(fd), path):
-                return  # another client removed it before the flock, and a third may have made it again and hold it
             state, boot = decode(read_record(fd), None)
         except RemovedError:
-            os.unlink(path)  # noqa: PTH108 - the process that wrote REMOVED died before it removed the file
-            return
-        except (BlockingIOError, DamagedError, VersionError):
-            return  # in use after all; or for its next user to see
-        claims = state.claims
-        unused = boot != boot_id() or all(map(self._dead, claims))
-        now_us = wall_clock_us()
-        noted = state.note is not None and state.note[1] > now_us
-        # Without its record a lock starts at the wall clock again, which must be above its last token.
-        if unused and not noted and state.token < now_us:
-            os.pwrite(fd, REMOVED, 0)
-            os.unlink(path)  # noqa: PTH108
+            return True  # the process that wrote REMOVED died before it removed the file
+        noted = state.note is not None and state.note[1] > wall_clock_us()
+        if noted or (boot == boot_id() and not all(map(self._dead, state.claims))):
+            return False
+        self._directory.raise_token_floor(state.token)
+        os.pwrite(fd, REMOVED, 0)
+        return True
+
+
+def erase(directory: Directory) -> None:
+    """
+    Remove all that is lockkit's in a directory, in use or not, and the directory itself if lockkit made it.
+
+    Raises:
+        OSError: The operating system refuses.
+    """
+    made = directory.made
+    for folder in (directory.clients, directory.path):
+        with suppress(FileNotFoundError):
+            for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
+                path = f"{folder}/{name}"
+                if stat.S_ISREG(os.lstat(path).st_mode) and _is_ours_at(path):
+                    unlink(path)
+    if made:
+        with suppress(OSError):  # something else is in it, or it is gone already
+            os.rmdir(directory.clients)  # noqa: PTH106
+            unlink(f"{directory.path}/{MARKER}")
+            os.rmdir(directory.path)  # noqa: PTH106
+
+
+def _is_ours_at(path: str) -> bool:
+    fd = open_record(path)
+    try:
+        return _is_ours(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _is_ours(fd: int, path: str) -> bool:
+    """Tell from its name and its content whether lockkit made a file."""
+    name = os.path.basename(path)  # noqa: PTH119
+    if name.endswith(".lock"):
+        try:
+            text = read_record(fd)
+            decode(text, None)
+            return record_name(unescape(recorded_name(text)))[1] == name
+        except RemovedError:
+            return True
+        except (DamagedError, VersionError, ConfigurationError):
+            return False
+    start = os.pread(fd, 100, 0)
+    if NAME.fullmatch(name):
+        return start.startswith(b"lockkit-client ")
+    if not _UNFINISHED.fullmatch(name):
+        return False
+    return start.startswith((b"lockkit-client ", b"lockkit-record ")) or not start.strip(b"\0")
 
 
 class _Folder:

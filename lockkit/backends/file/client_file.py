@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Seconds
 
-__all__ = ["ClientFile", "has_ended", "live_ttl_max", "notify"]
+__all__ = ["NAME", "ClientFile", "has_ended", "live_ttl_max", "notify"]
 
 log = logging.getLogger("lockkit")
 
+NAME = re.compile("[0-9a-f]{1,16}")
 _CONTENT = re.compile(rb"lockkit-client 1 pid ([0-9]+) ttl_max_us ([0-9]{16})\n")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -195,11 +196,13 @@ def has_ended(directory: Directory, client_id: str) -> bool:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        ours = _CONTENT.match(os.pread(fd, 100, 0)) and is_at(os.fstat(fd), path)
     except BlockingIOError:
         return False
     finally:
         os.close(fd)
-    unlink(path)  # another client may be faster
+    if ours:
+        unlink(path)  # another client may be faster
     return True
 
 
@@ -223,8 +226,8 @@ def live_ttl_max(directory: Directory, but: str) -> float:
     """
     largest = 0.0
     for client_id in os.listdir(directory.clients):  # noqa: PTH208
-        # A name with a dot belongs to a client that is just connecting and has no lock yet.
-        if client_id != but and not client_id.startswith(".") and not has_ended(directory, client_id):
+        # A client whose file has a dot before that name is just connecting and has no lock yet.
+        if client_id != but and NAME.fullmatch(client_id) and not has_ended(directory, client_id):
             largest = max(largest, _ttl_max(f"{directory.clients}/{client_id}"))
     return largest
 

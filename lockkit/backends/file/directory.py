@@ -5,30 +5,34 @@ The directory of the file backend: its layout, its file system, and who may writ
 
     DIRECTORY/seat%3A12%41.lock     the record of the lock seat:12A
     DIRECTORY/.new-…                a record being made
+    DIRECTORY/.lockkit              whether lockkit made the directory, and the largest token of the removed records
     DIRECTORY/clients/3f0c…         one file per client, flocked for its life (`lockkit.backends.file.client_file`)
+
+A file is removed only if its name and its content are lockkit's, read from one descriptor: the directory may be one
+that a user has for other things too.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
+import re
 import shlex
 import stat
 import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from lockkit.errors import ConfigurationError
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, Flaw, find_flaw, find_flaw_above, kind_of_file_system
 
 __all__ = [
     "Directory",
-    "Flaw",
     "boot_id",
-    "find_flaw",
+    "find_flaw_within",
     "is_at",
     "record_file_prefix",
     "record_name",
@@ -36,6 +40,8 @@ __all__ = [
     "unlink",
 ]
 
+MARKER = ".lockkit"
+_MARKER = re.compile(rb"lockkit-directory 1 made ([01]) token ([0-9]{19})\n")
 _LINUX = sys.platform == "linux"
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789._:-")
 _NAME_MAX = 180
@@ -104,47 +110,42 @@ def _sysctl(name: bytes) -> str:
     return buffer.value.decode("ascii")
 
 
-class Flaw(NamedTuple):
-    """Why a folder cannot be trusted: ``{path} {seen}``, and what to do about it."""
-
-    path: str
-    seen: str
-    fix: str
-
-
-def find_flaw(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None = None) -> Flaw | None:
+def find_flaw_within(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None) -> Flaw | None:
     """
-    Say why other users could remove or replace files in a folder; None if they cannot.
-
-    Trusted are root, this user and, with `group`, the folder's group. In a folder below the directory of the locks, the
-    owner of that directory is trusted too, and another member of the group only where no other user could have made the
-    folder.
+    Say why a folder of locks cannot be trusted; None if it can.
 
     Args:
         path: Of the folder.
-        status: Of the folder. For one below the directory of the locks, from ``lstat``.
+        status: Of the folder, from ``lstat``.
         group: The locks are shared with the group.
-        above: Status of the directory of the locks, if the folder is below it.
+        above: Status of the directory of the locks, if the folder is below it: its owner is trusted too.
     """
-    mode, me = status.st_mode, os.geteuid()
-    if not stat.S_ISDIR(mode):
-        return Flaw(path, "is a symbolic link or a file, made by another program or user", f"remove {path}")
-    name = shlex.quote(path)
-    shared = group and (above is None or not above.st_mode & stat.S_IWOTH)
-    owners = {0, me} | ({above.st_uid} if above is not None else set())
-    if status.st_uid not in owners and not (shared and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})):
-        return Flaw(
-            path,
-            f"belongs to another user (uid {status.st_uid})",
-            f"chown {me} {name}, or name a directory of your own",
+    if stat.S_ISLNK(status.st_mode):
+        return Flaw(path, "is a symbolic link", "name the directory that it points to, or remove it")
+    owners = frozenset() if above is None else frozenset({above.st_uid})
+    flaw = find_flaw(path, status, group=group, owners=owners)
+    if flaw is not None and flaw.fix == f"chmod g-w {shlex.quote(path)}":
+        return flaw._replace(fix=f"{flaw.fix}, or say ?group=1 to share the locks")
+    return flaw
+
+
+def refuse_foreign(path: str, status: os.stat_result, *, group: bool) -> None:
+    """
+    Refuse a file that another user could change.
+
+    Raises:
+        OSError: It is no regular file.
+        ConfigurationError: It belongs to another user, or others may write to it.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
+    flaw = find_flaw(path, status, group=group)
+    if flaw is not None:
+        message = (
+            f"{path} {flaw.seen}, so another user could change it while the lock is held: {flaw.fix}, or share the "
+            "locks with a group by ?group=1"
         )
-    writers = mode & (stat.S_IWGRP | stat.S_IWOTH) & ~(stat.S_IWGRP if group else 0)
-    if not writers or mode & stat.S_ISVTX:
-        return None
-    if writers & stat.S_IWOTH:
-        return Flaw(path, f"may be written to by anybody (mode {stat.S_IMODE(mode):04o})", f"chmod o-w {name}")
-    fix = f"chmod g-w {name}, or say ?group=1 to share the locks"
-    return Flaw(path, f"may be written to by its group (mode {stat.S_IMODE(mode):04o})", fix)
+        raise ConfigurationError(message)
 
 
 class Directory:
@@ -173,21 +174,26 @@ class Directory:
             ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
                 system.
         """
-        self._make(self.path, 0o2770 if self.group else 0o700)
-        status = os.stat(self.path)  # noqa: PTH116
-        self._refuse(find_flaw(self.path, status, group=self.group))
+        self._refuse(find_flaw_above(self.path, group=self.group))
+        made = self._make(self.path, 0o2770 if self.group else 0o700)
+        status = os.lstat(self.path)
+        self._refuse(find_flaw_within(self.path, status, group=self.group, above=None))
         _check_file_system(self.path, status.st_dev)
         self.gid = status.st_gid
+        if made:
+            self._make_marker(made=True)
         self._make(self.clients, stat.S_IMODE(status.st_mode))
-        self._refuse(find_flaw(self.clients, os.lstat(self.clients), group=self.group, above=status))
+        clients = os.lstat(self.clients)
+        self._refuse(find_flaw_within(self.clients, clients, group=self.group, above=status))
 
     @staticmethod
     def _refuse(flaw: Flaw | None) -> None:
         if flaw is not None:
-            message = f"{flaw.path} {flaw.seen}, so another user could remove locks that are held: {flaw.fix}"
+            message = f"{flaw.path} {flaw.seen}, so another user could replace or remove locks: {flaw.fix}"
             raise ConfigurationError(message)
 
-    def _make(self, path: str, mode: int, *, parent_made: bool = False) -> None:
+    def _make(self, path: str, mode: int, *, parent_made: bool = False) -> bool:
+        """Make a directory if it is missing; return whether it was."""
         parent = os.path.dirname(path)  # noqa: PTH120
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102
@@ -200,18 +206,83 @@ class Directory:
             # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for
             # the state directory.
             self._make(parent, 0o700)
-            self._make(path, mode, parent_made=True)
+            return self._make(path, mode, parent_made=True)
         except FileExistsError:
             if not os.path.isdir(path):  # noqa: PTH112
                 raise
+            return False
         except PermissionError as error:
             message = (
                 f"{path} cannot be made, since this user may not write to {parent}: name another directory, in the URL "
                 "or with LOCKKIT_STATE_DIR"
             )
             raise ConfigurationError(message) from error
-        else:
-            os.chmod(path, mode)  # noqa: PTH101 - past the umask
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, mode)  # past the umask
+        finally:
+            os.close(fd)
+        return True
+
+    # -- the marker ------------------------------------------------------------------------------------------------
+
+    @property
+    def made(self) -> bool:
+        """Whether lockkit made the directory."""
+        return self._read_marker()[0]
+
+    @property
+    def token_floor(self) -> int:
+        """The largest token of the records that were removed; 0 if none was, or if that is not known."""
+        return self._read_marker()[1]
+
+    def raise_token_floor(self, token: int) -> None:
+        """
+        Have the records that are made from now on begin above a token.
+
+        Raises:
+            BlockingIOError: Another process does so: remove no record now.
+            OSError: The file system refuses.
+            ConfigurationError: Another user could change the marker.
+        """
+        try:
+            fd = self._open_marker(os.O_RDWR)
+        except FileNotFoundError:
+            self._make_marker(made=False)
+            fd = self._open_marker(os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            made, floor = _parse_marker(fd)
+            if token > floor:
+                os.pwrite(fd, _marker(made, token), 0)
+        finally:
+            os.close(fd)
+
+    def _read_marker(self) -> tuple[bool, int]:
+        try:
+            fd = self._open_marker(os.O_RDONLY)
+        except OSError:
+            return False, 0
+        try:
+            return _parse_marker(fd)
+        finally:
+            os.close(fd)
+
+    def _open_marker(self, flags: int) -> int:
+        path = f"{self.path}/{MARKER}"
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            refuse_foreign(path, os.fstat(fd), group=self.group)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _make_marker(self, *, made: bool) -> None:
+        with suppress(FileExistsError):  # another client was faster
+            os.close(self.create(f"{self.path}/{MARKER}", _marker(made, 0)))
+
+    # -- files -----------------------------------------------------------------------------------------------------
 
     def create(self, path: str, content: bytes) -> int:
         """
@@ -233,6 +304,16 @@ class Directory:
             unlink(path)
             raise
         return fd
+
+
+def _marker(made: bool, token: int) -> bytes:  # noqa: FBT001
+    return b"lockkit-directory 1 made %d token %019d\n" % (made, token)
+
+
+def _parse_marker(fd: int) -> tuple[bool, int]:
+    """Return whether lockkit made the directory, and the token; False and 0 if the marker was damaged."""
+    found = _MARKER.match(os.pread(fd, 100, 0))
+    return (False, 0) if found is None else (found[1] == b"1", int(found[2]))
 
 
 def unlink(path: str) -> None:

@@ -8,10 +8,10 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from lockkit.backends.file.backend import FileBackend
-from lockkit.backends.file.directory import find_flaw
+from lockkit.backends.file.directory import find_flaw_within
 from lockkit.backends.file.inotify import Inotify
 from lockkit.doctor.findings import Check, Severity
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_above, kind_of_file_system
 
 if TYPE_CHECKING:
     from lockkit.doctor.examination import Examination
@@ -28,7 +28,7 @@ UNUSABLE = Check("file-unusable", Severity.ERROR, "No lock can be taken.", _OPTI
 WRITABLE_BY_OTHERS = Check(
     "file-writable-by-others",
     Severity.ERROR,
-    "Another user may remove locks that are held, so lockkit refuses the directory.",
+    "Another user may replace or remove locks that are held, so lockkit refuses the directory.",
     _LIMITS,
 )
 NETWORK = Check(
@@ -74,6 +74,9 @@ def _examine_missing(examination: Examination, path: Path) -> None:
     else:
         seen = f"The directory is missing; {ancestor} exists and may be written to."
         examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
+        flaw = find_flaw_above(str(path), group=examination.options["group"])
+        if flaw is not None:
+            examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
         _examine_file_system(examination, path, ancestor.stat())
 
 
@@ -97,14 +100,14 @@ def _examine_directory(examination: Examination, path: Path) -> None:
         fix = f"Remove {path}, or name another directory: file:///…"
         examination.find(UNUSABLE, str(path), f"{path} is not a directory.", fix)
         return
-    status = path.stat()
+    status = path.lstat()
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         _find_denied(examination, path, path)
     group = examination.options["group"]
-    flaws = [find_flaw(str(path), status, group=group)]
+    flaws = [find_flaw_above(str(path), group=group), find_flaw_within(str(path), status, group=group, above=None)]
     clients = path / "clients"
     if os.path.lexists(clients):
-        flaws.append(find_flaw(str(clients), clients.lstat(), group=group, above=status))
+        flaws.append(find_flaw_within(str(clients), clients.lstat(), group=group, above=status))
     for flaw in flaws:
         if flaw is not None:
             examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)

@@ -30,13 +30,12 @@ import fcntl
 import json
 import os
 import re
-import stat
 import threading
 import zlib
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from lockkit.backends.file.directory import Directory, boot_id, is_at, reserve, unlink
+from lockkit.backends.file.directory import Directory, boot_id, is_at, refuse_foreign, reserve, unlink
 from lockkit.backends.lock_state import LockState, Share
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
@@ -266,6 +265,7 @@ class RecordFile:
         path: Of the file.
         boot: Boot id of this machine.
         look_at: When a reader must look at it again that nothing has woken.
+        single_use: This client made it, and had not lately made one of the same name: it goes with the release.
     """
 
     __slots__ = (
@@ -281,6 +281,7 @@ class RecordFile:
         "mutex",
         "name",
         "path",
+        "single_use",
     )
 
     def __init__(self, fd: int, name: str, escaped: str, path: str, *, group: bool) -> None:
@@ -289,25 +290,21 @@ class RecordFile:
 
         Raises:
             OSError: It is no regular file. It has been closed.
-            ConfigurationError: It belongs to another user, and is not shared with the group. It has been closed.
+            ConfigurationError: Another user could change it, and it is not shared with the group. It has been closed.
         """
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        try:
+            refuse_foreign(path, status, group=group)
+        except BaseException:
             os.close(fd)
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
-        if not group and status.st_uid not in {0, os.geteuid()}:
-            os.close(fd)
-            message = (
-                f"{path} belongs to another user (uid {status.st_uid}), who could change it while the lock is held: "
-                "remove it, name a directory of your own, or share the locks with a group by ?group=1"
-            )
-            raise ConfigurationError(message)
+            raise
         self.fd = fd
         self.mutex = threading.Lock()
         self.name = name
         self.path = path
         self.boot = boot_id()
         self.look_at = 0.0
+        self.single_use = False
         self._escaped = escaped
         self._check_at = 0.0
         self._status = status
@@ -447,13 +444,15 @@ def open_record(path: str) -> int:
         return os.open(path, _OPEN)  # it belongs to another member of the group
 
 
-def make_record(directory: Directory, path: str, escaped: str, unique: str) -> None:
+def make_record(directory: Directory, path: str, escaped: str, unique: str) -> bool:
     """
     Make a record under another name and link it, complete, to its own: no process ever sees an empty one.
 
+    Returns False if another process makes it at the same time.
+
     Args:
         directory: Made again if it was removed.
-        path: Of the record. No error if another process makes it at the same time.
+        path: Of the record.
         escaped: The lock's escaped name.
         unique: A random word.
 
@@ -472,7 +471,7 @@ def make_record(directory: Directory, path: str, escaped: str, unique: str) -> N
     try:
         os.link(hidden, path)
     except FileExistsError:
-        pass  # another process was faster
+        return False
     except OSError as error:
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
             raise
@@ -480,6 +479,7 @@ def make_record(directory: Directory, path: str, escaped: str, unique: str) -> N
         raise ConfigurationError(message) from error
     finally:
         unlink(hidden)
+    return True
 
 
 def read_record(fd: int, text: bytes = b"") -> bytes:

@@ -19,8 +19,8 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
-from pathlib import Path
+
+from lockkit.testing.temporary import shared_directory
 
 # Linux hands out 32768-60999 for outgoing connections, macOS 49152-65535.
 FIRST_PORT, LAST_PORT = 15_000, 29_999
@@ -65,7 +65,8 @@ class Ports:
             self.release(port)
 
     def _lock(self, port: int) -> bool:
-        path = _directory() / str(port)
+        # Another user's locks cannot be seen here; is_free() still sees their servers.
+        path = shared_directory("ports") / str(port)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,10 +88,3 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def _directory() -> Path:
-    # Another user's locks cannot be seen here; is_free() still sees their servers.
-    path = Path(tempfile.gettempdir()) / f"lockkit-ports-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return path

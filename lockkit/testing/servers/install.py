@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.temporary import shared_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -102,8 +103,7 @@ def _one_at_a_time() -> Iterator[None]:
     apt-get's own lock is not enough: two that both move the administrator's policy away
     could restore each other's instead of it.
     """
-    path = Path(tempfile.gettempdir()) / f"lockkit-install-{os.getuid()}.lock"
-    with path.open("a") as file:
+    with (shared_directory("install") / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

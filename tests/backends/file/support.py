@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lockkit.backend import Grant
 from lockkit.backends.file.backend import FileBackend
 from lockkit.runtime import drive
-from tests.backends.support import FakeClock, StubHost
+from tests.backends.support import FakeClock, StubHost, granted
 
 if TYPE_CHECKING:
     from lockkit.backend import Request
@@ -34,6 +34,14 @@ def acquire(backend: FileBackend, request: Request) -> Grant:
         return outcome
 
     return drive(contend())
+
+
+def leave_record(backend: FileBackend, host: StubHost, name: str = "x") -> Grant:
+    """Acquire and release a lock twice: its record stays, which it does not at the first use of a name."""
+    assert drive(backend.release(granted(drive(backend.try_acquire(host.request(name))))))
+    grant = granted(drive(backend.try_acquire(host.request(name))))
+    assert drive(backend.release(grant))
+    return grant
 
 
 def waiter_count(backend: FileBackend) -> int:

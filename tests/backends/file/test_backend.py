@@ -48,7 +48,7 @@ def test_asking_makes_no_record(connect: Connect, frozen: StubHost, directory: P
     assert not drive(client.break_lock("x"))
     assert drive(client.read_note("x")) is None
 
-    assert [path.name for path in directory.iterdir()] == ["clients"]
+    assert {path.name for path in directory.iterdir()} == {"clients", ".lockkit"}
 
 
 def test_record_that_another_thread_has_closed_is_opened_again(connect: Connect, frozen: StubHost) -> None:

@@ -17,7 +17,7 @@ from lockkit.backends.file.record import FileClaim, encode
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
-from tests.backends.file.support import LONG, Connect, open_files, tick
+from tests.backends.file.support import LONG, Connect, leave_record, open_files, tick
 from tests.backends.support import StubHost, granted
 
 
@@ -56,8 +56,7 @@ def test_damaged_record_is_repaired_at_once_if_no_other_client_lives(
 ) -> None:
     """No client can hold the lock then. Tokens keep increasing."""
     backend = connect(frozen)
-    grant = granted(drive(backend.try_acquire(frozen.request())))
-    drive(backend.release(grant))
+    grant = leave_record(backend, frozen)
 
     damage()
 

@@ -67,7 +67,10 @@ def test_group_may_use_what_is_shared_with_it(connect: Connect, host: StubHost, 
 
 @pytest.mark.parametrize(
     ("permissions", "query", "fix"),
-    [(0o777, "", "chmod o-w"), (0o770, "", "chmod g-w"), (0o777, "?group=1", "chmod o-w"), (0o702, "", "chmod o-w")],
+    [
+        *((0o777, "", "chmod o-w"), (0o770, "", "chmod g-w.*group=1"), (0o702, "", "chmod o-w")),
+        *((0o777, "?group=1", "chmod o-w"), (0o1777, "?group=1", "chmod o-w")),
+    ],
 )
 def test_directory_that_other_users_may_write_to_is_refused(  # noqa: PLR0917 - fixtures
     permissions: int, query: str, fix: str, connect: Connect, host: StubHost, directory: Path
@@ -113,7 +116,7 @@ def test_folder_of_clients_that_is_a_link_is_refused(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 @pytest.mark.parametrize(
     ("made_by_another", "permissions", "query"),
-    [("", 0o1777, ""), ("", 0o755, ""), ("clients", 0o1777, ""), ("clients", 0o1777, "?group=1")],
+    [("", 0o1777, ""), ("", 0o755, ""), ("clients", 0o1777, "")],
 )
 def test_folder_that_another_user_made_is_refused(  # noqa: PLR0917 - fixtures
     made_by_another: str, permissions: int, query: str, connect: Connect, host: StubHost, directory: Path
@@ -138,6 +141,75 @@ def test_record_that_another_user_made_is_refused(connect: Connect, host: StubHo
 
     with pytest.raises(ConfigurationError, match=r"x.lock belongs to another user \(uid 12345\)"):
         drive(connect(host).try_acquire(host.request()))
+
+
+@pytest.mark.parametrize(("permissions", "query"), [(0o666, ""), (0o660, ""), (0o666, "?group=1")])
+def test_record_that_others_may_write_to_is_refused(
+    permissions: int, query: str, connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """As one of another user."""
+    granted(drive(connect(host, query).try_acquire(host.request())))
+    (directory / "x.lock").chmod(permissions)
+
+    with pytest.raises(ConfigurationError, match=r"x.lock may be written to by (anybody|its group)"):
+        drive(connect(host, query).try_acquire(host.request()))
+
+
+def test_directory_that_is_a_link_is_refused(connect: Connect, host: StubHost, directory: Path, tmp_path: Path) -> None:
+    """The user who made it could point it elsewhere while locks are held; nothing is made behind it."""
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    directory.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(ConfigurationError, match="locks is a symbolic link"):
+        drive(connect(host).ping())
+
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize("what", ["directory", "link", "directory behind a link"])
+def test_directory_above_that_another_user_made_is_refused(
+    what: str, connect: Connect, host: StubHost, tmp_path: Path
+) -> None:
+    """Its owner could replace the directory of the locks, and so make root work in one of root's own."""
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    (theirs / "ours").mkdir(parents=True)
+    link.symlink_to("theirs/../theirs/ours")
+    os.chown(link if what == "link" else theirs, 12345, 12345, follow_symlinks=False)
+
+    with pytest.raises(ConfigurationError, match=r"belongs to another user \(uid 12345\)"):
+        drive(connect(host, path=(theirs / "ours" if what == "directory" else link) / "locks").ping())
+
+    assert not (theirs / "ours" / "locks").exists()
+
+
+@pytest.mark.parametrize("query", ["", "?group=1"])
+def test_directory_above_that_others_may_write_to_is_refused(
+    query: str, connect: Connect, host: StubHost, tmp_path: Path
+) -> None:
+    """Unless it is sticky, as /tmp."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    backend = connect(host, query, path=tmp_path / "open" / "locks")
+
+    with pytest.raises(ConfigurationError, match="open may be written to by anybody"):
+        drive(backend.ping())
+    (tmp_path / "open").chmod(0o1777)
+
+    drive(backend.ping())
+
+
+def test_links_of_this_user_above_are_followed(connect: Connect, host: StubHost, tmp_path: Path) -> None:
+    """As /var/lock, or a home directory on another disk; a circle is an error."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to("disk")
+    (tmp_path / "circle").symlink_to("circle")
+
+    drive(connect(host, path=tmp_path / "home" / "locks").ping())
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        drive(connect(host, path=tmp_path / "circle" / "locks").ping())
+
+    assert (tmp_path / "disk" / "locks").is_dir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")

@@ -26,7 +26,7 @@ from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from tests.backends.file.peer import Peer
-from tests.backends.file.support import LONG, Connect, open_files
+from tests.backends.file.support import LONG, Connect, leave_record, open_files
 from tests.backends.support import StubHost, granted
 from tests.tries import until
 
@@ -83,8 +83,7 @@ sys.stdin.read()
 @pytest.fixture
 def flocked(connect: Connect, host: StubHost, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that was stopped within the microseconds in which it had the record of the lock x flocked."""
-    maker = connect(host)
-    drive(maker.release(granted(drive(maker.try_acquire(host.request())))))
+    leave_record(connect(host), host)
     command = [sys.executable, "-c", _FLOCK, str(directory / "x.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -18,7 +18,7 @@ from lockkit.backends.file.record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from tests.backends.file.peer import Peer
-from tests.backends.file.support import LONG, Connect, acquire, open_files, tick, waiter_count
+from tests.backends.file.support import LONG, Connect, acquire, leave_record, open_files, tick, waiter_count
 from tests.backends.support import StubHost, granted
 from tests.tries import until
 
@@ -39,7 +39,7 @@ def test_record_removed_by_a_stranger(connect: Connect, frozen: StubHost, direct
 def test_record_removed_while_the_lock_is_free(connect: Connect, frozen: StubHost, directory: Path) -> None:
     """A client that has the removed file open, from a moment ago, does not take the lock there beside the next one."""
     client = connect(frozen)
-    assert drive(client.release(granted(drive(client.try_acquire(frozen.request())))))
+    leave_record(client, frozen)
 
     (directory / "x.lock").unlink()
 
@@ -190,6 +190,7 @@ def test_directory_shared_by_two_kernels_is_refused(
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients examine all files whenever they clean."""
+    monkeypatch.setattr(cleanup, "ENTRIES_MIN", 1000)
     monkeypatch.setattr(cleanup, "ENTRIES_MAX", 1000)
 
 
@@ -205,18 +206,16 @@ def age(directory: Path) -> None:
 def test_unused_records_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
     """Also while another client has them open, which then makes a new one; tokens keep increasing."""
     user = connect(host)
-    grants = {name: granted(drive(user.try_acquire(host.request(name, ttl=LONG)))) for name in ("used", "held")}
-    drive(user.release(grants["used"]))
-    (directory / ".new-left").write_text("")
-    (directory / "not ours").write_text("")
-    (directory / "damaged.lock").write_text("garbage")
+    used = leave_record(user, host, "used")
+    granted(drive(user.try_acquire(host.request("held", ttl=LONG))))
+    (directory / f".new-{'0' * 32}").write_text("")
     age(directory)
 
     drive(connect(host).ping())
 
-    assert {path.name for path in directory.iterdir()} == {"held.lock", "clients", "not ours", "damaged.lock"}
+    assert {path.name for path in directory.iterdir()} == {"held.lock", "clients", ".lockkit"}
     again = granted(drive(user.try_acquire(host.request("used"))))
-    assert again.token > grants["used"].token
+    assert again.token > used.token
     assert (directory / "used.lock").exists()
     assert isinstance(drive(connect(host).try_acquire(host.request("used", queue=False))), Busy)
 
@@ -224,8 +223,7 @@ def test_unused_records_are_removed(connect: Connect, host: StubHost, directory:
 @pytest.mark.usefixtures("thorough")
 def test_recent_records_are_kept(connect: Connect, host: StubHost, directory: Path) -> None:
     """A lock that is used every minute keeps its record."""
-    user = connect(host)
-    drive(user.release(granted(drive(user.try_acquire(host.request())))))
+    leave_record(connect(host), host)
 
     drive(connect(host).ping())
 
@@ -257,27 +255,89 @@ def test_record_with_a_note_is_kept_until_its_end(
     assert not (directory / "x.lock").exists()
 
 
-@pytest.mark.usefixtures("thorough")
-def test_record_with_a_token_above_the_time_is_kept(
+def test_tokens_increase_when_a_record_was_removed_and_the_clock_set_back(
     connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock was set back: only the record has the last token."""
+    """The directory knows the largest token of the records that went; a name that is used once goes at its release."""
     user = connect(host)
-    drive(user.release(granted(drive(user.try_acquire(host.request())))))
+    grant = granted(drive(user.try_acquire(host.request())))
+    assert drive(user.release(grant))
+    assert list(directory.glob("*.lock")) == []
     wall_us = lock_state.wall_clock_us()
+    monkeypatch.setattr(file, "wall_clock_us", lambda: wall_us - 3600 * 10**6)
+
+    assert granted(drive(connect(host).try_acquire(host.request()))).token > grant.token
+
+
+def test_names_that_are_used_once_leave_nothing(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Callers over HTTP choose names: they must not fill the disk. A name that comes again keeps its record."""
+    client = connect(host)
+
+    for number in range(300):
+        assert drive(client.release(granted(drive(client.try_acquire(host.request(f"order-{number}"))))))
+    leave_record(client, host)
+
+    assert [path.name for path in directory.glob("*.lock")] == ["x.lock"]
+
+
+def test_record_of_a_name_that_is_used_once_stays_while_another_waits(
+    connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """The waiter has its place in the record, and its note is there."""
+    holder, waiter = connect(host), connect(host)
+    awaited, noted = (granted(drive(holder.try_acquire(host.request(name)))) for name in ("awaited", "noted"))
+    assert isinstance(drive(waiter.try_acquire(host.request("awaited"))), Busy)
+    assert drive(holder.write_note(noted, "done", 60.0))
+
+    assert drive(holder.release(awaited))
+    assert drive(holder.release(noted))
+
+    assert {path.name for path in directory.glob("*.lock")} == {"awaited.lock", "noted.lock"}
+
+
+@pytest.mark.usefixtures("thorough")
+@pytest.mark.parametrize("erase", [False, True])
+def test_files_of_others_are_left_alone(connect: Connect, host: StubHost, directory: Path, *, erase: bool) -> None:
+    """In a home directory given as the directory of locks, whatever the names are."""
+    others = {
+        *(".bashrc", ".new-left", f".new-{'a' * 32}", "damaged.lock", "poetry.lock", "notes", ".lockkit-notes"),
+        *("clients/acme", "clients/.acme", f"clients/{'a' * 16}", f"clients/.{'b' * 16}", "clients/beef"),
+    }
+    (directory / "clients").mkdir(parents=True, mode=0o700)
+    for name in others:
+        (directory / name).write_text("of the user")
     age(directory)
-    monkeypatch.setattr(cleanup, "wall_clock_us", lambda: wall_us - 3600 * 10**6)
 
-    drive(connect(host).ping())
+    client = connect(host)
+    drive(client.ping())
+    if erase:
+        drive(client.erase())
 
-    assert (directory / "x.lock").exists()
+    assert others <= {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def test_erasing_leaves_a_directory_that_lockkit_did_not_make(
+    connect: Connect, host: StubHost, directory: Path, tmp_path: Path
+) -> None:
+    """One that it made goes, unless something else is in it."""
+    directory.mkdir(mode=0o700)
+    given, made, shared = (connect(host, path=path) for path in (directory, tmp_path / "made", tmp_path / "shared"))
+    for client in (given, made, shared):
+        granted(drive(client.try_acquire(host.request())))
+    (tmp_path / "shared" / "notes").touch()
+
+    for client in (given, made, shared):
+        drive(client.erase())
+
+    assert directory.exists()
+    assert not (tmp_path / "made").exists()
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == {"notes"}
 
 
 def test_record_that_was_removed_halfway_is_made_anew(connect: Connect, host: StubHost, directory: Path) -> None:
     """The process that removed it died after writing the mark."""
     backend = connect(host)
-    grant = granted(drive(backend.try_acquire(host.request())))
-    drive(backend.release(grant))
+    grant = leave_record(backend, host)
     path = directory / "x.lock"
     path.write_bytes(REMOVED + path.read_bytes()[len(REMOVED) :])
 
@@ -287,20 +347,20 @@ def test_record_that_was_removed_halfway_is_made_anew(connect: Connect, host: St
 
 @pytest.mark.usefixtures("thorough")
 def test_record_that_was_made_anew_is_kept_by_a_cleaner_that_opened_the_former_one(
-    connect: Connect, host: StubHost, directory: Path
+    connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two clients clean at once. Between two steps of the first, the second removes the record; it is made again."""
     first, holder = connect(host), connect(host)
-    drive(first.release(granted(drive(first.try_acquire(host.request())))))
+    leave_record(first, host)
     path = directory / "x.lock"
-    fd = os.open(path, os.O_RDWR)
+    former = os.open(path, os.O_RDWR)
     path.write_bytes(REMOVED)
     path.unlink()
     granted(drive(holder.try_acquire(host.request())))
+    monkeypatch.setattr(cleanup, "open_record", lambda _: former)
 
-    first._store._cleanup._remove_if_unused(fd, str(path))
+    assert not first._store._cleanup.remove(str(path))
 
-    os.close(fd)
     assert isinstance(drive(connect(host).try_acquire(host.request(queue=False))), Busy)
 
 
@@ -323,7 +383,7 @@ def test_record_with_two_names_is_not_taken_for_its_successor(
 ) -> None:
     """A client that finds its open record removed leaves the one alone that has its name now."""
     late, holder = connect(host), connect(host)
-    drive(late.release(granted(drive(late.try_acquire(host.request())))))
+    leave_record(late, host)
     path = directory / "x.lock"
     os.link(path, directory / ".new-0123")
     path.write_bytes(REMOVED)
@@ -384,7 +444,7 @@ def test_client_removes_all_unused_records_bit_by_bit(
     monkeypatch.setattr(cleanup, "NAMES_MAX", 50)
     former, backend = connect(frozen), connect(frozen)
     for number in range(200):
-        drive(former.release(granted(drive(former.try_acquire(frozen.request(f"lock {number}"))))))
+        leave_record(former, frozen, f"lock {number}")
     drive(former.close())
     drive(backend.ping())
     age(directory)
@@ -394,7 +454,7 @@ def test_client_removes_all_unused_records_bit_by_bit(
         tick(frozen, cleanup.CLEANUP_SECONDS)
         drive(backend.ping())
         counts.append(len(list(directory.glob("*.lock"))))
-        assert counts[-2] - counts[-1] <= cleanup.ENTRIES_MAX
+        assert counts[-2] - counts[-1] <= cleanup.ENTRIES_MIN
         assert len(counts) < 100
 
 

@@ -603,6 +603,8 @@ class Database:
     def translate(self, error: BaseException) -> LockError:
         """Make a `LockError` of a driver's error, without passwords. To be raised ``from`` that."""
         text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+        if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # aiomysql keeps the reason there
+            text = f"{text}: {error.__cause__}"
         if self._password:
             text = text.replace(str(self._password), HIDDEN)
         return translate(self.kind(error), " ".join(text.split()), self.label)

@@ -100,7 +100,13 @@ class Guard:
 
         async def create(**named: Any) -> Any:  # noqa: ANN401 - any driver's
             connection = made(**named)
-            await (connection.connect() if dialect.driver == "asyncmy" else connection._connect())  # noqa: SLF001 - see `quirks`
+            try:
+                await (connection.connect() if dialect.driver == "asyncmy" else connection._connect())  # noqa: SLF001
+            except BaseException:
+                transport = getattr(connection, "_transport", None)  # asyncmy leaves it open
+                if transport is not None:
+                    transport.abort()
+                raise
             return connection
 
         return dialect.connect(async_creator_fn=create, **named)

@@ -166,6 +166,8 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         target = URL.create(f"sqlite+{driver}", database=_sqlite_path(url))
     else:
         target = _server_url(url, dialect.name, driver, arguments)
+    if driver == "psycopg":
+        _keep_password_secret(arguments)
     guard = None
     if driver in MYSQL_DRIVERS:
         tls = {name: arguments.pop(name) for name in TLS_OPTIONS & arguments.keys()}
@@ -189,6 +191,17 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         raise _other_api(url.safe_text, driver, kind)
     arguments = {**defaults, **arguments}
     return Database(engine, host.runtime, url.safe_text, adopted=False, arguments=arguments, guard=guard)
+
+
+def _keep_password_secret(arguments: dict[str, Any]) -> None:
+    """
+    Have libpq not tell the password in clear text to a server that need not prove who it is.
+
+    By default libpq does, whoever asks: "34.1.2. Parameter Key Words", ``require_auth`` (since version 16).
+    """
+    verified = str(arguments.get("sslmode", "")).startswith("verify-")
+    if not verified and "require_auth" in _keywords("psycopg"):
+        arguments.setdefault("require_auth", "!password")
 
 
 def _other_api(url: str, driver: str, kind: str) -> ConfigurationError:

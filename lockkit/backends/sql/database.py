@@ -49,7 +49,7 @@ from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, Th
 from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, keep_alive, take_last
 from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
-from lockkit.backends.sql.file import SqliteFile, identity
+from lockkit.backends.sql.file import SqliteFile, identity, prepare
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN
@@ -112,6 +112,7 @@ class Database:
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
         pooled: A pooler gives each statement another session; known after the first connection.
+        group: A SQLite file is shared with the group.
         keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
         driver_errors: What a `Connection` may raise.
         guard: See there.
@@ -143,6 +144,7 @@ class Database:
         self.url = url
         self.label = _label(self.engine.url)
         self.pooled = False
+        self.group = False
         self.keepalive = KEEPALIVE_SECONDS
         self._adopted = adopted
         self._runtime = runtime
@@ -528,6 +530,8 @@ class Database:
 
     def _open_file(self) -> tuple[Any, object, SqliteFile | None]:
         for _ in range(OPENINGS_MAX):
+            if self._path and not self._adopted:
+                prepare(self._path, group=self.group)
             before = identity(self._path) if self._path else None
             dbapi, keep = self._open_once()
             self._path = self._path or _main_file(dbapi)
@@ -592,6 +596,7 @@ class Database:
                 raise BackendUnavailable(message) from error
             runtime = BlockingRuntime()
             self._blocking = Database(engine, runtime, self.url, adopted=False, arguments=arguments, guard=self.guard)
+            self._blocking.group = self.group
         return self._blocking
 
     # -- errors ----------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
             keep: What must live as long as the connection.
         """
         super().__init__(dbapi, paramstyle, keep)
+        quirks.only_warn_without_loop(self._driver_connection)
         self._terminate = terminate
         self._runtime = runtime
         self._task: asyncio.Task[Result] | None = None

@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import socket
 import traceback
+import warnings
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.sql.statement import Result
@@ -23,6 +25,7 @@ __all__ = [
     "file_descriptor",
     "forget_asyncio_stream",
     "keep_nothing_prepared",
+    "only_warn_without_loop",
     "pool_limit",
     "pymysql_answer",
     "pymysql_limit",
@@ -131,6 +134,29 @@ def forget_asyncio_stream(driver_connection: Any) -> None:  # noqa: ANN401 - any
     """
     if hasattr(driver_connection, "_writer"):
         driver_connection._writer = None  # noqa: SLF001 - see the docstring
+
+
+def only_warn_without_loop(driver_connection: Any) -> None:  # noqa: ANN401 - any driver's
+    """
+    Have the `__del__` of aiomysql only warn once the event loop has ended, which it would ask to close the connection.
+
+    Without it a program that ends without closing its client prints a traceback for each connection.
+
+    Test: `tests/backends/sql/test_quirks.py`, `test_client_that_was_not_closed_is_a_warning`.
+    """
+    if hasattr(driver_connection, "_writer"):
+        driver_connection.__class__ = _warning_kind(type(driver_connection))
+
+
+@cache
+def _warning_kind(kind: Any) -> type:  # noqa: ANN401 - aiomysql's
+    def finalize(self: Any) -> None:  # noqa: ANN401 - aiomysql's
+        if self._writer is not None and self._loop.is_closed():
+            warnings.warn(f"Unclosed connection {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self._writer = None
+        kind.__del__(self)
+
+    return type(kind.__name__, (kind,), {"__del__": finalize})
 
 
 def keep_nothing_prepared(dbapi: Any) -> None:  # noqa: ANN401 - SQLAlchemy's form of an asyncpg connection

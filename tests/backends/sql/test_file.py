@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,8 +49,8 @@ def test_new_file_is_for_this_user_alone(tmp_path: Path, query: str, mode: int) 
     before = os.umask(0)
     try:
         with lockkit.connect(f"sqlite:///{path}{query}") as client, client.lock("x"):
-            connection = client._engine.client.backend.database._idle[0].dbapi
-            connection.execute("PRAGMA journal_mode=WAL")
+            backend: Any = client._engine.client.backend
+            backend.database._idle[0].dbapi.execute("PRAGMA journal_mode=WAL")
             with client.lock("y"):
                 modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
     finally:

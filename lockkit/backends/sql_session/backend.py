@@ -172,8 +172,8 @@ class SessionBackend(HoldingBackend):
         try:
             return await self._try_to_lock(request, request.state)
         except BackendUnavailable as error:
-            # What failed may be the connection for the lease: the lock was asked for on that of the session.
-            error.sent = error.sent or request.state.session is not None
+            # What failed may be the connection for the lease, or for a second try.
+            error.sent = error.sent or request.state.sent
             raise
 
     async def _try_to_lock(self, request: Request, claim: Claim) -> Grant | Busy:
@@ -231,6 +231,7 @@ class SessionBackend(HoldingBackend):
                     await self._leases.make_tables(None, request.answer_by)
                     return None
                 claim.key = key._replace(shared=True) if request.mode == "shared" else key
+            claim.sent = True
             return await self._locking.attempt(session, claim.key, limit, request)
         except LockError:  # of a statement on another connection; some are an OSError, as errors of drivers are
             await self._cleanup.give_up(claim, request.answer_by)

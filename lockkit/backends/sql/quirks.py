@@ -31,6 +31,7 @@ __all__ = [
     "pymysql_limit",
     "pymysql_send",
     "set_pymysql_limit",
+    "tls_transport",
 ]
 
 LIMIT_SECONDS_MIN = 0.001
@@ -134,6 +135,20 @@ def forget_asyncio_stream(driver_connection: Any) -> None:  # noqa: ANN401 - any
     """
     if hasattr(driver_connection, "_writer"):
         driver_connection._writer = None  # noqa: SLF001 - see the docstring
+
+
+def tls_transport(driver_connection: Any) -> Any:  # noqa: ANN401 - any driver's
+    """
+    Return the transport of a connection over TLS; None of others.
+
+    aiomysql and asyncmy close it in order, which waits for the server, and an event loop that ends before leaves the
+    socket open.
+
+    Test: `tests/backends/sql/test_tls.py`, all with asyncio.
+    """
+    stream = getattr(driver_connection, "_writer", None)
+    transport = getattr(driver_connection, "_transport", None) if stream is None else stream.transport
+    return transport if transport is not None and transport.get_extra_info("sslcontext") is not None else None
 
 
 def only_warn_without_loop(driver_connection: Any) -> None:  # noqa: ANN401 - any driver's

@@ -160,7 +160,8 @@ def only_warn_without_loop(driver_connection: Any) -> None:  # noqa: ANN401 - an
     Test: `tests/backends/sql/test_quirks.py`, `test_client_that_was_not_closed_is_a_warning`.
     """
     if hasattr(driver_connection, "_writer"):
-        driver_connection.__class__ = _warning_kind(type(driver_connection))
+        kind: Any = type(driver_connection)
+        driver_connection.__class__ = _warning_kind(kind)
 
 
 @cache

@@ -304,6 +304,18 @@ class TestRow:
 
         wait_until(lambda: None if names() == {"new", "recent"} else f"there are {names()}")
 
+    def test_table_with_columns_of_a_later_version_works(self, url: str, connect: Connect) -> None:
+        """A client does not mind what it does not know."""
+        connect(url).lock("new").acquire(timeout=PATIENCE).release()
+        look = Look(url)
+        look.run("ALTER TABLE lockkit_locks ADD COLUMN later BIGINT NOT NULL DEFAULT 7")
+        client = connect(url)
+        for lock in (client.lock("x"), client.rwlock("x").read(), client.semaphore("s", 2)):
+            lease = lock.acquire(timeout=PATIENCE)
+            assert lease.confirm()
+            lease.release()
+        look.run("ALTER TABLE lockkit_locks DROP COLUMN later")
+
     def test_table_of_somebody_else_is_not_dropped(self, url: str, connect: Connect) -> None:
         """Which has the name of lockkit's, and other columns."""
         look = Look(url)

@@ -184,6 +184,7 @@ class Request:
         queue: The caller waits if the lock is busy, so the backend should queue the request.
         mode: Beside whom the lock is to be held. Only what the backend's capabilities offer is sent to it.
         limit: Of a permit: how many may be held at the same time, itself included.
+        readers: Readers may ask for the lock, too: it is the write side of a read/write lock.
         answer_by: Client monotonic time by which the current call (`LockBackend.try_acquire`, `LockBackend.wait`,
             `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
             with ``inf`` only `CALL_SECONDS` applies.
@@ -203,6 +204,7 @@ class Request:
         "name",
         "owner",
         "queue",
+        "readers",
         "state",
         "ttl",
         "uncertain",
@@ -218,6 +220,7 @@ class Request:
         runtime: Runtime,
         mode: Mode = "exclusive",
         limit: int = 1,
+        readers: bool = False,  # noqa: FBT001, FBT002 - as above
     ) -> None:
         """Keep the values. The event `wake` is made when it is first needed."""
         self.name = name
@@ -227,6 +230,7 @@ class Request:
         self.queue = queue
         self.mode: Mode = mode
         self.limit = limit
+        self.readers = readers
         self.answer_by = inf
         self.uncertain = False
         self.state: Any = None

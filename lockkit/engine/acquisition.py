@@ -330,7 +330,7 @@ class Acquisition(Generic[L]):
         queue = self._deadline != self._began
         return Request(
             settings.name, runtime.owner(), settings.ttl, settings.metadata,
-            queue, runtime, settings.mode, settings.limit,
+            queue, runtime, settings.mode, settings.limit, settings.nests,
         )  # fmt: skip
 
     async def _wait(self, busy: Busy) -> None:

@@ -50,6 +50,7 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
             keep: What must live as long as the connection.
         """
         super().__init__(dbapi, paramstyle, keep)
+        quirks.only_warn_without_loop(self._driver_connection)
         self._terminate = terminate
         self._runtime = runtime
         self._task: asyncio.Task[Result] | None = None
@@ -126,14 +127,20 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
             task.cancel()
             task.add_done_callback(_ignore_error)
         if dbapi is not None:
+            tls = quirks.tls_transport(getattr(dbapi, "driver_connection", dbapi))
             self._terminate(dbapi)
+            if tls is not None:
+                tls.abort()
 
     async def close(self) -> None:
         """See `Connection.close`. Drivers with a thread of their own (aiosqlite) end it only so."""
         dbapi, self.dbapi = self.dbapi, None
         if dbapi is not None:
             self._fd = -1
+            tls = quirks.tls_transport(getattr(dbapi, "driver_connection", dbapi))
             await asyncio.wait([close_later(dbapi)], timeout=CLOSE_SECONDS)
+            if tls is not None:
+                tls.abort()
 
 
 def _ignore_error(task: asyncio.Task[Any]) -> None:

@@ -48,6 +48,7 @@ __all__ = [
     "SessionConnection",
     "cut",
     "end_quietly",
+    "keep_alive",
     "readable",
     "take_last",
     "until_readable",
@@ -106,6 +107,10 @@ class Connection(ABC):
     def stale(self) -> bool:
         """Whether the server has closed it, as far as lockkit knows without asking. Nothing may be under way."""
 
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the file descriptor of its socket; -1 if there is none, or it is not known."""
+
     @property
     @abstractmethod
     def server_pid(self) -> int:
@@ -154,10 +159,6 @@ class SessionConnection(Connection):
         """Return when `answered`, when `wake` was set, or at `until` (client monotonic time)."""
 
     @abstractmethod
-    def fileno(self) -> int:
-        """Return the file descriptor of its socket."""
-
-    @abstractmethod
     def ended_by_server(self, error: BaseException) -> bool:
         """Whether this error is the server's announcement that it ended the session before the last statement."""
 
@@ -180,6 +181,29 @@ def cut(fd: int) -> None:
     """End the stream of a socket that another thread reads, or that only a driver may close."""
     with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # the server closed it first
         copy.shutdown(socket.SHUT_RDWR)
+
+
+def keep_alive(fd: int, seconds: float) -> None:
+    """
+    Have the system notice within so many seconds that the way to the other end of a TCP connection is lost.
+
+    By probes while nothing is under way, by the missing acknowledgement of what was sent otherwise (tcp(7)). Shorter
+    times that the driver or the application has set stay.
+    """
+    wanted = {
+        "TCP_KEEPIDLE": max(1, round(seconds / 2)),
+        "TCP_KEEPINTVL": max(1, round(seconds / 6)),
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": round(seconds * 1000),
+    }
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # it ends just now
+        if copy.family not in {socket.AF_INET, socket.AF_INET6}:
+            return
+        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in wanted.items():
+            option = getattr(socket, name, None)  # not each system has all of them
+            if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= value:
+                copy.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def readable(fd: int) -> bool:

@@ -46,10 +46,10 @@ from lockkit.backend import seconds_left
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
 from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, take_last
-from lockkit.backends.sql.dialect import STATEMENT_SECONDS, Dialect, dialect_named
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, keep_alive, take_last
+from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
-from lockkit.backends.sql.file import SqliteFile, identity
+from lockkit.backends.sql.file import SqliteFile, identity, prepare
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN
@@ -57,6 +57,7 @@ from lockkit.url import HIDDEN
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
+    from lockkit.backends.sql.mysql import Guard
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.runtime import Event, Runtime
     from lockkit.units import Instant
@@ -111,7 +112,10 @@ class Database:
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
         pooled: A pooler gives each statement another session; known after the first connection.
+        group: A SQLite file is shared with the group.
+        keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
         driver_errors: What a `Connection` may raise.
+        guard: See there.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Database:
         *,
         adopted: bool,
         arguments: Mapping[str, Any] = MappingProxyType({}),
+        guard: Guard | None = None,
     ) -> None:
         """
         Connect to nothing yet.
@@ -132,12 +137,15 @@ class Database:
             url: For messages.
             adopted: The engine is the application's.
             arguments: For its driver, beside what is in the engine's URL. **May hold a password.**
+            guard: Connects to MariaDB and MySQL, unless the engine is the application's.
         """
         self.engine = engine
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
         self.url = url
         self.label = _label(self.engine.url)
         self.pooled = False
+        self.group = False
+        self.keepalive = KEEPALIVE_SECONDS
         self._adopted = adopted
         self._runtime = runtime
         self._is_asyncio = runtime.kind == "asyncio"
@@ -145,6 +153,7 @@ class Database:
         errors: type[BaseException] = self.engine.dialect.loaded_dbapi.Error
         self.driver_errors: tuple[type[BaseException], ...] = (errors, SQLAlchemyError, OSError, EOFError)
         self._arguments = arguments
+        self.guard = guard
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Waiter] = deque()
@@ -189,9 +198,15 @@ class Database:
             return await self._without_loop().run(statement, parameters, again=again, answer_by=answer_by)
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
-        attempt = 0
+        attempt, uncertain = 0, False
         while True:
-            connection = self._kept() or await self._take(until, urgent=urgent)
+            connection = self._kept()
+            if connection is None:
+                try:
+                    connection = await self._take(until, urgent=urgent)
+                except BackendUnavailable as error:
+                    error.sent = uncertain
+                    raise
             fresh = not connection.used
             try:
                 result = await self._run_on(connection, statement, parameters, until)
@@ -203,6 +218,7 @@ class Database:
                 refused = kind == "read-only" and not fresh
                 repeat = yielded or refused or (kind == "connection" and again and not fresh)
                 again = again and (yielded or refused)
+                uncertain = uncertain or not (yielded or refused)
                 if yielded:
                     longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
                     pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
@@ -393,8 +409,15 @@ class Database:
             answer_by: When the caller must have it, client monotonic time.
 
         Raises:
-            LockError: It cannot be had.
+            LockError: It cannot be had. Nothing that the caller wants was sent.
         """
+        try:
+            return await self._connect(answer_by)
+        except BackendUnavailable as error:
+            error.sent = False
+            raise
+
+    async def _connect(self, answer_by: float) -> Connection:
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
         try:
@@ -402,6 +425,8 @@ class Database:
         except self.driver_errors as error:
             raise self.translate(error) from error
         try:
+            if connection.fileno() >= 0:
+                keep_alive(connection.fileno(), self.keepalive)
             await self.dialect.set_up(
                 connection, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
             )
@@ -505,6 +530,8 @@ class Database:
 
     def _open_file(self) -> tuple[Any, object, SqliteFile | None]:
         for _ in range(OPENINGS_MAX):
+            if self._path and not self._adopted:
+                prepare(self._path, group=self.group)
             before = identity(self._path) if self._path else None
             dbapi, keep = self._open_once()
             self._path = self._path or _main_file(dbapi)
@@ -529,7 +556,8 @@ class Database:
             dbapi: Any = keep.dbapi_connection
         else:
             positional, named = dialect.create_connect_args(self.engine.url)
-            dbapi = dialect.connect(*positional, **{**named, **self._arguments})
+            named.update(self._arguments)
+            dbapi = self.guard.connect(dialect, named) if self.guard else dialect.connect(*positional, **named)
         if self._adopted or not self._arguments.keys() & {"autocommit", "isolation_level"}:
             # Only the server says whether there is a pooler; in these drivers neither of the two sends anything.
             if dialect.driver == "asyncpg":
@@ -566,7 +594,9 @@ class Database:
             except ImportError as error:
                 message = f"{self.url} cannot be reached without an event loop, and that has ended: {error}"
                 raise BackendUnavailable(message) from error
-            self._blocking = Database(engine, BlockingRuntime(), self.url, adopted=False, arguments=arguments)
+            runtime = BlockingRuntime()
+            self._blocking = Database(engine, runtime, self.url, adopted=False, arguments=arguments, guard=self.guard)
+            self._blocking.group = self.group
         return self._blocking
 
     # -- errors ----------------------------------------------------------------------------------------------------
@@ -578,6 +608,8 @@ class Database:
     def translate(self, error: BaseException) -> LockError:
         """Make a `LockError` of a driver's error, without passwords. To be raised ``from`` that."""
         text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+        if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # aiomysql keeps the reason there
+            text = f"{text}: {error.__cause__}"
         if self._password:
             text = text.replace(str(self._password), HIDDEN)
         return translate(self.kind(error), " ".join(text.split()), self.label)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.sql.connection import Connection
 
-__all__ = ["CONNECT_SECONDS", "LOCK_SECONDS", "STATEMENT_SECONDS", "Dialect", "dialect_named"]
+__all__ = ["CONNECT_SECONDS", "KEEPALIVE_SECONDS", "LOCK_SECONDS", "STATEMENT_SECONDS", "Dialect", "dialect_named"]
 
 CONNECT_SECONDS = 2
 """Time limit for a connection. Longer holds up callers of a server that hangs; shorter takes a busy one for dead. libpq
@@ -31,6 +31,10 @@ takes whole seconds only."""
 
 STATEMENT_SECONDS = 3.0
 """Time limit for the answer to a statement; with `CONNECT_SECONDS` a call takes at most five seconds."""
+
+KEEPALIVE_SECONDS = 30.0
+"""Within how long a connection that was lost on the way is noticed, and how long one that is a lock, or waits for one,
+may be silent. Longer than what a load balancer allows loses locks; shorter sends more."""
 
 LOCK_SECONDS = 0.25
 """How long the server lets a statement wait for others that have locked the row, the table or the file, before lockkit
@@ -186,10 +190,6 @@ _DIALECTS = {
             "psycopg": {
                 "connect_timeout": CONNECT_SECONDS,
                 "tcp_user_timeout": int(STATEMENT_SECONDS * 1000),
-                # For a connection that only listens: else a cut on the way is noticed after hours.
-                "keepalives_idle": 20,
-                "keepalives_interval": 5,
-                "keepalives_count": 3,
                 "client_encoding": "utf8",
                 "autocommit": True,
                 "prepare_threshold": None,

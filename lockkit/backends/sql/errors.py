@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ssl import SSLError
 from typing import TYPE_CHECKING, Literal
 
 from lockkit.errors import BackendUnavailable, ConfigurationError
@@ -194,6 +195,7 @@ _POSTGRESQL_TEXTS: tuple[tuple[str, Kind], ...] = (
     ("no password supplied", "login"),
     ("pg_hba.conf", "login"),
     ("authentication failed", "login"),
+    ("authentication method requirement", "login"),
     ("permission denied", "login"),
     ("role ", "login"),
     ("certificate", "tls"),
@@ -272,6 +274,7 @@ _ERRNOS: dict[int, Kind] = {
     1251: "login",
     1820: "login",
     1862: "login",
+    2026: "tls",
     2059: "login",
     3118: "login",
     3159: "tls",
@@ -321,7 +324,8 @@ def mysql_kind(error: BaseException) -> Kind:
         return kind
     if isinstance(error, TimeoutError) or "timed out" in str(error):
         return "timeout"
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):  # of Python's ssl; PyMySQL numbers it as a host that is not there
+    # Of Python's ssl. The drivers number it as a host that is not there, and aiomysql does not say more.
+    if "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(error.__cause__, SSLError):
         return "tls"
     return "connection" if number == 0 or number in _CLIENTS_OWN else "other"
 

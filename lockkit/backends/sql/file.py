@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
-__all__ = ["SqliteFile", "identity"]
+from lockkit.errors import ConfigurationError
+from lockkit.file_systems import Flaw, find_flaw, find_flaw_above
+
+__all__ = ["SqliteFile", "find_flaw_of", "identity", "prepare"]
 
 
 class SqliteFile:
@@ -35,6 +39,52 @@ class SqliteFile:
         if self.moved:
             message = f"{self._path} was removed or replaced while it was in use"
             raise ConnectionAbortedError(message)
+
+
+def prepare(path: str, *, group: bool) -> None:
+    """
+    Make the file of a database if it is missing, and refuse one that other users could have made or could replace.
+
+    SQLite gives its files beside it the same rights. An empty file is a new database to it.
+
+    Args:
+        path: Absolute.
+        group: The locks are shared with the group.
+
+    Raises:
+        ConfigurationError: Other users could write to the file, or to a directory on the way to it.
+    """
+    with suppress(OSError):  # it is there, or its directory is missing, which SQLite says
+        mode = 0o660 if group else 0o600
+        made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(made, mode)  # whatever the umask says
+        finally:
+            os.close(made)
+    try:
+        flaw = find_flaw_of(path, group=group)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        message = f"{path} cannot be used for locks: {error}"
+        raise ConfigurationError(message) from error
+    if flaw is not None:
+        message = (
+            f"{path} cannot be used for locks: {flaw.path} {flaw.seen}, and who can write there can free each lock. "
+            f"Fix: {flaw.fix}; or say ?group=1 to share the locks with the group"
+        )
+        raise ConfigurationError(message)
+
+
+def find_flaw_of(path: str, *, group: bool) -> Flaw | None:
+    """Say why other users could replace a database, or write to it; None if they cannot. Raises OSError."""
+    real = os.path.realpath(path)
+    return (
+        find_flaw_above(path, group=group)
+        or find_flaw(path, os.lstat(path), group=group)
+        or find_flaw_above(real, group=group)
+        or find_flaw(real, os.stat(real), group=group)  # noqa: PTH116 - as above
+    )
 
 
 def identity(path: str) -> tuple[int, int] | None:

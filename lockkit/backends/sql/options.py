@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -20,6 +21,8 @@ from lockkit import validation
 from lockkit.backend import Option
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import dialect_named
+from lockkit.backends.sql.mysql import DRIVERS as MYSQL_DRIVERS
+from lockkit.backends.sql.mysql import TLS_OPTIONS, Guard
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -87,7 +90,7 @@ def _keywords(driver: str) -> frozenset[str]:
         names = {"cached_statements"}  # not timeout, which is the option of the client's locks
     else:
         module = _submodule(driver, "connections" if driver == "pymysql" else "connection")
-        names = set(inspect.signature(module.Connection.__init__).parameters)
+        names = {*inspect.signature(module.Connection.__init__).parameters, *TLS_OPTIONS}
     return frozenset(names - _NOT_PASSED_ON)
 
 
@@ -125,11 +128,16 @@ def _parse_connect_limit(value: object) -> int:
     return max(1, round(_parse_limit(value)))
 
 
+def _parse_tls(value: object) -> object:
+    return value if isinstance(value, ssl.SSLContext) else validation.parse_bool(value)
+
+
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "connect_timeout": _parse_connect_limit,
     "read_timeout": _parse_limit,
     "write_timeout": _parse_limit,
     "cached_statements": validation.parse_int(0),
+    "ssl": _parse_tls,
     "ssl_disabled": validation.parse_bool,
     "ssl_verify_cert": validation.parse_bool,
     "ssl_verify_identity": validation.parse_bool,
@@ -158,6 +166,12 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         target = URL.create(f"sqlite+{driver}", database=_sqlite_path(url))
     else:
         target = _server_url(url, dialect.name, driver, arguments)
+    if driver == "psycopg":
+        _keep_password_secret(arguments)
+    guard = None
+    if driver in MYSQL_DRIVERS:
+        tls = {name: arguments.pop(name) for name in TLS_OPTIONS & arguments.keys()}
+        guard = Guard(tls, url.safe_text)
     # No pool: SQLAlchemy only makes the connections.
     defaults = dialect.arguments.get(driver, {})
     try:
@@ -175,7 +189,19 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         raise _other_api(url.safe_text, driver, kind) from error
     if engine.dialect.is_async != (kind == "asyncio"):
         raise _other_api(url.safe_text, driver, kind)
-    return Database(engine, host.runtime, url.safe_text, adopted=False, arguments={**defaults, **arguments})
+    arguments = {**defaults, **arguments}
+    return Database(engine, host.runtime, url.safe_text, adopted=False, arguments=arguments, guard=guard)
+
+
+def _keep_password_secret(arguments: dict[str, Any]) -> None:
+    """
+    Have libpq not tell the password in clear text to a server that need not prove who it is.
+
+    By default libpq does, whoever asks: "34.1.2. Parameter Key Words", ``require_auth`` (since version 16).
+    """
+    verified = str(arguments.get("sslmode", "")).startswith("verify-")
+    if not verified and "require_auth" in _keywords("psycopg"):
+        arguments.setdefault("require_auth", "!password")
 
 
 def _other_api(url: str, driver: str, kind: str) -> ConfigurationError:

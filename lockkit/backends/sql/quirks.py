@@ -10,7 +10,9 @@ from __future__ import annotations
 import io
 import socket
 import traceback
+import warnings
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.sql.statement import Result
@@ -23,11 +25,13 @@ __all__ = [
     "file_descriptor",
     "forget_asyncio_stream",
     "keep_nothing_prepared",
+    "only_warn_without_loop",
     "pool_limit",
     "pymysql_answer",
     "pymysql_limit",
     "pymysql_send",
     "set_pymysql_limit",
+    "tls_transport",
 ]
 
 LIMIT_SECONDS_MIN = 0.001
@@ -131,6 +135,44 @@ def forget_asyncio_stream(driver_connection: Any) -> None:  # noqa: ANN401 - any
     """
     if hasattr(driver_connection, "_writer"):
         driver_connection._writer = None  # noqa: SLF001 - see the docstring
+
+
+def tls_transport(driver_connection: Any) -> Any:  # noqa: ANN401 - any driver's
+    """
+    Return the transport of a connection over TLS; None of others.
+
+    aiomysql and asyncmy close it in order, which waits for the server, and an event loop that ends before leaves the
+    socket open.
+
+    Test: `tests/backends/sql/test_tls.py`, all with asyncio.
+    """
+    stream = getattr(driver_connection, "_writer", None)
+    transport = getattr(driver_connection, "_transport", None) if stream is None else stream.transport
+    return transport if transport is not None and transport.get_extra_info("sslcontext") is not None else None
+
+
+def only_warn_without_loop(driver_connection: Any) -> None:  # noqa: ANN401 - any driver's
+    """
+    Have the `__del__` of aiomysql only warn once the event loop has ended, which it would ask to close the connection.
+
+    Without it a program that ends without closing its client prints a traceback for each connection.
+
+    Test: `tests/backends/sql/test_quirks.py`, `test_client_that_was_not_closed_is_a_warning`.
+    """
+    if hasattr(driver_connection, "_writer"):
+        kind: Any = type(driver_connection)
+        driver_connection.__class__ = _warning_kind(kind)
+
+
+@cache
+def _warning_kind(kind: Any) -> type:  # noqa: ANN401 - aiomysql's
+    def finalize(self: Any) -> None:  # noqa: ANN401 - aiomysql's
+        if self._writer is not None and self._loop.is_closed():
+            warnings.warn(f"Unclosed connection {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self._writer = None
+        kind.__del__(self)
+
+    return type(kind.__name__, (kind,), {"__del__": finalize})
 
 
 def keep_nothing_prepared(dbapi: Any) -> None:  # noqa: ANN401 - SQLAlchemy's form of an asyncpg connection

@@ -240,7 +240,17 @@ def columns_of(database: Database, table: Table) -> set[str] | None:
 
 
 async def drop(database: Database, tables: Iterable[Table]) -> None:
-    """Drop tables, with the locks and tokens in them, where they exist."""
+    """
+    Drop tables, with the locks and tokens in them, where they exist.
+
+    Raises:
+        LockError: One cannot be dropped, or it is none of lockkit's: it lacks a column.
+    """
     for table in tables:
         name = quoted(table, database.engine.dialect)
+        columns = ", ".join(column.name for column in table.columns if column.info != BEYOND_LOCKS)
+        try:
+            await database.run(Statement(f"SELECT {columns} FROM {name} WHERE 1 = 0", once=True), again=True)
+        except MissingTable:
+            continue
         await database.run(Statement(f"DROP TABLE IF EXISTS {name}"), again=True)

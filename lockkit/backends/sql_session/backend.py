@@ -45,6 +45,7 @@ databases differ in), `LeaseTable`, `ClaimCleanup` (leaves the queue), `Sessions
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ from lockkit.backend import (
     decode_metadata,
     granted_at,
 )
+from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS
 from lockkit.backends.sql.errors import CONFLICTS, Kind
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
@@ -72,7 +74,13 @@ if TYPE_CHECKING:
     from lockkit.backends.sql_session.session import Session
     from lockkit.units import Instant
 
+log = logging.getLogger("lockkit")
+
 __all__ = ["SessionBackend", "capabilities_of", "options_of"]
+
+ANSWER_SECONDS = 1.0
+"""How long the answer to a statement that has ended at the server may still be under way. Longer begins anew later on a
+connection that was lost; shorter does so on one that is only slow, and loses a lock that was granted."""
 
 ATTEMPTS_MAX = 3
 """How often one attempt begins anew: a table or row was made, the database gave the attempt up for others."""
@@ -122,6 +130,12 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
             "mode": mode_option(mode),
             "table": Option(_parse_table, "Name of the table, also as schema.name.", table),
             "auto_create": Option(validation.parse_bool, "Make the tables when they are not there.", default=True),
+            "keepalive": Option(
+                _parse_keepalive,
+                "How long the connection of a lock that is held or waited for may be silent, seconds: less than load "
+                "balancers and NATs on the way allow.",
+                KEEPALIVE_SECONDS,
+            ),
             "pool_size": Option(
                 validation.parse_int(1),
                 "How many locks may be held or waited for at once: each takes a connection. Default: no limit; of an "
@@ -129,6 +143,14 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
             ),
         }
     )
+
+
+def _parse_keepalive(value: object) -> float:
+    seconds = validation.parse_seconds(value)
+    if seconds < 1:
+        message = "it must be at least 1 second"
+        raise ValueError(message)
+    return seconds
 
 
 def _parse_table(value: object) -> str:
@@ -146,9 +168,16 @@ class SessionBackend(HoldingBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
-        claim: Claim | None = request.state
-        if claim is None:
-            claim = request.state = Claim()
+        if request.state is None:
+            request.state = Claim()
+        try:
+            return await self._try_to_lock(request, request.state)
+        except BackendUnavailable as error:
+            # What failed may be the connection for the lease, or for a second try.
+            error.sent = error.sent or request.state.sent
+            raise
+
+    async def _try_to_lock(self, request: Request, claim: Claim) -> Grant | Busy:
         limit = self._locking.limit(request.ttl)
         ttl = self._locking.seconds(limit, request.ttl)
         self._ttl_min = min(self._ttl_min, ttl)
@@ -159,9 +188,9 @@ class SessionBackend(HoldingBackend):
                 assert claim.session is not None
                 claim.session.answer_by = request.answer_by
                 if not claim.session.answered:
-                    if not await self._made_way(request, claim, claim.session):
+                    retry_after = await self._left_queue(request, claim, claim.session)
+                    if retry_after is None:
                         return Busy()
-                    retry_after = RETRY_SECONDS
                     continue
                 # Before the proof that the lock is still held: see the module.
                 anchor = self._runtime.now()
@@ -172,6 +201,7 @@ class SessionBackend(HoldingBackend):
                 if taken is None and claim.session is not None:
                     await self._enqueue(request, claim, claim.session, limit)
                     claim.check_at = started + (retry_after or request.ttl)
+                    claim.ask_at = started + self.database.keepalive
                     return Busy(retry_after=retry_after)
             if taken is not None and claim.session is not None:
                 token = await self._leases.token(request, claim.key, claim.session, taken)
@@ -180,7 +210,7 @@ class SessionBackend(HoldingBackend):
                 if token is not None:
                     # A lease that is not renewed is lost without a notice.
                     claim.session.valid_until = (started if anchor is None else anchor) + ttl
-                    self._sessions.hold(claim.session, request.owner)
+                    self._sessions.hold(claim, claim.session, request.owner, ttl)
                     return Grant(request.name, request.owner, token, ttl, anchor, claim)
                 # Ended between the grant and now: this process was stopped, or it was done by force.
                 self._cleanup.lose(claim)
@@ -202,6 +232,7 @@ class SessionBackend(HoldingBackend):
                     await self._leases.make_tables(None, request.answer_by)
                     return None
                 claim.key = key._replace(shared=True) if request.mode == "shared" else key
+            claim.sent = True
             return await self._locking.attempt(session, claim.key, limit, request)
         except LockError:  # of a statement on another connection; some are an OSError, as errors of drivers are
             await self._cleanup.give_up(claim, request.answer_by)
@@ -246,6 +277,12 @@ class SessionBackend(HoldingBackend):
             self._cleanup.lose(claim)
             raise self.database.translate(error) from error
 
+    async def _left_queue(self, request: Request, claim: Claim, session: Session) -> float | None:
+        """Leave the queue if waiting there is of no use; return after how many seconds to look again, or None."""
+        if await self._lost_on_the_way(request, claim, session):
+            return request.ttl
+        return RETRY_SECONDS if await self._made_way(request, claim, session) else None
+
     async def _made_way(self, request: Request, claim: Claim, session: Session) -> bool:
         """
         Leave the queue if this wait blocks other work in the database; checked once in a ttl. Tell whether it did.
@@ -260,6 +297,27 @@ class SessionBackend(HoldingBackend):
         if not await self._locking.blocks_others(session, request.answer_by):
             return False
         await self._cleanup.give_up(claim, request.answer_by)
+        return True
+
+    async def _lost_on_the_way(self, request: Request, claim: Claim, session: Session) -> bool:
+        """
+        Leave the connection if it is lost; asked on another one, every ``keepalive`` seconds. Tell whether it did.
+
+        A server answers a statement that waits when it is granted the lock, perhaps after hours, and until then nothing
+        goes through the connection: a NAT or a firewall forgets it, and the answer never arrives.
+        """
+        if self._runtime.now() < claim.ask_at:
+            return False
+        waits = await self._locking.waits(session, claim.key, request.answer_by)
+        claim.ask_at = self._runtime.now() + self.database.keepalive
+        if waits:
+            return False
+        await session.until_answer(self._runtime.event(), self._runtime.now() + ANSWER_SECONDS)
+        if session.answered:
+            return False
+        log.info("the connection in which lock %r was waited for is lost: lockkit waits anew", request.name)
+        await self._locking.end_waiter(session, claim.key, request.answer_by)  # it may have the lock, for nobody
+        self._cleanup.lose(claim)
         return True
 
     async def _confirm_grant(self, request: Request, claim: Claim, session: Session, limit: int) -> Taken | None:
@@ -309,7 +367,7 @@ class SessionBackend(HoldingBackend):
         del busy
         claim: Claim | None = request.state
         if claim is not None and claim.queued and claim.session is not None:
-            await claim.session.until_answer(request.wake, until)
+            await claim.session.until_answer(request.wake, min(until, claim.ask_at))
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`."""

@@ -48,17 +48,19 @@ class Claim:
     Attributes:
         session: The session that waits or holds; None: there is none (any more).
         queued: The statement that waits was sent, and its answer was not read.
+        sent: A session was asked for the lock, this one or one that has ended since.
+        ask_at: When to ask the server whether the session still waits, client monotonic clock.
         check_at: When to check whether it blocks other work in the database, client monotonic clock.
     """
 
-    __slots__ = ("_key", "check_at", "queued", "session")
+    __slots__ = ("_key", "ask_at", "check_at", "queued", "sent", "session")
 
     def __init__(self) -> None:
         """Have no session yet."""
         self._key: Key | None = None
         self.session: Session | None = None
-        self.queued = False
-        self.check_at = 0.0
+        self.queued = self.sent = False
+        self.ask_at = self.check_at = 0.0
 
     @property
     def has_key(self) -> bool:

@@ -51,6 +51,7 @@ class HoldingBackend(SqlBackend):
         super().__init__(database, options, host)
         self._locking = locking = self._locking_class(database, options["table"])
         self.tables = locking.tables
+        database.keepalive = options["keepalive"]
         self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
         size = options["pool_size"] or quirks.pool_limit(database.engine.pool)
 

@@ -120,6 +120,10 @@ class Locking(ABC):
         return False
 
     @abstractmethod
+    async def waits(self, session: Session, key: Key, answer_by: float) -> bool:
+        """Ask on another connection whether the server still has this session wait, as far as it says."""
+
+    @abstractmethod
     def granted(self, session: Session, result: Result) -> int | None:
         """Read the answer to `enqueue`: the holder's identity; None: not granted, begin anew."""
 
@@ -156,7 +160,7 @@ class Locking(ABC):
 
     @abstractmethod
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
-        """Have the server end a session whose connection is closed, if it is still there and waits for a lock."""
+        """Have the server end a session whose connection is closed or lost, if it waits for the lock or has it."""
 
     async def end(self, pid: int, answer_by: float) -> None:
         """

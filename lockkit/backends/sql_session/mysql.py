@@ -32,7 +32,10 @@ _MYSQL_NO_OTHER_LIMIT = Statement("SET SESSION max_execution_time = 0")
 _MYSQL_LIMIT = Statement("SET SESSION wait_timeout = $1")
 _MYSQL_CANCEL = Statement("KILL QUERY $1")
 _MYSQL_END = Statement("KILL $1")
-_MYSQL_WAITER = Statement("SELECT id FROM information_schema.processlist WHERE id = $1 AND INSTR(info, $2) > 0")
+# Not another session that has got the same number since, as after a restart of the server.
+_MYSQL_SESSION = "SELECT id FROM information_schema.processlist WHERE id = $1 AND "
+_MYSQL_WAITS = Statement(f"{_MYSQL_SESSION}INSTR(info, $2) > 0")
+_MYSQL_WAITS_OR_HOLDS = Statement(f"{_MYSQL_SESSION}(INSTR(info, $2) > 0 OR IS_USED_LOCK($3) = id)")
 MARK_CHARS = 40
 """How many characters of a lock's text all its user locks begin with: room for a session's number behind them."""
 _REFUSED = 1
@@ -107,12 +110,21 @@ class MysqlLocking(Locking):
         session.limit = limit
         session.send(_MYSQL_LIMIT, (limit,))
 
+    async def waits(self, session: Session, key: Key, answer_by: float) -> bool:
+        """See `Locking.waits`."""
+        parameters = (session.pid, key.text[:MARK_CHARS])
+        return bool((await self.database.run(_MYSQL_WAITS, parameters, again=True, answer_by=answer_by)).rows)
+
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
         """See `Locking.end_waiter`."""
-        # Not another session that has got the same number since, as after a restart of the server.
-        parameters = (session.pid, key.text[:MARK_CHARS])
-        if (await self.database.run(_MYSQL_WAITER, parameters, again=True, answer_by=answer_by)).rows:
+        parameters = (session.pid, key.text[:MARK_CHARS], self._mark(session, key))
+        if (await self.database.run(_MYSQL_WAITS_OR_HOLDS, parameters, again=True, answer_by=answer_by)).rows:
             await self.end(session.pid, answer_by)
+
+    def _mark(self, session: Session, key: Key) -> str:
+        """Name the user lock that shows who has the lock."""
+        del session
+        return key.text
 
     def token(self, result: Result) -> int | None:
         """See `Locking.token`."""

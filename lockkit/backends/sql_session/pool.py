@@ -7,21 +7,26 @@ pool how many connections it may have, so that number is kept to there; elsewher
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.sql.connection import take_last
+from lockkit.backends.sql.dialect import STATEMENT_SECONDS
+from lockkit.backends.sql_session.keepalive import Held, KeepAlive
 from lockkit.backends.sql_session.session import Session
 from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lockkit.backends.sql.connection import SessionConnection
     from lockkit.backends.sql.database import Database
+    from lockkit.backends.sql_session.claim import Claim
     from lockkit.backends.sql_session.locking import Locking
     from lockkit.runtime import Runtime
+    from lockkit.units import Instant, Seconds
 
 __all__ = ["Sessions", "open_session"]
 
@@ -65,6 +70,7 @@ class Sessions:
         self._locking = locking
         self._ended = ended
         self._watcher = DisconnectWatcher(runtime, self._hung_up)
+        self._keepalive = KeepAlive(runtime, database.keepalive, self._give_sign)
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
         self._all: set[Session] = set()
@@ -108,9 +114,42 @@ class Sessions:
             finally:
                 session.turn.give()
 
-    def hold(self, session: Session, owner: str) -> None:
+    def hold(self, claim: Claim, session: Session, owner: str, ttl: Seconds) -> None:
         """Watch a session that has become a lock, and call `ended` with its owner if the server closes it."""
         self._watcher.add(session, owner)
+        self._keepalive.add(claim, session, owner, ttl)
+
+    async def _give_sign(self, held: Sequence[Held]) -> None:
+        """Send a statement on sessions that are locks; all are sent before the first answer is read."""
+        asked: list[Held] = []
+        lost: list[Held] = []
+        until = self._runtime.now() + STATEMENT_SECONDS
+        try:
+            for each in held:
+                if each.session.turn.take_now():
+                    asked.append(each)
+                    self._send_sign(each, until)
+            for each in asked:
+                try:
+                    if each.session.unanswered:
+                        await each.session.answer()
+                except self._database.driver_errors:
+                    if not each.session.unanswered:  # else a renewal reads the answer
+                        lost.append(each)
+        finally:
+            for each in asked:
+                each.session.turn.give()
+        for each in lost:
+            self._hung_up(each.session, each.owner)
+
+    def _send_sign(self, held: Held, until: Instant) -> None:
+        """Send a statement that lets the server keep the lock for as long as the lease is valid, and no longer."""
+        session = held.session
+        left = session.valid_until - self._runtime.now()
+        if held.claim.session is session and not session.unanswered and left > 0:
+            session.answer_by = until
+            with suppress(*self._database.driver_errors):  # then it is closed, and a renewal or the watcher says so
+                self._locking.keep(session, self._locking.limit(left))
 
     def _hung_up(self, session: Session, owner: str) -> None:
         self._ended(owner)
@@ -152,6 +191,7 @@ class Sessions:
             self.drop(session)
             return
         self._watcher.forget(session)
+        self._keepalive.forget(session)
         session.valid_until = inf
         session.connection.used = self._runtime.now()
         if len(self._idle) < KEPT_MAX and not self._closed:
@@ -168,6 +208,7 @@ class Sessions:
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
         self._watcher.remove(session)
+        self._keepalive.forget(session)
         self._forget(session)
         session.drop()
 
@@ -186,6 +227,7 @@ class Sessions:
         """Close what is kept, and what is given back from now on."""
         self._closed = True
         self._watcher.close()
+        self._keepalive.close()
         while (session := take_last(self._idle)) is not None:
             self._forget(session)
             await self._close(session)

@@ -59,6 +59,11 @@ _PG_END_WAITER = Statement(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity(CAST($1 AS integer))"
     " WHERE CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) = CAST($2 AS bigint)"
 )
+# Its own server tells no start behind a pooler, which may also have the session served by another one by now.
+_PG_WAITS = Statement(
+    "SELECT CAST($2 AS bigint) = 0 OR EXISTS (SELECT FROM pg_stat_get_activity(CAST($1 AS integer))"
+    " WHERE state = 'active' AND CAST(extract(epoch FROM backend_start) * 1000000 AS bigint) = CAST($2 AS bigint))"
+)
 _PG_OBSTRUCTS = Statement(
     "SELECT EXISTS (SELECT FROM pg_locks mine JOIN pg_locks theirs ON theirs.virtualxid = mine.virtualxid"
     " WHERE mine.pid = CAST($1 AS integer) AND mine.locktype = 'virtualxid' AND mine.granted"
@@ -203,6 +208,13 @@ class PostgresqlLocking(Locking):
     async def blocks_others(self, session: Session, answer_by: float) -> bool:
         """See `Locking.blocks_others`."""
         result = await self.database.run(_PG_OBSTRUCTS, (session.pid,), again=True, answer_by=answer_by)
+        return bool(result.rows[0][0])
+
+    async def waits(self, session: Session, key: Key, answer_by: float) -> bool:
+        """See `Locking.waits`."""
+        del key
+        parameters = (session.pid, session.started)
+        result = await self.database.run(_PG_WAITS, parameters, again=True, answer_by=answer_by)
         return bool(result.rows[0][0])
 
     async def _know_pid(self, session: Session) -> None:

@@ -92,6 +92,7 @@ class Session:
         doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
         renewal: That statement, if it is a renewal.
+        sent_at: When a statement was sent last, client monotonic clock.
         valid_until: When it loses its lock unless renewed before, client monotonic clock.
         dropped: lockkit closed it, in whatever state it was.
         answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
@@ -109,6 +110,7 @@ class Session:
         self.doubled = False
         self.unanswered = False
         self.renewal: SentRenewal | None = None
+        self.sent_at = runtime.now()
         self.valid_until = inf
         self.dropped = False
         self.answer_by = inf
@@ -140,6 +142,7 @@ class Session:
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
         self.unanswered, self.renewal = True, None
+        self.sent_at = self._runtime.now()
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement. Nothing may be `unanswered`."""

@@ -4,7 +4,8 @@ Locks in a table of a SQL database: PostgreSQL, MariaDB, MySQL or SQLite.
 Algorithm: a row per lock, with its owner and the time until which it is held, by the database's clock. One statement in
 a transaction of its own decides (`lockkit.backends.sql_table.statements`): it takes the row if it is free, and raises
 the token. A release clears the owner and keeps the row, so the token stays. Clients remove rows that were not used for
-a day; the clock has passed their tokens by then. A note is two more columns of the row, and keeps it until its end.
+``idle_ttl``; the clock has passed their tokens by then. A note is two more columns of the row, and keeps it until its
+end.
 Readers and permits are a JSON object in the row, under the same statements' protection
 (`lockkit.backends.sql_table.share_statements`).
 
@@ -70,24 +71,37 @@ log = logging.getLogger("lockkit")
 BATCH = 1000
 """Leases renewed by one statement. More makes statements longer, and others wait for more rows at once."""
 
-IDLE_US_MIN = 86_400_000_000
-"""How long a row must have been idle to be removed: a day. Shorter relies more on the database's clock, which must then
-not be set back by more; longer keeps more small rows."""
+IDLE_TTL = 86_400.0
+"""How long a row must have been idle to be removed, if the option ``idle_ttl`` does not say, seconds: a day. Shorter
+relies more on the database's clock, which must then not be set back by more; longer keeps more small rows."""
+
+IDLE_TTL_MIN = 60.0
+"""The shortest. A clock that is set is set by less."""
 
 CLOSE_SECONDS = 0.3
 """How long closing waits for a statement of the reaper. Longer delays it more when the server hangs."""
 
 REAP_SECONDS = 600.0
-"""A client looks for idle rows at most this often: that reads the whole table."""
+"""A client looks for idle rows at most this often, or once in ``idle_ttl``: that reads the whole table."""
 
 REAP_SHARE = 1 / 256
 """And in this share of its acquisitions: a client that locks more leaves more rows."""
+
+
+def _parse_idle_ttl(value: object) -> float:
+    seconds = validation.parse_seconds(value)
+    if seconds < IDLE_TTL_MIN:
+        message = f"it must be at least {IDLE_TTL_MIN:g} seconds: tokens increase only if no clock is set back by more"
+        raise ValueError(message)
+    return seconds
+
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "mode": mode_option("table"),
         "table": Option(parse_table, "Name of the table, also as schema.name.", TABLE),
         "auto_create": Option(validation.parse_bool, "Make the table when it is not there.", default=True),
+        "idle_ttl": Option(_parse_idle_ttl, "How long the row of a released lock is kept, seconds.", IDLE_TTL),
     }
 )
 
@@ -132,6 +146,8 @@ class SqlTableBackend(SqlBackend):
         self._statements = self._statements_class(table, now_us)
         self._share_statements = self._share_statements_class(table, now_us)
         self._shares = Shares(self._run, self._share_statements)
+        self._idle_us = _microseconds(options["idle_ttl"])
+        self._reap_seconds = min(REAP_SECONDS, options["idle_ttl"])
         self._reap_at = 0.0
         self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
         self._ttl_us = (0.0, 0)
@@ -178,10 +194,12 @@ class SqlTableBackend(SqlBackend):
         return Grant(request.name, request.owner, token, request.ttl, state=state, slot=slot)
 
     async def _busy(self, request: Request, owner: str | None, left: float, *, poll: bool) -> Busy:
-        """Make the answer; a writer that waits for readers stops new ones first."""
+        """Make the answer; a writer that waits where there may be readers stops later ones first."""
         left = max(0.0, left)  # the clock went on during the statement
-        if request.mode != "exclusive" or owner != SHARED:
-            return Busy(left, poll=poll, owner=None if owner == SHARED else owner)
+        holder = None if owner == SHARED else owner
+        # Also behind a writer, which may go on as a reader.
+        if request.mode != "exclusive" or not (owner == SHARED or request.readers):
+            return Busy(left, poll=poll, owner=holder)
         if request.queue:
             waiting = waiting_of(request)
             now = self._runtime.now()
@@ -189,7 +207,7 @@ class SqlTableBackend(SqlBackend):
                 waiting.marked_at = now  # before: its answer may be lost
                 await self._shares.mark(self._key(request.name), request.owner, request.answer_by)
             left = min(left, REMARK_SECONDS)
-        return Busy(left, poll=poll)
+        return Busy(left, poll=poll, owner=holder)
 
     def _acquiring(self, request: Request) -> Statement:
         """Choose the statement."""
@@ -412,20 +430,20 @@ class SqlTableBackend(SqlBackend):
         """Remove idle rows in the background, now and then."""
         now = self._runtime.now()
         if now >= self._reap_at:
-            self._reap_at = now + REAP_SECONDS
+            self._reap_at = now + self._reap_seconds
             self._reaping.start()
 
     async def reap(self) -> None:
-        """Remove rows that were not used for a day, and have no note."""
+        """Remove rows that were not used for ``idle_ttl``, and have no note."""
         try:
             await self._reap()
         except LockError as error:
             log.debug("could not remove idle rows at %s: %s", self.url, error)
 
     async def _reap(self) -> None:
-        while idle := (await self._run(self._statements.idle, (IDLE_US_MIN, BATCH), again=True)).rows:
+        while idle := (await self._run(self._statements.idle, (self._idle_us, BATCH), again=True)).rows:
             names = [name for (name,) in idle]
-            parameters = (IDLE_US_MIN, *self._statements.many(names))
+            parameters = (self._idle_us, *self._statements.many(names))
             await self._run(self._statements.reap(len(names)), parameters, again=True)
 
     async def _run_for(self, request: Request, statement: Statement, parameters: Sequence[Parameter]) -> Result:

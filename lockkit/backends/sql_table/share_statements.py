@@ -10,8 +10,9 @@ InnoDB: "Locking Reads"; SQLite has one writer.)
 What is in ``shares`` counts only if ``owner`` is `SHARED` and its own end ``e`` is in the future. The grant of a permit
 removes those that have ended: a renewal by an older clock reading must not find them.
 
-A writer that waits for readers writes itself and the end of its *mark* into ``writer`` and ``writer_until_us``. Until
-then no reader gets in; the writer repeats it while it waits, and its grant ends it.
+A writer that waits for readers, or on a read/write lock for another writer, writes itself and the end of its *mark*
+into ``writer`` and ``writer_until_us``. Until then no reader gets in; the writer repeats it while it waits, and its
+grant ends it.
 
 ==================  ==========================================  =======================================================
 statement           parameters                                  returns
@@ -19,8 +20,8 @@ statement           parameters                                  returns
 ``acquire``         name, owner, ttl in µs, metadata (, limit)  by database, see there
 ``acquire_alone``   name, owner, ttl in µs, metadata            the same, where it is cheaper; only if nobody holds any
 ``look``            name, owner (, limit)                       if it cannot be had: µs left, own token, own slot
-``mark``            name, owner, µs                             one row changed, if readers hold the lock and no other
-                                                                writer has marked it
+``mark``            name, owner, µs                             one row changed, if the lock is held and no other writer
+                                                                has marked it
 ``unmark``          name, owner                                 removes it
 ``free_alone``      name, owner                                 one row changed, if nobody else has one; where it is
                                                                 cheaper
@@ -78,7 +79,7 @@ class ShareStatements(StatementMaker, ABC):
         self.look = {side: self._written(self._look_text(side)) for side in _SIDES}
         self.mark = self._written(
             "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3 WHERE name = $1"
-            " AND owner = '+shared' AND expires_at_us > {now} AND (writer = $2 OR writer_until_us <= {now})"
+            " AND owner IS NOT NULL AND expires_at_us > {now} AND (writer = $2 OR writer_until_us <= {now})"
         )
         unmark = "UPDATE {table} SET writer_until_us = 0 WHERE name = $1 AND writer = $2"
         self.unmark = self._written(self._notifying(unmark))

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from lockkit.backend import Busy, Grant, Host, Request
+from lockkit import validation
+from lockkit.backend import Busy, Grant, Host, Option, Request
 from lockkit.backends.sql.wakeup import WakeupListener
-from lockkit.backends.sql_table.backend import CAPABILITIES, SqlTableBackend
+from lockkit.backends.sql_table.backend import CAPABILITIES, OPTIONS, SqlTableBackend
 from lockkit.backends.sql_table.pace import Pace, Paces
 from lockkit.backends.sql_table.share_statements import (
     SHARED,
@@ -244,9 +246,22 @@ class SqliteTable(_PollingTable):
         "set forward while a lock is held",
         caveat="One machine, a local file system: locks of SQLite's own do not work on network file systems.",
     )
+    options = MappingProxyType(
+        {
+            **OPTIONS,
+            "group": Option(
+                validation.parse_bool, "The file is shared with the group: its members may write to it.", default=False
+            ),
+        }
+    )
     _dialect = "sqlite"
     _statements_class = SqliteStatements
     _share_statements_class = SqliteShareStatements
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
+        """Use a database; nothing is sent."""
+        super().__init__(database, options, host)
+        database.group = options["group"]
 
     async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
         rows = (await self._run_for(request, statement, parameters)).rows

@@ -13,6 +13,9 @@ from lockkit.testing.timing import PATIENCE
 if TYPE_CHECKING:
     from lockkit import aio
 
+REFUSED_SECONDS = 0.5
+"""How long a reader asks that must not get in. Shorter gives a defect less time to show; longer only takes longer."""
+
 
 class ReadWrite(Cases):
     """Both sides of a lock, and what a thread or task may nest."""
@@ -222,6 +225,34 @@ class ReadWrite(Cases):
         await (await writing.result()).release()
         with pytest.raises(lockkit.LockLost):
             await lease.downgrade()
+
+    @case(needs.readers, needs.downgrade, needs.fair_readers)
+    async def test_downgrade_keeps_the_order_of_those_that_wait(self, driver: FaceDriver) -> None:
+        """The reader that came behind a waiting writer stays behind it."""
+        name, long = driver.name(), driver.timing.long
+        client, writer, late = await driver.connect(), await driver.connect(), await driver.connect()
+        lease = await client.rwlock(name, ttl=long).write().acquire(PATIENCE)
+        order: list[str] = []
+
+        async def pass_through(lock: aio.Lock, who: str) -> None:
+            async with lock:
+                order.append(who)
+
+        writing = driver.spawn(pass_through(writer.rwlock(name, ttl=long, timeout=PATIENCE).write(), "writer"))
+        await driver.until_waiting(writer, name)
+        assert await driver.answered(late.rwlock(name, ttl=long).read().try_acquire) is None
+        reading = driver.spawn(pass_through(late.rwlock(name, ttl=long, timeout=PATIENCE).read(), "reader"))
+        await driver.until_waiting(late, name)
+        await lease.downgrade()
+
+        # As long as that takes, and as often as it looks, the other reader could have got in, too.
+        with pytest.raises(lockkit.LockTimeout):
+            await (await driver.connect()).rwlock(name, ttl=long).read().acquire(REFUSED_SECONDS)
+        assert not order
+        await lease.release()
+        await writing.result()
+        await reading.result()
+        assert order == ["writer", "reader"]
 
     @case(needs.no_readers)
     async def test_read_side_is_refused_where_there_is_none(self, driver: FaceDriver) -> None:

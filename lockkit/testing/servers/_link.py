@@ -106,6 +106,7 @@ class Network:
         self.to_client = Way()
         self.traps: list[Trap] = []
         self.links: set[Link] = set()
+        self._idle_cutter: asyncio.Task[None] | None = None
         self._connections = 0
         self.commands: Counter[str] | None = Counter() if count_commands else None
 
@@ -123,6 +124,28 @@ class Network:
             link.cut(reset=reset)
         return len(links)
 
+    def forget(self) -> int:
+        """Has the open connections carry nothing any more, and tells how many there are."""
+        for link in self.links:
+            link.known.clear()
+        return len(self.links)
+
+    def cut_idle(self, seconds: float | None) -> None:
+        """From now on closes connections on which nothing was forwarded for so long; None: no longer."""
+        if self._idle_cutter is not None:
+            self._idle_cutter.cancel()
+            self._idle_cutter = None
+        if seconds is not None:
+            self._idle_cutter = asyncio.get_running_loop().create_task(self._cut_idle(seconds))
+
+    async def _cut_idle(self, seconds: float) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(seconds / 10)
+            for link in list(self.links):
+                if clock() >= link.active_at + seconds:
+                    link.cut(reset=False)
+
     def trap_for(self, request: bytes) -> Trap | None:
         """Takes the trap that waits for this request out of the list."""
         for trap in self.traps:
@@ -132,7 +155,8 @@ class Network:
         return None
 
     def heal(self) -> None:
-        """Ends delays, blackholes and traps."""
+        """Ends delays, blackholes, traps and the closing of idle connections."""
+        self.cut_idle(None)
         for way in (self.to_server, self.to_client):
             way.delay = 0.0
             way.gate.set()
@@ -156,7 +180,13 @@ class Network:
 
 
 class Link:
-    """One client's connection, and ours to the server on its behalf."""
+    """
+    One client's connection, and ours to the server on its behalf.
+
+    Attributes:
+        known: Not set: nothing is forwarded any more.
+        active_at: When something was forwarded last, by the loop's clock.
+    """
 
     def __init__(self, network: Network, connection: socket.socket) -> None:
         self._network = network
@@ -165,6 +195,9 @@ class Link:
         self._cut_when_open: Callable[[], None] | None = None
         self._trap: Trap | None = None
         self._parser = CommandParser()
+        self.known = asyncio.Event()
+        self.known.set()
+        self.active_at = asyncio.get_running_loop().time()
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     def cut(self, *, reset: bool) -> None:
@@ -205,8 +238,8 @@ class Link:
         return reader, writer
 
     def _connect_pipes(self, group: asyncio.TaskGroup, client: Streams, server: Streams) -> None:
-        request = Pipe(self._network.to_server, server[1], forward=self._forward_request)
-        answer = Pipe(self._network.to_client, client[1], keep=self._keep_answer)
+        request = Pipe(self, self._network.to_server, server[1], forward=self._forward_request)
+        answer = Pipe(self, self._network.to_client, client[1], keep=self._keep_answer)
         for pipe, source in ((request, client[0]), (answer, server[0])):
             group.create_task(pipe.fill(source))
             group.create_task(pipe.empty())
@@ -234,6 +267,7 @@ class Pipe:
     One direction of one connection.
 
     Args:
+        link: Whose.
         way: Delay, gate and counter of this direction.
         target: Where the bytes go.
         keep: Asked for each chunk that was read; False throws it away.
@@ -242,12 +276,14 @@ class Pipe:
 
     def __init__(
         self,
+        link: Link,
         way: Way,
         target: asyncio.StreamWriter,
         *,
         keep: Callable[[bytes], bool] = lambda _: True,
         forward: Callable[[bytes], None] = lambda _: None,
     ) -> None:
+        self._link = link
         self._way = way
         self._target = target
         self._keep = keep
@@ -270,8 +306,10 @@ class Pipe:
             if (wait := due - clock()) > 0:
                 await asyncio.sleep(wait)
             await self._way.gate.wait()
+            await self._link.known.wait()
             if not data:
                 break
+            self._link.active_at = clock()
             self._forward(data)
             self._target.write(data)
             self._way.bytes += len(data)

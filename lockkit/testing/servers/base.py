@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from lockkit.testing.servers._ports import HOST, Ports, is_free
 from lockkit.testing.servers._process import Process, User
 from lockkit.testing.servers.errors import PortTaken, ServerError, StartFailed
-from lockkit.testing.servers.tls import make_certificates
+from lockkit.testing.servers.tls import NAMES, make_certificates
 from lockkit.testing.temporary import TemporaryDirectory
 
 if TYPE_CHECKING:
@@ -151,6 +151,9 @@ class Server(Service):
 
     host = HOST
 
+    certificate_names = NAMES
+    """For which hosts the server's certificate is valid, see `make_certificates`; to be set before it is made."""
+
     def __init__(self, *, port: int | None = None, start_timeout: Seconds = START_TIMEOUT) -> None:
         self._ports = Ports()
         self._chosen_port = port
@@ -242,7 +245,7 @@ class Server(Service):
     def certificates(self) -> Certificates:
         """The files of an authority, a server and a client, for a server that listens with TLS."""
         if self._certificates is None:
-            self._certificates = make_certificates(self.directory)
+            self._certificates = make_certificates(self.directory, names=self.certificate_names)
         return self._certificates
 
     def log_tail(self, lines: int = 40) -> str:

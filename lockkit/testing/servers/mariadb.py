@@ -27,6 +27,7 @@ class MariaServer(Server):
         password: The user's password; None: there is none.
         durable: Flush commits to the disk, as a real server does.  False is faster, and
             still survives a crash of the process, though not of the machine.
+        tls: Accept TLS, with certificates made for this server (`certificates`).
         settings: Further options, e.g. ``{"default-time-zone": "+09:00"}``.
     """
 
@@ -41,18 +42,21 @@ class MariaServer(Server):
         start_timeout: Seconds = START_TIMEOUT,
         password: str | None = None,
         durable: bool = False,
+        tls: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(port=port, start_timeout=start_timeout)
         self.password = password
         self.durable = durable
+        self.tls = tls
         self.settings = dict(settings or {})
 
     @property
     def url(self) -> str:
-        """``mariadb://lockkit@…/lockkit``."""
+        """``mariadb://lockkit@…/lockkit``; with TLS it asks for a checked certificate."""
         password = f":{quote(self.password, safe='')}" if self.password is not None else ""
-        return f"mariadb://lockkit{password}@{self.address}/lockkit"
+        query = f"?ssl_ca={self.certificates.ca}" if self.tls else ""
+        return f"mariadb://lockkit{password}@{self.address}/lockkit{query}"
 
     def execute(self, statement: str) -> str:
         """
@@ -126,5 +130,12 @@ class MariaServer(Server):
             **({} if self.durable else {"innodb-flush-method": "nosync"}),
             "innodb-buffer-pool-size": "64M",
             "innodb-log-file-size": "16M",
+            **(self._tls_configuration() if self.tls else {}),
             **self.settings,
         }
+
+    def _tls_configuration(self) -> dict[str, str]:
+        made = self.certificates
+        files = {"ssl-ca": made.ca, "ssl-cert": made.server, "ssl-key": made.server_key}
+        # Copies: the server's account cannot read the others.
+        return {name: str(self.write(f"{name}.pem", file.read_text())) for name, file in files.items()}

@@ -157,6 +157,26 @@ class FaultProxy:
 
         self._do(step)
 
+    def forget(self) -> int:
+        """
+        Has the connections that are open now carry nothing any more, as when a NAT has forgotten them; for good.
+
+        Neither side hears of it, and new connections work.
+
+        Returns:
+            How many there are.
+        """
+        return self._do(self._network.forget)
+
+    def cut_idle(self, seconds: Seconds) -> None:
+        """
+        Closes connections on which nothing was forwarded for so long, as load balancers do, until `heal`.
+
+        Args:
+            seconds: How long; it may be a tenth more.
+        """
+        self._do(lambda: self._network.cut_idle(seconds))
+
     def drop_next_reply(self, *, match: Match = b"", skip: int = 0, until: Match = b"") -> threading.Event:
         """
         Forwards one request, swallows its answer, then cuts that connection.
@@ -179,7 +199,7 @@ class FaultProxy:
         return trap.sprung
 
     def heal(self) -> None:
-        """Ends every fault: delay, blackhole, waiting `drop_next_reply`, refusal."""
+        """Ends every fault: delay, blackhole, `cut_idle`, waiting `drop_next_reply`, refusal."""
         self._do(self._network.heal)
         self.accept()
 
@@ -243,6 +263,7 @@ class FaultProxy:
 
     async def _shut_down(self) -> None:
         self._stop_listening()
+        self._network.cut_idle(None)
         # Not all at once: a link that is just being opened is cut when it is open.
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             self._network.cut(reset=False)

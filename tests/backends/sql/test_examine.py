@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import lockkit
-from lockkit.backends.sql.examine import postgresql, sqlite
+from lockkit.backends.sql.examine import mariadb, postgresql, sqlite
 from lockkit.doctor import Severity, examine, timing
 from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, wait_until
 from lockkit.url import parse
@@ -191,6 +191,21 @@ def test_postgresql_tls_absent_across_a_network(postgres: PostgresServer, monkey
     assert set(found(postgres.url)) == {"sql-no-tls"}
     with PostgresServer(password=SECRET, durable=True, tls=True) as safe:
         assert complaints(examine(safe.url)) == []
+        for mode in ("prefer", "require", "verify-ca"):
+            assert "sql-tls-unverified" in found(safe.url.replace("verify-full", mode))
+
+
+def test_mariadb_tls_absent_or_unverified_across_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an address that is not this machine's own."""
+    monkeypatch.setattr(mariadb, "is_loopback", lambda host: False)  # noqa: ARG005
+
+    with MariaServer(password=SECRET, durable=True, tls=True) as server:
+        lock_once(server.url)
+        assert complaints(examine(server.url)) == []
+        for weaker in ("ssl_verify_identity=0", "ssl_verify_cert=0"):
+            assert set(found(f"{server.url}&{weaker}")) == {"sql-tls-unverified"}
+        assert set(found(server.url.partition("?")[0])) == {"sql-tls-unverified"}
+        assert set(found(f"{server.url}&ssl_disabled=1")) == {"sql-no-tls"}
 
 
 def test_postgresql_clock(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import os
 import socket
 import socketserver
 import struct
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -156,3 +158,37 @@ def test_pg8000_that_cannot_connect_leaves_no_socket_open(
 
     assert opened
     until(lambda: [sock for sock in opened if sock.fileno() != -1] == [])
+
+
+UNCLOSED = """
+import asyncio
+import sys
+
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import lockkit.aio
+
+
+async def main():
+    global kept
+    url = sys.argv[1]
+    made = lockkit.aio.from_client(create_async_engine(url)) if "+" in url else lockkit.aio.connect(url)
+    kept = await made
+    async with kept.lock("left", ttl=30):
+        pass
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_client_that_was_not_closed_is_a_warning(mariadb: MariaServer, *, adopted: bool) -> None:
+    """When the program has ended, and its event loop with it; no traceback for each connection."""
+    url = with_driver(mariadb.url, "aiomysql").replace("mariadb+", "mysql+") if adopted else mariadb.url
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", UNCLOSED, url],
+        check=True, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert "ResourceWarning: Unclosed connection" in done.stderr
+    assert "Traceback" not in done.stderr

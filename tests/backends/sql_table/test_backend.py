@@ -282,6 +282,51 @@ class TestRow:
         expected = {"new", "held for days", "recent", "noted"}
         wait_until(lambda: None if names() == expected else f"there are {names()}")
 
+    def test_rows_are_kept_for_as_long_as_the_url_says(
+        self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An hour instead of a day; less than a minute is refused where it is given."""
+        with pytest.raises(lockkit.ConfigurationError, match="idle_ttl"):
+            connect(url, idle_ttl=59)
+        monkeypatch.setattr(sql_table, "REAP_SHARE", 1.0)
+        client, look = connect(url, idle_ttl=3600), Look(url)
+        client.lock("new").acquire().release()
+        for name, age_us in (("idle", HOUR_US + 60_000_000), ("recent", HOUR_US - 600_000_000)):
+            look.run(
+                "INSERT INTO lockkit_locks (name, token, expires_at_us) VALUES (:name, :token, 0)",
+                name=name, token=now_us() - age_us,
+            )  # fmt: skip
+        connect(url, idle_ttl=3600).lock("new").acquire().release()
+
+        def names() -> set[str]:
+            found = (name for (name,) in look.run("SELECT name FROM lockkit_locks"))
+            return {name.decode() if isinstance(name, bytes) else name for name in found}
+
+        wait_until(lambda: None if names() == {"new", "recent"} else f"there are {names()}")
+
+    def test_table_with_columns_of_a_later_version_works(self, url: str, connect: Connect) -> None:
+        """A client does not mind what it does not know."""
+        connect(url).lock("new").acquire(timeout=PATIENCE).release()
+        look = Look(url)
+        look.run("ALTER TABLE lockkit_locks ADD COLUMN later BIGINT NOT NULL DEFAULT 7")
+        client = connect(url)
+        for lock in (client.lock("x"), client.rwlock("x").read(), client.semaphore("s", 2)):
+            lease = lock.acquire(timeout=PATIENCE)
+            assert lease.confirm()
+            lease.release()
+        look.run("ALTER TABLE lockkit_locks DROP COLUMN later")
+
+    def test_table_of_somebody_else_is_not_dropped(self, url: str, connect: Connect) -> None:
+        """Which has the name of lockkit's, and other columns."""
+        look = Look(url)
+        look.run("DROP TABLE IF EXISTS seats")
+        look.run("CREATE TABLE seats (name VARCHAR(20), owner VARCHAR(20))")
+        look.run("INSERT INTO seats VALUES ('12A', 'Ada')")
+        backend: Any = connect(url, table="seats")._engine.client.backend
+        with pytest.raises(lockkit.ConfigurationError, match="lacks a column"):
+            drive(backend.erase())
+        assert look.run("SELECT count(*) FROM seats") == [(1,)]
+
     def test_table_without_columns_for_notes_has_locks(self, url: str, connect: Connect) -> None:
         """And once says what to do."""
         connect(url).lock("new").acquire(timeout=PATIENCE).release()

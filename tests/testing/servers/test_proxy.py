@@ -217,6 +217,33 @@ def test_blackhole_hides_new_connections(proxy: FaultProxy, echo: EchoServer) ->
         assert connection.recv(100) == b"hello?"
 
 
+def test_forgotten_connection_carries_nothing_and_new_ones_do(
+    proxy: FaultProxy, client: socket.socket, echo: EchoServer
+) -> None:
+    """Also after `heal`; neither side hears of it."""
+    assert proxy.forget() == 1
+    client.sendall(b"lost")
+    proxy.heal()
+    with connect(proxy) as other:
+        assert asked(other, b"new") == b"new"
+    client.settimeout(MOMENT)
+    with pytest.raises(TimeoutError):
+        client.recv(4)
+    assert b"lost" not in echo.got
+
+
+def test_silent_connections_are_cut(proxy: FaultProxy, client: socket.socket) -> None:
+    """And those that are not silent stay, until `heal` ends it."""
+    with connect(proxy) as busy:
+        proxy.cut_idle(10 * MOMENT)
+        client.settimeout(PATIENCE)
+        ended = threading.Thread(target=client.recv, args=(1,))
+        ended.start()
+        while ended.is_alive():
+            assert asked(busy, b"ping") == b"ping"
+        assert asked(busy, b"still") == b"still"
+
+
 def test_dropped_reply_was_applied_at_the_server(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
     """The server has the request; the client gets the end of the stream instead of an answer."""
     dropped = proxy.drop_next_reply()

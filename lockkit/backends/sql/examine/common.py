@@ -56,6 +56,12 @@ RIGHTS = Check("sql-rights", Severity.ERROR, "Locks cannot be taken, renewed or 
 READ_ONLY = Check(
     "sql-read-only", Severity.ERROR, "The server takes no writes, so no lock can be taken, renewed or released.", _PAGE
 )
+TLS_UNVERIFIED = Check(
+    "sql-tls-unverified",
+    Severity.WARNING,
+    "Whoever stands between client and server can pretend to be the server: read the login, grant and free locks.",
+    _PAGE,
+)
 NO_TLS = Check(
     "sql-no-tls",
     Severity.WARNING,
@@ -205,11 +211,16 @@ def find_rights(examination: Examination, server: SqlServer, table: Table, missi
         examination.find(RIGHTS, examination.url.safe_text, seen, fix)
 
 
-def examine_network(examination: Examination, *, encrypted: bool, loopback: bool, fix: str) -> None:
+def examine_network(examination: Examination, *, encrypted: bool, verified: bool, loopback: bool, fix: str) -> None:
     """Judge how the connection was made."""
-    if not encrypted and not loopback:
+    if loopback:
+        return
+    if not encrypted:
         seen = "The connection crosses a network and is not encrypted."
         examination.find(NO_TLS, examination.url.safe_text, seen, fix)
+    elif not verified:
+        seen = "The connection crosses a network, and nothing checks that the server is the host of the URL."
+        examination.find(TLS_UNVERIFIED, examination.url.safe_text, seen, fix)
 
 
 def examine_connections(examination: Examination, used: int, most: int, fix: str) -> None:

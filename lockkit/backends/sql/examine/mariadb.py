@@ -90,8 +90,9 @@ async def _examine_access(examination: Examination, server: SqlServer, facts: di
     common.examine_network(
         examination,
         encrypted=bool(cipher),
+        verified=server.database.guard is None or server.database.guard.verified,
         loopback=url.host is None or is_loopback(url.host),
-        fix="Set ssl_cert and ssl_key in my.cnf, and ?ssl_ca=…&ssl_verify_identity=1 in the URL",
+        fix="Set ssl_cert and ssl_key in my.cnf, and ?ssl_ca=… in the URL",
     )
     if url.password is None and "unix_socket" not in examination.options:
         user, _, host = str(facts["user"]).partition("@")

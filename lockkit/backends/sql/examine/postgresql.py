@@ -106,10 +106,13 @@ def _examine_access(examination: Examination, server: SqlServer, facts: dict[str
     host = examination.url.host
     local = host is None or is_loopback(host)
     fix = "ALTER SYSTEM SET ssl = on, and ?sslmode=verify-full in the URL"
-    common.examine_network(examination, encrypted=facts["encrypted"], loopback=local, fix=fix)
     # Other drivers do not tell. By its name: where psycopg is missing, its class cannot be imported.
     tells = server.database.engine.dialect.driver == "psycopg"
-    asked = not tells or cast("PsycopgConnection", server.connection).pgconn.used_password
+    pgconn = cast("PsycopgConnection", server.connection).pgconn if tells else None
+    # Also from the environment (PGSSLMODE).
+    verified = pgconn is None or any((one.keyword, one.val) == (b"sslmode", b"verify-full") for one in pgconn.info)
+    common.examine_network(examination, encrypted=facts["encrypted"], verified=verified, loopback=local, fix=fix)
+    asked = pgconn is None or pgconn.used_password
     # A certificate, Kerberos or the socket's owner would do as well, but none of them looks so from here.
     if host is not None and not asked and not facts["encrypted"]:
         examination.find(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.sql.examine import common
+from lockkit.backends.sql.file import find_flaw_of
 from lockkit.doctor.findings import Check, Severity
 from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 
@@ -30,7 +30,10 @@ NETWORK = Check(
     _PAGE,
 )
 WRITABLE_BY_OTHERS = Check(
-    "sqlite-writable-by-others", Severity.WARNING, "Any user of the machine may break any lock, or remove it.", _PAGE
+    "sqlite-writable-by-others",
+    Severity.ERROR,
+    "Other users could break any lock, or replace the file: lockkit refuses it.",
+    _PAGE,
 )
 
 
@@ -82,8 +85,8 @@ def _examine_file(examination: Examination, path: Path) -> bool:
         seen = f"There is no file {path}, and this user may make it."
         examination.find(MISSING, where, seen, f"Nothing to do; or: {common.migrate_command(examination)}")
         return False
-    if path.stat().st_mode & stat.S_IWOTH:
-        examination.find(
-            WRITABLE_BY_OTHERS, where, "The file may be written to by anybody.", f"chmod o-w {quote(where)}"
-        )
+    flaw = find_flaw_of(where, group=examination.options["group"])
+    if flaw is not None:
+        examination.find(WRITABLE_BY_OTHERS, where, f"{flaw.path} {flaw.seen}.", flaw.fix)
+        return False
     return True

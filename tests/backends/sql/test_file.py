@@ -1,0 +1,110 @@
+"""The file of a SQLite database: who may read it, and which files are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+import lockkit.aio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NOBODY = 65534
+
+
+def lock_blocking(url: str) -> None:
+    """Take a lock."""
+    with lockkit.connect(url) as client, client.lock("x"):
+        pass
+
+
+def lock_asyncio(url: str) -> None:
+    """The same."""
+
+    async def lock() -> None:
+        async with await lockkit.aio.connect(url) as client, client.lock("x"):
+            pass
+
+    asyncio.run(lock())
+
+
+@pytest.fixture(params=[lock_blocking, lock_asyncio])
+def lock(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """With each API."""
+    function: Callable[[str], None] = request.param
+    return function
+
+
+@pytest.mark.parametrize(("query", "mode"), [("", 0o600), ("?group=1", 0o660)])
+def test_new_file_is_for_this_user_alone(tmp_path: Path, query: str, mode: int) -> None:
+    """And so are the files that SQLite makes beside it, whatever the umask says."""
+    path = tmp_path / "locks.db"
+    before = os.umask(0)
+    try:
+        with lockkit.connect(f"sqlite:///{path}{query}") as client, client.lock("x"):
+            backend: Any = client._engine.client.backend
+            backend.database._idle[0].dbapi.execute("PRAGMA journal_mode=WAL")
+            with client.lock("y"):
+                modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"locks.db": mode, "locks.db-wal": mode, "locks.db-shm": mode}
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660])
+def test_file_that_others_may_write_to_is_refused(tmp_path: Path, lock: Callable[[str], None], mode: int) -> None:
+    """They could free each lock."""
+    path = tmp_path / "locks.db"
+    path.touch()
+    path.chmod(mode)
+    with pytest.raises(lockkit.ConfigurationError, match=r"chmod .-w"):
+        lock(f"sqlite:///{path}")
+    assert path.stat().st_size == 0
+
+
+def test_file_in_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, lock: Callable[[str], None]) -> None:
+    """They could replace the file, or its journal."""
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(0o777)
+    with pytest.raises(lockkit.ConfigurationError, match=r"open may be written to by anybody"):
+        lock(f"sqlite:///{directory}/locks.db")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("planted", ["file", "link", "directory"])
+def test_file_of_another_user_is_refused(tmp_path: Path, lock: Callable[[str], None], planted: str) -> None:
+    """Also a link of theirs, in a directory where everybody may make files."""
+    tmp_path.chmod(0o1777)
+    path = tmp_path / "locks.db"
+    if planted == "link":
+        ours = tmp_path / "ours.db"
+        lock(f"sqlite:///{ours}")
+        path.symlink_to(ours)
+    elif planted == "directory":
+        path.mkdir()
+        path /= "locks.db"
+    else:
+        path.touch(0o600)
+    os.chown(tmp_path / "locks.db", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(lockkit.ConfigurationError, match="belongs to another user"):
+        lock(f"sqlite:///{path}")
+
+
+def test_group_shares_the_file_when_it_is_asked_for(tmp_path: Path, lock: Callable[[str], None]) -> None:
+    """Its members are trusted then, and nobody else."""
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o770)
+    url = f"sqlite:///{directory}/locks.db?group=1"
+    lock(url)
+    (directory / "locks.db").chmod(0o666)
+    with pytest.raises(lockkit.ConfigurationError, match=r"chmod o-w"):
+        lock(url)

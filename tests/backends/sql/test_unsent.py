@@ -1,0 +1,80 @@
+"""`BackendUnavailable.sent`: what certainly never left this machine needs no undoing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lockkit
+from lockkit.testing.servers import FaultProxy, MariaServer, PostgresServer, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 60.0
+FORMS = [f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in ("table", "row", "advisory")]
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """A server of this module's own."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """The same."""
+    require("mariadb", local=True)
+    with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture(params=FORMS)
+def proxy_and_url(request: pytest.FixtureRequest) -> Iterator[tuple[FaultProxy, str]]:
+    """Each kind of server in each mode, behind a proxy."""
+    kind, _, mode = request.param.partition("-")
+    server: Any = request.getfixturevalue(kind)
+    with FaultProxy(server.host, server.port) as proxy:
+        yield proxy, f"{server.url.replace(server.address, proxy.address)}?mode={mode}"
+
+
+def sent_of(client: lockkit.Client) -> list[bool]:
+    """Try to take a lock, which must fail; give what each error of the backend says."""
+    backend: Any = client._engine.client.backend
+    seen: list[bool] = []
+    attempt = backend.try_acquire
+
+    async def record(request: Any) -> Any:  # noqa: ANN401 - as the backend's
+        try:
+            return await attempt(request)
+        except lockkit.BackendUnavailable as error:
+            seen.append(error.sent)
+            raise
+
+    backend.try_acquire = record
+    with pytest.raises(lockkit.BackendUnavailable):
+        client.lock("x").try_acquire()
+    return seen
+
+
+def test_refused_connection_sent_nothing(proxy_and_url: tuple[FaultProxy, str]) -> None:
+    """Of a client that has no connection."""
+    proxy, url = proxy_and_url
+    proxy.refuse()
+    with lockkit.connect(url) as client:
+        assert sent_of(client) == [False]
+
+
+def test_lost_answer_was_sent(proxy_and_url: tuple[FaultProxy, str]) -> None:
+    """Also if the second try of the statement finds nobody to connect to."""
+    proxy, url = proxy_and_url
+    with lockkit.connect(url) as client:
+        client.lock("x", timeout=PATIENCE).acquire().release()
+        dropped = proxy.drop_next_reply()
+        proxy.refuse()
+        assert sent_of(client) == [True]
+        assert dropped.wait(PATIENCE)
+        proxy.accept()

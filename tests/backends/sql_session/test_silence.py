@@ -1,0 +1,191 @@
+"""mode=row and mode=advisory where a NAT forgets connections, or a load balancer closes those that are silent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+import lockkit
+import lockkit.aio
+from lockkit.testing.servers import FaultProxy, MariaServer, PostgresServer, require, wait_until
+from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, running, until_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.backends.sql_table.support import Connect
+
+pytestmark = pytest.mark.timeout(180)
+
+KEEPALIVE = 1.0
+IDLE = 3.0
+"""After how long the balancer closes a silent connection, seconds: between KEEPALIVE and a third of LONG."""
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresServer]:
+    """A server of this module's own."""
+    require("postgresql", local=True)
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaServer]:
+    """The same."""
+    require("mariadb", local=True)
+    with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(place: ModeServer) -> Iterator[FaultProxy]:
+    """What is between client and server."""
+    with FaultProxy(place.server.host, place.server.port) as proxy:
+        yield proxy
+
+
+def through(proxy: FaultProxy, place: ModeServer) -> str:
+    """The URL of a client behind the proxy."""
+    url = place.url.replace(place.server.address, proxy.address)
+    return f"{url}&keepalive={KEEPALIVE:g}"
+
+
+class TestForgotten:
+    """Connections that were forgotten on the way: nothing comes through them, and nobody is told."""
+
+    def test_waiter_gets_the_lock(self, place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Also without a timeout; the server had granted it to the connection that nobody reads."""
+        holder, waiter = connect(place.url), connect(through(proxy, place))
+        lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
+        with running(waiter.lock("x", ttl=LONG).acquire) as got:
+            until_waiting(waiter, "x")
+            assert proxy.forget() > 0
+            lease.release()
+        (granted,) = got
+        assert granted.confirm()
+        granted.release()
+
+    def test_asyncio_waiter_gets_the_lock(self, place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
+        """The same."""
+        lease = connect(place.url).lock("x", ttl=LONG).acquire(PATIENCE)
+
+        async def wait() -> None:
+            async with await lockkit.aio.connect(through(proxy, place)) as waiter:
+                task = asyncio.create_task(waiter.lock("x", ttl=LONG).acquire())
+                await asyncio.to_thread(until_waiting, waiter, "x")
+                assert proxy.forget() > 0
+                await asyncio.to_thread(lease.release)
+                async with asyncio.timeout(PATIENCE):
+                    await (await task).release()
+
+        asyncio.run(wait())
+
+    def test_waiter_that_is_only_slow_keeps_its_place(
+        self, place: ModeServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """The server says that it still waits, so nobody that comes later overtakes it."""
+        holder, waiter = connect(place.url), connect(through(proxy, place))
+        lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
+        with running(partial(waiter.lock("x", ttl=LONG).acquire, PATIENCE)) as got:
+            until_waiting(waiter, "x")
+            (request,) = waiter._engine.acquisitions.waiting
+            session, asked_at = request.state.session, request.state.ask_at
+            wait_until(lambda: None if request.state.ask_at > asked_at else "has not asked")
+            assert request.state.session is session
+            lease.release()
+        got[0].release()
+
+
+class TestIdleCuts:
+    """A load balancer that closes silent connections."""
+
+    @pytest.mark.parametrize("renew", [True, False])
+    def test_lock_with_a_long_ttl_is_kept(
+        self, place: ModeServer, proxy: FaultProxy, connect: Connect, *, renew: bool
+    ) -> None:
+        """Its renewals would come too late; the other client's connection shows that silence is not let pass."""
+        client = connect(through(proxy, place))
+        with (
+            socket.create_connection((proxy.host, proxy.port)) as silent,
+            client.lock("x", ttl=LONG, renew=renew) as lease,
+        ):
+            silent.settimeout(PATIENCE)
+            proxy.cut_idle(IDLE)
+            until_closed(silent)
+            assert lease.confirm()
+            assert not lease.lost
+
+    def test_asyncio_lock_with_a_long_ttl_is_kept(self, place: ModeServer, proxy: FaultProxy) -> None:
+        """The same."""
+
+        async def hold() -> None:
+            async with await lockkit.aio.connect(through(proxy, place)) as client:
+                with socket.create_connection((proxy.host, proxy.port)) as silent:
+                    async with client.lock("x", ttl=LONG) as lease:
+                        silent.settimeout(PATIENCE)
+                        proxy.cut_idle(IDLE)
+                        await asyncio.to_thread(until_closed, silent)
+                        assert await lease.confirm()
+
+        asyncio.run(hold())
+
+    def test_waiter_that_was_cut_waits_anew(self, place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
+        """Nothing can be sent while a statement waits: it loses its place, and gets the lock."""
+        holder, waiter = connect(place.url), connect(through(proxy, place))
+        lease = holder.lock("x", ttl=LONG).acquire(PATIENCE)
+        with running(partial(waiter.lock("x", ttl=LONG).acquire, PATIENCE)) as got:
+            until_waiting(waiter, "x")
+            before = proxy.counts.connections
+            proxy.cut_idle(IDLE)
+            wait_until(lambda: None if proxy.counts.connections > before else "was not cut")
+            proxy.heal()
+            lease.release()
+        got[0].release()
+
+    def test_sign_of_life_does_not_extend_a_lease_that_is_not_renewed(
+        self, place: ModeServer, proxy: FaultProxy, connect: Connect
+    ) -> None:
+        """When its client is cut off, the server still frees it when its ttl is over."""
+        ttl = 6.0
+        client, other = connect(through(proxy, place)), connect(place.url)
+        lease = client.lock("x", ttl=ttl, renew=False).acquire(PATIENCE)
+        session = lease._record.grant.state.session
+        sent_at = session.sent_at
+        wait_until(lambda: None if session.sent_at > sent_at else "no sign of life")
+        left = lease.remaining()
+        proxy.forget()
+        with other.lock("x", ttl=LONG, timeout=PATIENCE):
+            assert left > 0
+            assert lease.lost
+
+
+def until_closed(connection: socket.socket) -> None:
+    """Wait until the other end closes it."""
+    while connection.recv(4096):
+        pass
+
+
+def test_socket_is_kept_alive(place: ModeServer, connect: Connect) -> None:
+    """The system notices within half a minute that the way is lost, whatever the driver asked for."""
+    client = connect(place.url)
+    with client.lock("x", ttl=LONG) as lease:
+        fd = lease._record.grant.state.session.connection.fileno()
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
+            idle, interval, count = (copy.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+            assert idle + interval * count <= 30
+            assert 0 < copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+
+
+@pytest.mark.parametrize("value", ["0", "0.5", "-1", "inf", "x"])
+def test_keepalive_that_is_too_short_is_refused(place: ModeServer, value: str) -> None:
+    """Where it is given."""
+    with pytest.raises(lockkit.ConfigurationError, match="keepalive"):
+        lockkit.connect(f"{place.url}&keepalive={value}")

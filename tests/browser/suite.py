@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SITE = ROOT / "site"
 PAGES = sorted(str(path.parent.relative_to(SITE)) for path in SITE.rglob("index.html"))
 WIDTHS = {"desktop": 1280, "phone": 360}
-CLICKS_MAX = 9
 TABS_MAX = 200
 TABS = 8
 CHOICE = load_choice()
@@ -305,16 +304,15 @@ def test_need_leads_to_its_backend(choose: Chromium, need: Need) -> None:
             choose.run(f"document.querySelector('[data-question={question}] [data-answer={answer}]').click()")
 
     assert shown(choose, "data-backend") == [need.backend]
-    assert shown(choose, "data-advice-text") == [need.advice] * bool(need.advice)
+    assert shown(choose, "data-advice-text") == list(need.advice)
     assert shown(choose, "data-question") == []
     url = choose.run("document.querySelector('section:not([hidden]) .url')?.textContent ?? ''")
     assert url == CHOICE.backends[need.backend].url
-    assert len(need.answers) <= CLICKS_MAX
 
 
 def test_questions_can_be_answered_with_the_keyboard(choose: Chromium) -> None:
     """Tab leads to the answers, Enter takes one, and the focus is on the next question then."""
-    for expected in ("who", "run"):
+    for expected in ("harm", "who", "run"):
         for _ in range(TABS_MAX):
             choose.press("Tab")
             if choose.run("document.activeElement.dataset.go") == expected:
@@ -329,12 +327,12 @@ def test_questions_can_be_answered_with_the_keyboard(choose: Chromium) -> None:
 def test_answers_can_be_changed_shared_and_gone_back(choose: Chromium, address: str) -> None:
     """The address holds them."""
     with changed_address(choose):
-        choose.run("document.querySelector('[data-question=harm] [data-answer=twice]').click()")
+        choose.run("document.querySelector('[data-question=want] [data-answer=one]').click()")
     with changed_address(choose):
         choose.run("history.back()")
-    assert shown(choose, "data-question") == ["harm"]
+    assert shown(choose, "data-question") == ["want"]
 
-    choose.load(f"{address}/choose/#harm=store&who=machines&run=etcd")
+    choose.load(f"{address}/choose/#want=one&harm=store&who=machines&run=etcd")
     assert shown(choose, "data-backend") == ["etcd"]
     with changed_address(choose):
         choose.run("document.querySelectorAll('.trail li a')[1].click()")

@@ -363,3 +363,55 @@ def test_page_without_scripts_is_a_list_of_links(browser: Chromium, address: str
 
     assert everything == {"data-question": [*CHOICE.questions], "data-backend": [*CHOICE.backends]}
     assert dead == 0
+
+
+# What readers look for, and the page that must be among the first three that the site's search finds.
+SEARCHES = {
+    "context manager": "tutorials/first-lock",
+    "leader election": "how-to/elect-a-leader",
+    "fencing token": "how-to/guard-your-storage",
+    "Lease.extend": "reference/api/sync",
+    "changelog": "changelog",
+    "install": "tutorials/first-lock",
+    "windows": "reference/versions",
+    "redlock payments": "how-to/charge-once",
+    "kubernetes": "integrations/kubernetes",
+    "django migrate": "integrations/django",
+    "celery twice": "integrations/celery",
+    "postgres": "databases/postgresql",
+    "upgrade": "reference/versions",
+    "pgbouncer": "databases/postgresql",
+    "elasticache": "how-to/managed-services",
+    "cron": "how-to/run-a-cron-job-once",
+    "rate limit": "how-to/limit-concurrent-calls",
+    "stuck lock": "how-to/see-who-holds-a-lock",
+    "timeout": "how-to/choose-a-ttl",
+    "read write lock": "how-to/many-readers-one-writer",
+}
+FOUND = """
+(() => {
+  const links = [...document.querySelectorAll(".md-search-result__item > .md-search-result__link:first-child")];
+  const shown = document.querySelector(".md-search-result__meta")?.textContent ?? "";
+  return /matching/.test(shown) ? links.map((link) => new URL(link.href).pathname.split("/").filter(Boolean).join("/")) : [];
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def searching(browser: Chromium, address: str) -> Chromium:
+    """The start page."""
+    browser.look(WIDTHS["desktop"])
+    browser.load(f"{address}/?q=lock")
+    return browser
+
+
+@pytest.mark.parametrize("query", SEARCHES)
+def test_search_finds_the_page_first(searching: Chromium, query: str) -> None:
+    """By the theme's own search, in the browser."""
+    ask = "(text) => {{ const input = document.querySelector('.md-search__input'); input.value = text;"
+    before = searching.run(FOUND)
+    searching.run(f"({ask.format()} input.dispatchEvent(new Event('keyup')); }})({query!r})")
+
+    wait_until(lambda: None if searching.run(FOUND) not in ([], before) else f"no results for {query}")
+
+    assert SEARCHES[query] in searching.run(FOUND)[:3]

@@ -24,8 +24,11 @@
       const answers = question ? [...question.querySelectorAll("[data-answer]")] : [];
       const answer = answers.find((link) => link.dataset.answer === given.get(name));
       if (!answer) break;
+      // Where it leads may depend on the answers before.
+      const instead = (answer.dataset.instead ?? "").split(" ").map((each) => each.split(":"));
+      const elsewhere = instead.find(([id]) => steps.some((step) => step.answer.dataset.answer === id));
       steps.push({ question: name, answer });
-      name = answer.dataset.go;
+      name = elsewhere ? elsewhere[1] : answer.dataset.go;
     }
     return { steps, name };
   }

@@ -11,7 +11,7 @@ import lockkit
 from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lockkit.backend import Capabilities
 
@@ -31,6 +31,7 @@ class Answer:
         short: The same in a few words, for the list of answers given.
         go: The question or the backend that follows.
         advice: What to do beside the lock; empty: nothing.
+        instead: Where it leads after another answer, by that one's id.
         requires: The values that capabilities of every backend behind this answer may have.
     """
 
@@ -39,7 +40,12 @@ class Answer:
     short: str
     go: str
     advice: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict)
     requires: Mapping[str, Sequence[object]] = field(default_factory=dict)
+
+    def leads_to(self, given: Iterable[str]) -> str:
+        """The question or the backend that follows after these answers."""
+        return next((self.instead[each] for each in given if each in self.instead), self.go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +162,16 @@ def load() -> Choice:
     )
 
 
-def paths(choice: Choice, name: str | None = None) -> Iterator[tuple[tuple[Answer, ...], str]]:
+def paths(
+    choice: Choice, name: str | None = None, given: tuple[Answer, ...] = ()
+) -> Iterator[tuple[tuple[Answer, ...], str]]:
     """All ways through the questions: the answers, and the backend that they end at."""
     name = choice.first if name is None else name
     if name in choice.backends:
-        yield (), name
+        yield given, name
         return
     for answer in choice.questions[name].answer:
-        for rest, end in paths(choice, answer.go):
-            yield (answer, *rest), end
+        yield from paths(choice, answer.leads_to(each.id for each in given), (*given, answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,50 +183,99 @@ class Need:
         story: In their words.
         answers: The ids of the answers they would give.
         backend: The recommendation.
-        advice: What comes with it; empty: nothing.
+        advice: What comes with it.
     """
 
     story: str
     answers: Sequence[str]
     backend: str
-    advice: str = ""
+    advice: Sequence[str]
+
+
+def _need(story: str, answers: str, backend: str, advice: str) -> Need:
+    return Need(story, answers.split(), backend, advice.split())
 
 
 NEEDS = (
-    Need("threads of one web process fill a cache once", ("twice", "process"), "memory", "efficiency"),
-    Need(
-        "a cron job of one server must not overlap with itself", ("twice", "machine", "directory"), "file", "efficiency"
+    _need("threads of one web process fill a cache once", "one twice process", "memory", "one efficiency"),
+    _need(
+        "a cron job of one server must not overlap with itself", "one twice machine directory", "file", "one efficiency"
     ),
-    Need("a desktop tool keeps its data in SQLite", ("store", "machine", "sqlite"), "sqlite", "guard"),
-    Need("three servers with Redis have the same crontab", ("twice", "machines", "redis", "no"), "redis", "efficiency"),
-    Need("Celery workers with a Redis broker charge cards", ("outside", "machines", "redis", "no"), "redis", "outside"),
-    Need("seats are rows in PostgreSQL, sold in one transaction", ("database",), "transaction"),
-    Need(
+    _need("a desktop tool keeps its data in SQLite", "one store machine sqlite", "sqlite", "one guard"),
+    _need(
+        "three servers with Redis have the same crontab", "one twice machines redis single", "redis", "one efficiency"
+    ),
+    _need("seats are rows in PostgreSQL, sold in one transaction", "one database", "transaction", "one"),
+    _need(
         "pods update a stock in PostgreSQL, with a version in each row",
-        ("store", "machines", "postgresql", "nothing"),
-        "postgresql",
-        "guard",
+        *("one store machines postgresql table", "postgresql", "one guard"),
     ),
-    Need(
+    _need(
         "a few workers with PostgreSQL are often killed, and nobody wants to wait for a ttl",
-        ("twice", "machines", "postgresql", "connection"),
-        "postgresql-advisory",
-        "efficiency",
+        *("one twice machines postgresql advisory", "postgresql-advisory", "one efficiency"),
     ),
-    Need("a shop on MariaDB, thousands of orders", ("store", "machines", "mysql", "nothing"), "mariadb", "guard"),
-    Need("a leader in a cluster that runs ZooKeeper", ("store", "machines", "zookeeper"), "zookeeper", "guard"),
-    Need("controllers that have an etcd of their own", ("store", "machines", "etcd"), "etcd", "guard"),
-    Need(
-        "only Redis, on five independent machines, and locks must survive one of them",
-        ("store", "machines", "redis", "yes", "yes"),
-        "redlock",
-        "guard",
-    ),
-    Need(
-        "only one Redis, but locks must survive its loss",
-        ("outside", "machines", "redis", "yes", "no"),
+    _need("a shop on MariaDB, thousands of orders", "one store machines mysql my-table", "mariadb", "one guard"),
+    _need("a leader in a cluster that runs ZooKeeper", "leader store machines zookeeper", "zookeeper", "leader guard"),
+    _need(
+        "a fleet of controllers that have an etcd of their own",
+        "leader twice machines etcd",
         "etcd",
-        "outside",
+        "leader efficiency",
     ),
-    Need("nothing runs yet, and a repeated job is no harm", ("twice", "machines", "none", "no"), "redis", "efficiency"),
+    _need(
+        "only Redis, on five independent machines, and locks must survive one of them",
+        *("one store machines redis five", "redlock", "one guard"),
+    ),
+    _need(
+        "only one Redis, but locks must survive its loss",
+        *("one outside machines redis survive", "etcd", "one outside"),
+    ),
+    _need("nothing runs yet, and a repeated job is no harm", "one twice machines none no", "redis", "one efficiency"),
+    _need(
+        "tickets are sold on Redis with Sentinel", "one store machines redis sentinel", "redis-sentinel", "one guard"
+    ),
+    _need(
+        "a Redis Cluster, and five calls to a partner",
+        "permits twice machines redis cluster",
+        "redis-cluster",
+        "permits efficiency",
+    ),
+    _need(
+        "ElastiCache, and imports that must not overlap",
+        "one store machines redis managed",
+        "redis-managed",
+        "one guard",
+    ),
+    _need(
+        "Celery workers with a Redis broker charge cards", "once outside machines redis single", "redis", "once outside"
+    ),
+    _need(
+        "payments, and somebody has heard of Redlock and runs five servers",
+        *("once outside machines redis five", "etcd", "once outside"),
+    ),
+    _need(
+        "payments under a plain lock, on five Redis servers", "one outside machines redis five", "etcd", "one outside"
+    ),
+    _need(
+        "webhooks arrive twice at a Django app on PostgreSQL",
+        "once store machines postgresql",
+        "postgresql",
+        "once guard",
+    ),
+    _need(
+        "a nightly report on MariaDB, once a day on three machines",
+        "once twice machines mysql",
+        "mariadb",
+        "once efficiency",
+    ),
+    _need(
+        "a catalogue on MySQL with many readers, woken at once",
+        *("readers store machines mysql my-advisory", "mariadb-row", "readers guard"),
+    ),
+    _need(
+        "readers of a configuration on five Redis servers",
+        "readers twice machines redis five",
+        "etcd",
+        "readers efficiency",
+    ),
 )

@@ -31,7 +31,7 @@ hide: [toc]
 
 <link rel="stylesheet" href="choose.css">
 
-At most five questions lead to the URL to paste, to what it promises, and to what it does not.
+At most five questions lead to the lines to paste, to what they promise, and to what they do not.
 
 <noscript markdown="1">
 Without scripts, this page is a list: start at the first question and follow the link of your answer.
@@ -140,12 +140,22 @@ def _question(choice: Choice, name: str) -> Iterator[str]:
 
 def _link(choice: Choice, answer: Answer) -> str:
     data = f'data-answer="{answer.id}" data-go="{answer.go}" data-short="{answer.short}"'
-    also = ""
+    if answer.instead:
+        data += f' data-instead="{" ".join(f"{given}:{go}" for given, go in answer.instead.items())}"'
+    also = "".join(_also_instead(choice, go, answer) for go in dict.fromkeys(answer.instead.values()))
     if answer.advice:
         data += f' data-advice="{answer.advice}"'
         beside = f"[{choice.advice[answer.advice].title}](#advice-{answer.advice})"
-        also = f"<span class=also> (beside the lock: {beside})</span>"
+        also += f"<span class=also> (see also: {beside})</span>"
     return f"[{answer.text}]({_anchor(choice, answer.go)}){{ {data} }}{also}"
+
+
+def _also_instead(choice: Choice, go: str, answer: Answer) -> str:
+    """Where the answer leads after other answers, for readers without scripts."""
+    shorts = {each.id: each.short for question in choice.questions.values() for each in question.answer}
+    after = _series([shorts[given] for given, other in answer.instead.items() if other == go], "or")
+    title = choice.backends[go].title if go in choice.backends else choice.questions[go].ask
+    return f"<span class=also> (after “{after}”: [{title}]({_anchor(choice, go)}))</span>"
 
 
 def _backend(choice: Choice, name: str) -> Iterator[str]:

@@ -17,27 +17,43 @@ from tests.docs.story import ROOT
 CHOICE = load()
 PATHS = list(paths(CHOICE))
 QUESTIONS_MAX = 5
-CLICKS_MAX = 9
 WITH_URL = {name: backend for name, backend in CHOICE.backends.items() if backend.url}
 
 
 @pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.story)
 def test_need_leads_to_its_backend(need: Need) -> None:
     """Answered in the order in which the page asks: one click for each answer, and the result needs no more."""
-    name, advice, left = CHOICE.first, "", list(need.answers)
-    while name in CHOICE.questions:
-        (answer,) = (each for each in CHOICE.questions[name].answer if each.id == left[0])
-        del left[0]
-        name, advice = answer.go, advice or answer.advice
+    name, advice, given = CHOICE.first, [], list[str]()
+    for wanted in need.answers:
+        (answer,) = (each for each in CHOICE.questions[name].answer if each.id == wanted)
+        name = answer.leads_to(given)
+        given.append(wanted)
+        advice += [answer.advice] * bool(answer.advice)
 
-    assert (name, advice, left) == (need.backend, need.advice, [])
-    assert len(need.answers) <= CLICKS_MAX
+    assert (name, advice) == (need.backend, need.advice)
 
 
-def test_twelve_needs_are_tried() -> None:
-    """Of many kinds."""
-    assert len(NEEDS) >= 12
-    assert len({need.backend for need in NEEDS}) >= 9
+def test_twenty_needs_are_tried() -> None:
+    """Of many kinds, among them each thing that can be wanted."""
+    assert len(NEEDS) >= 20
+    assert len({need.backend for need in NEEDS}) >= 12
+    assert {need.answers[0] for need in NEEDS} == {answer.id for answer in CHOICE.questions["want"].answer}
+
+
+def test_ids_of_answers_are_unique() -> None:
+    """`instead` goes by them."""
+    ids = [answer.id for question in CHOICE.questions.values() for answer in question.answer]
+
+    assert len(ids) == len(set(ids))
+    assert {given for answers, _ in PATHS for answer in answers for given in answer.instead} <= set(ids)
+
+
+def test_payments_end_at_a_key_once_and_a_guard() -> None:
+    """And never at Redlock, which has no `client.once`."""
+    text = CHOICE.advice["outside"].text
+
+    assert all(word in text for word in ("a key by which it recognises", "`client.once`", "guard"))
+    assert {end for answers, end in PATHS if "outside" in {answer.id for answer in answers}}.isdisjoint({"redlock"})
 
 
 def test_no_more_than_five_questions() -> None:
@@ -47,7 +63,8 @@ def test_no_more_than_five_questions() -> None:
 
 def test_every_question_backend_and_advice_is_reached() -> None:
     """What nobody can be led to is left out."""
-    asked = {CHOICE.first} | {answer.go for answers, _ in PATHS for answer in answers}
+    goes = {go for answers, _ in PATHS for answer in answers for go in (answer.go, *answer.instead.values())}
+    asked = {CHOICE.first} | goes
 
     assert CHOICE.questions.keys() <= asked
     assert CHOICE.backends.keys() == {end for _, end in PATHS}
@@ -97,7 +114,7 @@ def test_answers_that_need_a_capability_say_so() -> None:
     """The test above has something to check: where machines contend, and where a lock must survive."""
     required = {capability for answers, _ in PATHS for answer in answers for capability in answer.requires}
 
-    assert required == {"scope", "survives_node_loss", "crash_release", "fair", "wakeup"}
+    assert required == {"scope", "survives_node_loss", "crash_release", "fair", "wakeup", "notes", "shared_mode"}
 
 
 @pytest.mark.parametrize("name", WITH_URL)

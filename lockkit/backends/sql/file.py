@@ -6,9 +6,9 @@ import os
 from contextlib import suppress
 
 from lockkit.errors import ConfigurationError
-from lockkit.file_systems import Flaw, find_flaw, find_flaw_above
+from lockkit.file_systems import find_flaw_on_the_way
 
-__all__ = ["SqliteFile", "find_flaw_of", "identity", "prepare"]
+__all__ = ["SqliteFile", "identity", "prepare"]
 
 
 class SqliteFile:
@@ -62,9 +62,7 @@ def prepare(path: str, *, group: bool) -> None:
         finally:
             os.close(made)
     try:
-        flaw = find_flaw_of(path, group=group)
-    except FileNotFoundError:
-        return
+        flaw = find_flaw_on_the_way(path, group=group)
     except OSError as error:
         message = f"{path} cannot be used for locks: {error}"
         raise ConfigurationError(message) from error
@@ -74,17 +72,6 @@ def prepare(path: str, *, group: bool) -> None:
             f"Fix: {flaw.fix}; or say ?group=1 to share the locks with the group"
         )
         raise ConfigurationError(message)
-
-
-def find_flaw_of(path: str, *, group: bool) -> Flaw | None:
-    """Say why other users could replace a database, or write to it; None if they cannot. Raises OSError."""
-    real = os.path.realpath(path)
-    return (
-        find_flaw_above(path, group=group)
-        or find_flaw(path, os.lstat(path), group=group)
-        or find_flaw_above(real, group=group)
-        or find_flaw(real, os.stat(real), group=group)  # noqa: PTH116 - as above
-    )
 
 
 def identity(path: str) -> tuple[int, int] | None:

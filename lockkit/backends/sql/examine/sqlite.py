@@ -8,9 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backends.sql.examine import common
-from lockkit.backends.sql.file import find_flaw_of
 from lockkit.doctor.findings import Check, Severity
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kind_of_file_system
 
 if TYPE_CHECKING:
     from lockkit.backends.sql.backend import SqlBackend
@@ -85,7 +84,7 @@ def _examine_file(examination: Examination, path: Path) -> bool:
         seen = f"There is no file {path}, and this user may make it."
         examination.find(MISSING, where, seen, f"Nothing to do; or: {common.migrate_command(examination)}")
         return False
-    flaw = find_flaw_of(where, group=examination.options["group"])
+    flaw = find_flaw_on_the_way(where, group=examination.options["group"])
     if flaw is not None:
         examination.find(WRITABLE_BY_OTHERS, where, f"{flaw.path} {flaw.seen}.", flaw.fix)
         return False

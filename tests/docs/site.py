@@ -27,7 +27,7 @@ METHOD = re.compile(
 )
 
 
-def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:  # noqa: ANN401 - of mkdocs
     """Called by mkdocs with the source of each page."""
     source = page.file.src_uri
     if source.startswith(LEFT_OUT):

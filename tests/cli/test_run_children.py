@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tests.cli.support import Cli
 
 # Ways in which a command leaves a process behind, which writes its id and works until the file "done" exists.
-WORK = "echo $$ >> pids; while ! [ -e done ]; do sleep 0.02; done"
+# Ends by itself: what a test that was killed leaves must not go on for ever.
+WORK = "echo $$ >> pids; i=0; while ! [ -e done ] && [ $i -lt 4000 ]; do i=$((i + 1)); sleep 0.02; done"
 QUIET = "</dev/null >/dev/null 2>&1"
 LEAVE = {
     "child": f"sh -c '{WORK}' {QUIET} &",

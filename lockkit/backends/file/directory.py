@@ -321,7 +321,7 @@ def _parse_marker(fd: int) -> tuple[bool, int]:
 
 
 def is_ours(text: bytes) -> bool:
-    """Tell from its beginning whether lockkit may write to a file that is there: it did, or was killed before it did."""
+    """Tell from its beginning whether lockkit made a file; it was killed before it wrote anything if that is empty."""
     return text.startswith(b"lockkit-") or not text.strip(b"\0\n")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,7 +337,7 @@ def test_file_of_another_program_is_no_record(connect: Connect, host: StubHost, 
     path = directory / "poetry.lock"
     path.write_text("[[package]]\n")
     client = connect(host)
-    calls = {
+    calls: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
         "acquire": lambda: client.try_acquire(host.request("poetry")),
         "holders": lambda: client.holders("poetry"),
         "break": lambda: client.break_lock("poetry"),

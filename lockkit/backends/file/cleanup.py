@@ -57,8 +57,8 @@ ENTRIES_MAX = 512
 many as it made, so that records go faster than they come. More often, or more, delays the call that does it (2 µs an
 entry, 50 µs for one that is removed); less keeps thousands of unused records for longer."""
 
-_UNFINISHED = re.compile(r"\.(new-[0-9a-f]{32}|[0-9a-f]{1,16})")
-"""Names of files that are being made: a record, or the file of a client."""
+_UNFINISHED = re.compile(r".*/(\.new-[0-9a-f]{32}|clients/\.[0-9a-f]{1,16})", re.DOTALL)
+"""Paths of files that are being made: a record, or the file of a client. They may be empty still."""
 
 
 class Cleanup:
@@ -119,7 +119,7 @@ class Cleanup:
             has_ended(self._directory, name)
             return
         path = f"{folder}/{name}"
-        if not (name.endswith(".lock") or _UNFINISHED.fullmatch(name)):
+        if not (name.endswith(".lock") or _UNFINISHED.fullmatch(path)):
             return
         status = os.lstat(path)
         if stat.S_ISREG(status.st_mode) and wall_clock_us() / 1e6 - status.st_mtime >= IDLE_SECONDS:
@@ -205,7 +205,7 @@ def _is_ours(fd: int, path: str) -> bool:
     start = os.pread(fd, 100, 0)
     if NAME.fullmatch(name):
         return start.startswith(b"lockkit-client ")
-    if not _UNFINISHED.fullmatch(name):
+    if not _UNFINISHED.fullmatch(path):
         return False
     return start.startswith((b"lockkit-client ", b"lockkit-record ")) or not start.strip(b"\0")
 

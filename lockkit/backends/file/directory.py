@@ -34,6 +34,7 @@ __all__ = [
     "boot_id",
     "find_flaw_within",
     "is_at",
+    "is_ours",
     "record_file_prefix",
     "record_name",
     "reserve",
@@ -243,7 +244,7 @@ class Directory:
         Raises:
             BlockingIOError: Another process does so: remove no record now.
             OSError: The file system refuses.
-            ConfigurationError: Another user could change the marker.
+            ConfigurationError: Another user could change the marker, or another program made it.
         """
         try:
             fd = self._open_marker(os.O_RDWR)
@@ -252,6 +253,9 @@ class Directory:
             fd = self._open_marker(os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not is_ours(os.pread(fd, 100, 0)):
+                message = f"{self.path}/{MARKER} was made by another program"
+                raise ConfigurationError(message)
             made, floor = _parse_marker(fd)
             if token > floor:
                 os.pwrite(fd, _marker(made, token), 0)
@@ -314,6 +318,11 @@ def _parse_marker(fd: int) -> tuple[bool, int]:
     """Return whether lockkit made the directory, and the token; False and 0 if the marker was damaged."""
     found = _MARKER.match(os.pread(fd, 100, 0))
     return (False, 0) if found is None else (found[1] == b"1", int(found[2]))
+
+
+def is_ours(text: bytes) -> bool:
+    """Tell from its beginning whether lockkit made a file; it was killed before it wrote anything if that is empty."""
+    return text.startswith(b"lockkit-") or not text.strip(b"\0\n")
 
 
 def unlink(path: str) -> None:

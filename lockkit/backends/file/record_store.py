@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from lockkit.backend import NamesPage, in_space, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
 from lockkit.backends.file.client_file import CHECK_SECONDS, live_ttl_max
-from lockkit.backends.file.directory import Directory, boot_id, record_file_prefix, record_name
+from lockkit.backends.file.directory import Directory, boot_id, is_ours, record_file_prefix, record_name
 from lockkit.backends.file.errors import explain
 from lockkit.backends.file.record import (
     DamagedError,
@@ -295,6 +295,12 @@ class RecordStore:
             )
             raise ConfigurationError(message) from error
         except DamagedError as error:
+            if not (is_ours(text) or self._directory.made):
+                message = (
+                    f"{file.path} is not a record: another program made it, and lockkit leaves it as it is. Use a "
+                    "directory of its own for the locks, or another name; if it was a record, remove it"
+                )
+                raise ConfigurationError(message) from error
             state, boot = self._repaired(file, error, now, forced=forced), file.boot
             text = file.replace(state)
         if boot != file.boot:

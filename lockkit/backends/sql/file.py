@@ -54,13 +54,18 @@ def prepare(path: str, *, group: bool) -> None:
     Raises:
         ConfigurationError: Other users could write to the file, or to a directory on the way to it.
     """
+    _refuse(path, group=group)  # first: who owns a link decides where the file is made
     with suppress(OSError):  # it is there, or its directory is missing, which SQLite says
         mode = 0o660 if group else 0o600
-        made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        made = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             os.fchmod(made, mode)  # whatever the umask says
         finally:
             os.close(made)
+    _refuse(path, group=group)  # again: another user may have made it meanwhile
+
+
+def _refuse(path: str, *, group: bool) -> None:
     try:
         flaw = find_flaw_on_the_way(path, group=group)
     except OSError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -314,6 +316,52 @@ def test_files_of_others_are_left_alone(connect: Connect, host: StubHost, direct
         drive(client.erase())
 
     assert others <= {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+@pytest.mark.usefixtures("thorough")
+def test_empty_file_of_another_program_is_left_alone(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Nothing in it says whose it is; a client being made has its own only in the folder of clients."""
+    directory.mkdir(mode=0o700)
+    (directory / ".feed").touch()
+    age(directory)
+
+    drive(connect(host).ping())
+
+    assert (directory / ".feed").exists()
+
+
+@pytest.mark.parametrize("call", ["acquire", "holders", "break"])
+def test_file_of_another_program_is_no_record(connect: Connect, host: StubHost, directory: Path, call: str) -> None:
+    """``poetry.lock`` of a project, in whose directory somebody takes the lock ``poetry``."""
+    directory.mkdir(mode=0o700)
+    path = directory / "poetry.lock"
+    path.write_text("[[package]]\n")
+    client = connect(host)
+    calls: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+        "acquire": lambda: client.try_acquire(host.request("poetry")),
+        "holders": lambda: client.holders("poetry"),
+        "break": lambda: client.break_lock("poetry"),
+    }
+
+    with pytest.raises(ConfigurationError, match="another program made it") as caught:
+        drive(calls[call]())
+
+    assert caught.value.name == "poetry"
+    assert path.read_text() == "[[package]]\n"
+
+
+def test_marker_of_another_program_is_left_alone(connect: Connect, host: StubHost, directory: Path) -> None:
+    """Then no record is removed, since nothing would keep its token."""
+    directory.mkdir(mode=0o700)
+    marker = directory / ".lockkit"
+    marker.write_text("theirs")
+    client = connect(host)
+
+    grant = granted(drive(client.try_acquire(host.request())))
+    assert drive(client.release(grant))
+
+    assert marker.read_text() == "theirs"
+    assert (directory / "x.lock").exists()
 
 
 def test_erasing_leaves_a_directory_that_lockkit_did_not_make(

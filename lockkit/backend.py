@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from lockkit.errors import LockError, Unsupported
+from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import wall_clock
 from lockkit.validation import decode_json
 
@@ -70,6 +70,7 @@ __all__ = [
     "since_stored",
     "split_space",
     "unproven",
+    "unsent",
     "with_since",
 ]
 
@@ -495,6 +496,13 @@ def unproven(url: str, name: str, why: str) -> LockError:
         "force=True"
     )
     return LockError(message, name=name, backend=url)
+
+
+def unsent(message: str) -> BackendUnavailable:
+    """Make the error of a request that certainly never left this machine, see `BackendUnavailable.sent`."""
+    error = BackendUnavailable(message)
+    error.sent = False
+    return error
 
 
 def seconds_left(answer_by: Instant, now: Instant) -> float:

@@ -127,10 +127,8 @@ def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
     if settings.embedded:
         directory = profiles.default_directory() / "locks"
         say(
-            plain(
-                f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
-                "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
-            )
+            f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
+            "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
         )
     return settings
 

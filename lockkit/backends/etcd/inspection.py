@@ -61,20 +61,13 @@ class Inspection:
         self, prefix: bytes, marks: bytes, *, is_semaphore: bool, slot: int | None = None, proven: bool = True
     ) -> bool:
         """
-        Free a lock, a semaphore, or one permit of it: delete what holds it now. False if nothing does.
+        Free a lock, a semaphore, or its permit `slot`: delete the keys that hold it now. False if none does.
 
-        Each deletion comes with a mark below `marks`, which tells the holder why its key is gone, unless this user has
-        no rights there.
-
-        Args:
-            prefix: Of its keys.
-            marks: Prefix of the marks.
-            is_semaphore: Whether it is one.
-            slot: Of the permit; None for all that holds it.
-            proven: Delete only keys that a client of locks has made.
+        Each deletion writes a mark below `marks`, which tells the holder why its key is gone, unless this user has no
+        rights there.
 
         Raises:
-            UnprovenKey: There is another.
+            UnprovenKey: With `proven`: no client of locks has made one of the keys.
         """
         answer_by = self._runtime.now() + CALL_SECONDS
         kvs, _ = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)

@@ -72,16 +72,8 @@ def parse_prefix(value: object) -> str:
     return text
 
 
-def _parse_idle_ttl(value: object) -> float:
-    seconds = validation.parse_ttl(value)
-    if seconds < IDLE_SECONDS_MIN:
-        message = f"must be at least {IDLE_SECONDS_MIN:g} seconds"
-        raise ValueError(message)
-    return seconds
-
-
 IDLE_TTL = Option(
-    _parse_idle_ttl,
+    validation.parse_at_least(IDLE_SECONDS_MIN),
     "Seconds for which the record of a released name is kept, at least ten ttls. Until then, tokens increase whatever "
     "the server's clock says.",
     IDLE_SECONDS,

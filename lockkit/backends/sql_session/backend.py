@@ -131,7 +131,7 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
             "table": Option(_parse_table, "Name of the table, also as schema.name.", table),
             "auto_create": Option(validation.parse_bool, "Make the tables when they are not there.", default=True),
             "keepalive": Option(
-                _parse_keepalive,
+                validation.parse_at_least(1),
                 "How long the connection of a lock that is held or waited for may be silent, seconds: less than load "
                 "balancers and NATs on the way allow.",
                 KEEPALIVE_SECONDS,
@@ -143,14 +143,6 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
             ),
         }
     )
-
-
-def _parse_keepalive(value: object) -> float:
-    seconds = validation.parse_seconds(value)
-    if seconds < 1:
-        message = "it must be at least 1 second"
-        raise ValueError(message)
-    return seconds
 
 
 def _parse_table(value: object) -> str:

@@ -61,7 +61,7 @@ class Mutex(AbstractContextManager[Any], Protocol):
     """A lock for short sections; as `threading.Lock`."""
 
     def locked(self) -> bool:
-        """Tell whether anybody has it."""
+        """Return whether it is held."""
         ...
 
 

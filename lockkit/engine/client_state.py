@@ -63,8 +63,8 @@ class ClientState:
         closed: ``close()`` has been called.
         sleeping: Events of those who are in `sleep`.
         close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
-        watch_at: When the watch over the leases was to run next, client monotonic clock. If it is long past, this
-            process, or its event loop, does not run.
+        watch_at: When the watch over the leases is due, client monotonic clock. If that is long past, this process, or
+            its event loop, has stood still.
         renewal_share: Share of its ttl after which a lease is renewed.
     """
 

@@ -65,7 +65,10 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
 
 def holders_of(client: Client, name: str, kind: Kind) -> Sequence[Holder]:
     """
-    Ask who holds a name as one kind of what it can stand for; nobody where the backend has none of that kind.
+    Ask who holds the lock, permits of the semaphore, or the key of once with this name.
+
+    Returns:
+        The holders; none if the backend offers nothing of that kind.
 
     Raises:
         LockError: The backend cannot be asked.

@@ -469,16 +469,16 @@ def granted_at(token: int | None) -> float | None:
     return token / 1e6
 
 
-def with_since(metadata: str, since: float) -> str:
+def with_since(metadata: str, unix_seconds: float) -> str:
     """
     Add the time of a grant to the `Request.metadata` that is stored, where neither token nor server knows it.
 
     Args:
         metadata: A JSON object.
-        since: Unix time.
+        unix_seconds: When it was granted.
     """
     comma = "," if metadata[1:2] != "}" else ""
-    return f'{{"{SINCE_KEY}":{since:.3f}{comma}{metadata[1:]}'
+    return f'{{"{SINCE_KEY}":{unix_seconds:.3f}{comma}{metadata[1:]}'
 
 
 def since_stored(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], float | None]:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from lockkit.errors import LockError, Unsupported
+from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import wall_clock
 from lockkit.validation import decode_json
 
@@ -70,6 +70,7 @@ __all__ = [
     "since_stored",
     "split_space",
     "unproven",
+    "unsent",
     "with_since",
 ]
 
@@ -91,14 +92,14 @@ NOTE_BYTES_MAX = 65 * 1024
 ones would not fit into one request of every server."""
 
 FOREIGN_TEXT_CHARS = 4096
-"""How much is kept of metadata that lockkit did not write. As much as lockkit's own metadata may have."""
+"""Longest text that is kept of metadata that lockkit did not write: as long as lockkit's own may be."""
 
 SINCE_KEY = "lockkit:since"
-"""Where stored metadata has the time of the grant, see `with_since`."""
+"""Key of the grant's time in stored metadata, see `with_since`."""
 
 SINCE_EXACT_SECONDS = 1.0
-"""Where a place in a queue becomes the lock by itself: how long a request may wait so that the time at which it came
-counts as that of its grant. Longer is less exact; shorter costs one more write for each lock that changes hands."""
+"""How long a request may wait and still count as granted when it came, where a place in a queue becomes the lock by
+itself. Longer is less exact; shorter costs one more write for each lock that changes hands."""
 
 TOKEN_TIME_MIN_US = 10**15
 """Tokens from here on may be times in µs, since 2001; smaller ones were counted."""
@@ -184,7 +185,7 @@ class Request:
         queue: The caller waits if the lock is busy, so the backend should queue the request.
         mode: Beside whom the lock is to be held. Only what the backend's capabilities offer is sent to it.
         limit: Of a permit: how many may be held at the same time, itself included.
-        readers: Readers may ask for the lock, too: it is the write side of a read/write lock.
+        readers: It is the write side of a read/write lock, so readers may ask for the lock, too.
         answer_by: Client monotonic time by which the current call (`LockBackend.try_acquire`, `LockBackend.wait`,
             `LockBackend.abandon`) must have returned or raised `BackendUnavailable`. The engine sets it before each;
             with ``inf`` only `CALL_SECONDS` applies.
@@ -468,20 +469,20 @@ def granted_at(token: int | None) -> float | None:
     return token / 1e6
 
 
-def with_since(metadata: str, since_seconds: float) -> str:
+def with_since(metadata: str, unix_seconds: float) -> str:
     """
     Add the time of a grant to the `Request.metadata` that is stored, where neither token nor server knows it.
 
     Args:
         metadata: A JSON object.
-        since_seconds: Unix time.
+        unix_seconds: When it was granted.
     """
     comma = "," if metadata[1:2] != "}" else ""
-    return f'{{"{SINCE_KEY}":{since_seconds:.3f}{comma}{metadata[1:]}'
+    return f'{{"{SINCE_KEY}":{unix_seconds:.3f}{comma}{metadata[1:]}'
 
 
 def since_stored(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], float | None]:
-    """Take what `with_since` added out of metadata again: the metadata of the application's, and the time."""
+    """Split stored metadata into the application's and the time that `with_since` added."""
     since = metadata.get(SINCE_KEY)
     if type(since) is not float:
         return metadata, None
@@ -489,12 +490,19 @@ def since_stored(metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], float 
 
 
 def unproven(url: str, name: str, why: str) -> LockError:
-    """Make the error of a `LockBackend.break_lock` that would delete what may be no lock."""
+    """Make the error for a `LockBackend.break_lock` that might delete data of an application."""
     message = (
         f"{name!r} at {url} was not broken: {why}, so it may be data of an application. If it is a lock, break it with "
         "force=True"
     )
     return LockError(message, name=name, backend=url)
+
+
+def unsent(message: str) -> BackendUnavailable:
+    """Make the error of a request that certainly never left this machine, see `BackendUnavailable.sent`."""
+    error = BackendUnavailable(message)
+    error.sent = False
+    return error
 
 
 def seconds_left(answer_by: Instant, now: Instant) -> float:
@@ -750,7 +758,7 @@ class LockBackend(ABC):
 
     async def break_unproven(self, name: str) -> bool:
         """
-        Break it also where `break_lock` refuses, because the caller says that it is a lock.
+        Break what `break_lock` refuses to break, because the caller says that it is a lock.
 
         This default calls `break_lock`, for a backend where no application can store anything at that place.
         """

@@ -1,4 +1,4 @@
-"""What lockkit asks of the file systems that it uses: their kind, and which users could replace a file or directory."""
+"""Finds out the kind of a file system, and which users could replace a file or directory."""
 
 from __future__ import annotations
 

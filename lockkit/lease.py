@@ -164,7 +164,7 @@ class BaseLease:
 
 
 class MakesLeases:
-    """A lock and the like: in other libraries it is what is released, here its lease is."""
+    """Base of locks and the like, which in other libraries are released themselves; here their leases are."""
 
     __slots__ = ()
     _lease_from: ClassVar[str] = "lease = lock.acquire()"
@@ -173,7 +173,7 @@ class MakesLeases:
 
         def __getattr__(self, name: str) -> NoReturn:
             """
-            Say that the lease has what is missing, if it has.
+            Say that the lease has the missing attribute, if it has.
 
             Raises:
                 AttributeError: Always.

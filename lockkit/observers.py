@@ -73,8 +73,8 @@ class LockEvent:
             ``unconfirmed`` (no answer), ``closed`` (with the client) or ``dropped`` (collected as garbage).
         at: When it happened, Unix time, seconds, by this machine's clock.
         waits: Of ``granted`` and ``refused``: whether the call had begun to wait, so that `waiting` came before.
-        late: Of ``renewed``: how much later than planned the renewal was sent, seconds. Much means that this process
-            runs too seldom, or that the renewals before it took long.
+        late: Of ``renewed``: how much later than planned the renewal was sent, seconds. A large value means that this
+            process runs too rarely, or that the renewals before it took long.
     """
 
     name: str

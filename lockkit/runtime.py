@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
     from lockkit.units import Seconds
 
-__all__ = [
-    "AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Mutex", "Runtime", "drive", "let_go", "monotonic",
-    "unsupported_host",
-]  # fmt: skip
+__all__ = ["AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Mutex", "Runtime", "drive", "let_go", "monotonic"]
 
 log = logging.getLogger("lockkit")
 
@@ -64,7 +61,7 @@ class Mutex(AbstractContextManager[Any], Protocol):
     """A lock for short sections; as `threading.Lock`."""
 
     def locked(self) -> bool:
-        """Tell whether anybody has it."""
+        """Return whether it is held."""
         ...
 
 
@@ -298,24 +295,6 @@ def _current_task() -> asyncio.Task[Any] | None:
     if running_loop is None or running_loop() is None:
         return None
     return cast("asyncio.Task[Any] | None", module.current_task())
-
-
-def unsupported_host(kind: Kind) -> str:
-    """
-    Name what runs here in which lockkit's waits of this kind do not work; "" if there is none.
-
-    A program that has not imported it does not use it, so lockkit does not import it to find out.
-    """
-    if kind == "blocking":
-        patcher, hubs = sys.modules.get("eventlet.patcher"), sys.modules.get("eventlet.hubs")
-        hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)
-        return "eventlet" if getattr(patcher, "already_patched", None) or getattr(hub, "running", False) else ""
-    trio, asyncio_too = sys.modules.get("trio"), getattr(sys.modules.get("asyncio"), "_get_running_loop", lambda: None)
-    if kind == "asyncio" and trio is not None and asyncio_too() is None:  # else asyncio runs on trio, as a guest
-        with suppress(AttributeError, RuntimeError):  # no task of trio, or it is being imported
-            trio.lowlevel.current_task()
-            return "trio"
-    return ""
 
 
 class _OperatingSystem:

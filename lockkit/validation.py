@@ -39,6 +39,7 @@ __all__ = [
     "name_prefix",
     "nearest",
     "on_lost",
+    "parse_at_least",
     "parse_bool",
     "parse_choice",
     "parse_duration",
@@ -576,6 +577,27 @@ def parse_ttl(value: object) -> float:
         message = f"must be more than 0 and less than {TTL_MAX:g} seconds{_without_unit(value)}"
         raise ValueError(message)
     return number
+
+
+def parse_at_least(least: Seconds) -> Callable[[object], float]:
+    """
+    Make a parser for an option that is a time, as for `parse_ttl`.
+
+    Args:
+        least: The shortest time that is accepted, seconds.
+
+    Returns:
+        A function that raises `ValueError` for anything else.
+    """
+
+    def parse(value: object) -> float:
+        seconds = parse_ttl(value)
+        if seconds < least:
+            message = f"must be at least {least:g} second{'' if least == 1 else 's'}"
+            raise ValueError(message)
+        return seconds
+
+    return parse
 
 
 def _without_unit(value: object) -> str:

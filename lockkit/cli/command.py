@@ -7,9 +7,9 @@ It is forked *before* lockkit asks for the lock, while this process has one thre
   only if no other thread holds a lock at the fork; a lease has renewal threads.
 - Nothing of the client (connections, lock files, leases) exists yet, so the child inherits nothing of it.
 
-The command inherits the write end of a pipe, as do the children that it starts: the read end reports the end of the
-last process that has it, also of one that has left the process group (setsid). flock(1) keeps its lock in the same way.
-A daemon that closes the descriptors that it inherits is not noticed, and meant to be on its own.
+The command and the children that it starts inherit the write end of a pipe, so its read end reports when the last of
+them has ended, also one that has left the process group (setsid). flock(1) keeps its lock in the same way. A daemon
+that closes inherited descriptors is not waited for: it means to be on its own.
 """
 
 from __future__ import annotations

@@ -29,21 +29,16 @@ if TYPE_CHECKING:
     from lockkit.sync import Client
 
 __all__ = [
-    "KINDS",
     "BreakOptions",
     "break_lock",
+    "break_shown",
     "facts",
-    "has_other_holders",
     "holders_of",
     "kind_table",
     "kind_text",
     "local_time",
     "show_holders",
-    "to_break",
 ]
-
-KINDS: Sequence[Kind] = ("lock", "semaphore", "once")
-"""What a name can stand for, in the order in which it is shown."""
 
 SLOTS_LOOKED_AT = 10
 """Slots of a semaphore that are looked at where each is a lock, if no holder in them says that there are more."""
@@ -58,7 +53,7 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
     """
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
-        held = [(kind, holder) for kind in KINDS for holder in holders_of(client, name, kind)]
+        held = [(kind, holder) for kind in SPACE_OF for holder in holders_of(client, name, kind)]
         if as_json:
             rows = [{"kind": kind, **dataclasses.asdict(holder)} for kind, holder in held]
             print_json({"name": name, "backend": client.url, "holders": rows})
@@ -70,7 +65,10 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
 
 def holders_of(client: Client, name: str, kind: Kind) -> Sequence[Holder]:
     """
-    Ask who holds a name as one kind of what it can stand for; nobody where the backend has none of that kind.
+    Ask who holds the lock, permits of the semaphore, or the key of once with this name.
+
+    Returns:
+        The holders; none if the backend offers nothing of that kind.
 
     Raises:
         LockError: The backend cannot be asked.
@@ -128,21 +126,19 @@ def break_lock(name: str, options: BreakOptions) -> Status:
     """
     with lockkit.connect(options.url, profile=options.profile) as client:
         refuse_private(client)
-        permit = options.permit
+        permit, shown = options.permit, None
         what = repr(name) if permit is None else f"permit {permit} of semaphore {name!r}"
-        held = to_break(client, name, permit)
+        held = _to_break(client, name, permit)
         if held and not options.yes:
             kind: Kind = "lock" if permit is None else "semaphore"
             if not _agreed(name, client.url, [(kind, holder) for holder in held]):
                 say(f"the {'lock' if permit is None else 'permit'} was not broken")
                 return Status.FAILED
-            if has_other_holders(client, name, {holder.owner for holder in held}, permit):
-                say(f"{what} has another holder by now: not broken")
-                return Status.FAILED
-        if permit is None:
-            broken = client.break_lock(name, force=options.force)
-        else:
-            broken = client.semaphore(name, permit + 1).break_permit(permit)
+            shown = {holder.owner for holder in held}
+        broken = break_shown(client, name, permit, shown, force=options.force)
+        if broken is None:
+            say(f"{what} has another holder by now: not broken")
+            return Status.FAILED
         if options.as_json:
             print_json({"name": name, "backend": client.url, "broken": broken})
         else:
@@ -150,32 +146,36 @@ def break_lock(name: str, options: BreakOptions) -> Status:
     return Status.OK
 
 
-def to_break(client: Client, name: str, permit: int | None) -> Sequence[Holder]:
-    """
-    Ask who holds a lock, or one permit of a semaphore.
-
-    Raises:
-        LockError: The backend cannot be asked.
-    """
+def _to_break(client: Client, name: str, permit: int | None) -> Sequence[Holder]:
     if permit is None:
         return client.holders(name)
     return [holder for holder in client.semaphore(name, permit + 1).holders() if holder.slot == permit]
 
 
-def has_other_holders(client: Client, name: str, shown: Collection[str], permit: int | None = None) -> bool:
+def break_shown(
+    client: Client, name: str, permit: int | None, shown: Collection[str] | None, *, force: bool = False
+) -> bool | None:
     """
-    Tell whether a lock, or a permit, has other holders by now than the user was shown, and asked about.
+    Free a lock, or a permit, unless it has other holders by now than the user was shown, and asked about.
 
     Args:
         client: Of the backend.
         name: The lock, or the semaphore.
-        shown: The owner ids of the holders that were shown.
-        permit: Number of the permit.
+        permit: Number of the permit; None: the lock.
+        shown: The owner ids of the holders that were shown; None: the user was not asked.
+        force: Also if it may be data of an application.
+
+    Returns:
+        False if nobody held it; None if it has another holder by now, and was left alone.
 
     Raises:
-        LockError: The backend cannot be asked.
+        LockError: The backend cannot be asked, or refuses.
     """
-    return any(holder.owner not in shown for holder in to_break(client, name, permit))
+    if shown is not None and any(holder.owner not in shown for holder in _to_break(client, name, permit)):
+        return None
+    if permit is None:
+        return client.break_lock(name, force=force)
+    return client.semaphore(name, permit + 1).break_permit(permit)
 
 
 def _agreed(name: str, url: str, held: Sequence[tuple[Kind, Holder]]) -> bool:

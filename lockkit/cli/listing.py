@@ -10,10 +10,11 @@ from rich.text import Text
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.inspection import KINDS, holders_of, kind_text, local_time
+from lockkit.cli.inspection import holders_of, kind_text, local_time
 from lockkit.cli.output import in_options, plain, print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
+from lockkit.engine.listing import SPACE_OF
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 
@@ -60,7 +61,7 @@ def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bo
 
 
 def _held(client: Client, prefix: str) -> Iterator[tuple[str, Kind, Holder]]:
-    for kind in KINDS:
+    for kind in SPACE_OF:
         for name in client.names(prefix, kind):
             for holder in holders_of(client, name, kind):  # none: it was released since
                 yield name, kind, holder

@@ -81,7 +81,7 @@ def set_verbosity(count: int) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Texts of other clients and of servers cannot forge lines."""
+    """Prints one line for each record: texts of other clients and of servers cannot forge further ones."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
         return plain(super().formatMessage(record))
@@ -116,9 +116,9 @@ def reporting() -> Iterator[None]:
 
 def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
     """
-    Find the backend; say on stderr whom its locks lock out if nothing names one.
+    Find the backend; if nothing names one, say on stderr that the locks are only for this machine.
 
-    Also in the mail of cron: a crontab that all machines have looks on each like that of one.
+    Also in the mail of cron: a crontab that is deployed to all machines looks like one for a single machine.
 
     Raises:
         ConfigurationError: The URL, the profile or the configuration is wrong.
@@ -127,10 +127,8 @@ def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
     if settings.embedded:
         directory = profiles.default_directory() / "locks"
         say(
-            plain(
-                f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
-                "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
-            )
+            f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
+            "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
         )
     return settings
 

@@ -1,9 +1,10 @@
 """
 What the decorator must know about the decorated function: the lock's name for a call, and when a call has ended.
 
-The name comes from the arguments: ``@client.lock("stock:{product_id}")``. Were they filled in as they are,
-``export:{user}:{number}`` would be one name for ("alice:7", "1") and ("alice", "7:1"), and the second caller of a
-``once`` would get the result of the first. So what could be taken for the text between two fields is percent-encoded.
+The name comes from the arguments: ``@client.lock("stock:{product_id}")``. Filled in as they are,
+``export:{user}:{number}`` would give the same name for ("alice:7", "1") and ("alice", "7:1"), and the second caller of
+a ``once`` would get the result of the first. So the character that begins the text between two fields is
+percent-encoded in the values.
 
 The end is harder to find: a coroutine function and a generator function return before their body has run, and wrappers,
 partials and callable objects hide them.
@@ -37,7 +38,7 @@ _UNFINISHED_AFTER_AWAIT = (Coroutine, Generator, AsyncGenerator)
 
 class NamePattern:
     """
-    A text with fields, which different values never make the same.
+    A template that gives different texts for different values.
 
     In a value the ``%`` and the first character of each text between two fields are percent-encoded: read from the
     left, a value ends where that character stands for itself. A single field needs none of that, and all other values

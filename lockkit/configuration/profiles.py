@@ -280,16 +280,7 @@ def _find_for(
 def _from_profile(
     name: str, origin: str | None, options: Mapping[str, object], environ: Mapping[str, str], found: tuple[Path, object]
 ) -> Settings:
-    """
-    Take the settings from a profile.
-
-    Args:
-        name: Of the profile.
-        origin: What asks for it; None if nothing chooses a profile.
-        options: As given to ``connect``.
-        environ: The environment.
-        found: Path and table of the configuration.
-    """
+    """Take the settings from a profile; `origin` is what asks for it, None if nothing chooses a profile."""
     path, table = found
     profiles = _profiles(path, table)
     if name not in profiles:
@@ -353,12 +344,9 @@ def _load(path: Path, *, chosen: bool = False) -> object:
     """
     Return lockkit's table of a TOML file; None if there is no such file, or no such table in a ``pyproject.toml``.
 
-    Args:
-        path: The file.
-        chosen: ``LOCKKIT_CONFIG`` names it.
-
     Raises:
-        ConfigurationError: The file is no TOML, cannot be read, or could have been written by another user.
+        ConfigurationError: The file is not TOML, cannot be read, or could have been written by another user; with
+            `chosen` (``LOCKKIT_CONFIG`` names it), by its group or anybody.
     """
     read = _read(path, chosen=chosen)
     if read is None:
@@ -366,7 +354,7 @@ def _load(path: Path, *, chosen: bool = False) -> object:
     data, flaw = read
     table: object = None
     if path.name == "pyproject.toml":
-        # Without the word there is no such table: a file of another tool or user need not even be TOML.
+        # A file without this word has no such table, and need not even be TOML.
         tools = _parse(path, data).get("tool") if b"lockkit" in data else None
         table = tools.get("lockkit") if isinstance(tools, dict) else None
         if table is None:

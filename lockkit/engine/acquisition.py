@@ -70,7 +70,7 @@ GIVEN_UP_SECONDS = 0.25
 later; shorter costs wake-ups. At the backend it is woken."""
 
 HOLDER_CHARS_MAX = 200
-"""How much a warning or an error says about a holder, in characters of its metadata and of its owner id each."""
+"""How many characters of a holder's metadata, and of its owner id, go into a warning or an error."""
 
 
 class AcquisitionContext(Generic[L]):
@@ -89,7 +89,7 @@ class AcquisitionContext(Generic[L]):
         waiting: The requests that wait at the backend.
         answered_at: Before the last request that was answered, client monotonic clock.
         last_error: Of the last request, if it was not answered.
-        outages: By the text of the error: what calls share that failed with it and try again.
+        outages: By the text of an error: the outage of the calls that failed with it and retry.
         order: Records what is waited for while other locks are held; None unless the user debugs that.
     """
 
@@ -139,7 +139,7 @@ class AcquisitionContext(Generic[L]):
         self.outages = WeakValueDictionary()
 
     def outage(self, error: BackendUnavailable) -> Outage:
-        """Return what the calls share that failed like this one."""
+        """Return the outage of the calls that failed with this error."""
         # Servers are told apart by their errors, which name them: where one of several is down, locks at the others
         # do not wait for it. No name of a lock begins like that of this queue.
         queue = f"\0\0{error}"
@@ -158,10 +158,10 @@ class AcquisitionContext(Generic[L]):
 
 class Outage:
     """
-    What the calls of one client share that failed for the same reason: one at a time pauses and tries again.
+    The calls of one client that failed for the same reason, of which one at a time pauses and retries.
 
-    So a dead port is asked as often for a hundred waiting calls as for one. Each failed try passes the turn on: an
-    error that concerns the lock of one call only does not keep the others from trying theirs.
+    So a hundred waiting calls connect to a dead port as often as one. Each failed try passes the turn on: an error that
+    concerns the lock of one call does not keep the others from trying theirs.
 
     Attributes:
         queue: Its name among the `LocalQueues`: the head is the call that pauses.
@@ -416,7 +416,7 @@ class Acquisition(Generic[L]):
             await self._abandon(request, idle)
 
     def _answered(self) -> None:
-        """End what was shared by calls that failed as this one did before."""
+        """End the outage in which this call failed before."""
         self._context.last_error = None
         self._context.leases.report.answered()
         if self._outage is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
 from lockkit.errors import ConfigurationError, LockError
-from lockkit.runtime import unsupported_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +27,25 @@ RENEWAL_SHARE_MIN = 0.3
 
 def check_host(runtime: Runtime) -> None:
     """
-    Check that the program waits in a way that lockkit knows.
+    Refuse a program in which lockkit's waits do not work.
+
+    A program that has not imported eventlet or trio does not use it, so lockkit does not import it to find out.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: It runs on eventlet or trio.
     """
-    host = unsupported_host(runtime.kind)
+    host = instead = ""
+    find = sys.modules.get
+    if runtime.kind == "blocking":
+        hub = getattr(getattr(find("eventlet.hubs"), "_threadlocal", None), "hub", None)
+        if getattr(find("eventlet.patcher"), "already_patched", None) or getattr(hub, "running", False):
+            host, instead = "eventlet", "threads or gevent"
+    elif runtime.kind == "asyncio" and (trio := find("trio")) is not None:
+        with suppress(AttributeError, RuntimeError):  # no task of trio, or it is being imported
+            trio.lowlevel.current_task()
+            if getattr(find("asyncio"), "_get_running_loop", lambda: None)() is None:  # else asyncio runs on trio
+                host, instead = "trio", "asyncio, or lockkit.connect() in a thread"
     if host:
-        instead = {"eventlet": "threads or gevent", "trio": "asyncio, or lockkit.connect() in a thread"}[host]
         message = f"lockkit cannot connect in a program that runs on {host}, which it does not support: use {instead}"
         raise ConfigurationError(message)
 
@@ -51,8 +63,8 @@ class ClientState:
         closed: ``close()`` has been called.
         sleeping: Events of those who are in `sleep`.
         close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
-        watch_at: When the watch over the leases was to run next, client monotonic clock. If it is long past, this
-            process, or its event loop, does not run.
+        watch_at: When the watch over the leases is due, client monotonic clock. If that is long past, this process, or
+            its event loop, has stood still.
         renewal_share: Share of its ttl after which a lease is renewed.
     """
 

@@ -35,11 +35,12 @@ EARLY_LOSSES_MAX = 100
 with fewer, the loss of a lease that is being granted at this moment could be forgotten."""
 
 HAND_OVER_SECONDS = 1.0
-"""How long a call that would wait for itself waits for its lease to show up elsewhere, seconds. Longer stops an event
-loop for longer that waits for itself; shorter refuses a wait for a thread that has just been given the lease."""
+"""How long a call that would wait for itself gives another thread or task to enter or release its lease, seconds.
+Longer blocks an event loop for longer that waits for itself; shorter refuses a wait for a thread that has just been
+given the lease."""
 
 HAND_OVER_LOOK = 0.01
-"""How often it looks, seconds."""
+"""Pause between two looks at that, seconds."""
 
 _look_at = attrgetter("look_at")
 
@@ -122,9 +123,10 @@ class Leases:
 
     async def handed_over(self, record: LeaseRecord) -> bool:
         """
-        Tell whether the caller, for whom a lease counts, has given it away; wait a moment for that to show.
+        Return whether the caller has handed its lease over, after a moment in which that can show.
 
-        It shows when another thread or task enters the lease or releases it. One with a block of the caller stays his.
+        It shows when another thread or task enters or releases the lease. With a block of the caller under it, it never
+        does.
         """
         runtime = self._client.runtime
         until = runtime.now() + HAND_OVER_SECONDS
@@ -172,10 +174,10 @@ class Leases:
 
     async def refuse_write_inside_read(self, settings: LockSettings) -> None:
         """
-        Check that the caller does not read what it wants to write.
+        Refuse a writer whose own thread or task holds the lock for reading.
 
         Raises:
-            LockError: It does, and would wait for itself.
+            LockError: It does, so the writer would wait for itself.
         """
         name = settings.name
         record = self.reentrant.get((self._client.runtime.current(), name))

@@ -19,7 +19,7 @@ Kind = Literal["lock", "semaphore", "once"]
 """What has a name: a lock (also an election, a read/write lock), a semaphore, or the key of once."""
 
 SPACE_OF: Mapping[Kind, str] = {"lock": "", "semaphore": "sem", "once": "once"}
-"""In which space the names of each kind are, see `apart`."""
+"""In which space the names of each kind are, see `apart`; in the order in which people are shown them."""
 
 
 class Listing:

@@ -1,9 +1,9 @@
 """
-What the log says when something goes wrong for many leases or calls at once: a line for each cause, with counts.
+Logs what goes wrong for many leases or calls at once: a line for each cause, with counts.
 
-An outage concerns every lease of a client at the same moment, and a log handler may take milliseconds for a line. So
-whoever renews, watches or acquires only notes here what has happened. A coroutine of its own counts and writes it: one
-line at once, what follows in the same outage together, at growing intervals.
+An outage hits every lease of a client at the same moment, and a log handler may take milliseconds for a line. So
+renewals, the watch and acquisitions only note here what has happened. A separate coroutine counts and logs it: the
+first line at once, the rest of the same outage together, at growing intervals.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("lockkit")
 
 GATHER_SECONDS = 0.1
-"""How long after the first of them lines are written, seconds. Longer writes them late; shorter gives counts of a part
-only, and another line for the rest."""
+"""How long notes are gathered before the first line, seconds. Longer logs late; shorter counts only a part, and writes
+another line for the rest."""
 
 PAUSE = 1.0
 """Seconds between two looks at what has been noted. Longer tells later that an outage is over."""
@@ -40,7 +40,7 @@ PAUSE_MAX = 60.0
 goes on; shorter writes more lines about it."""
 
 NAMES_MAX = 3
-"""How many locks a line names. More makes lines that nobody reads to their end."""
+"""How many locks a line names. More makes lines too long to read."""
 
 Kind = Literal["jeopardy", "lost", "acquire", "release", "other"]
 
@@ -69,7 +69,7 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Outage:
-    """Renewals without an answer, from the first one until no lease waits for one any more."""
+    """Unanswered renewals, from the first one until no lease waits for one any more."""
 
     since: Instant
     held: int = 0
@@ -82,8 +82,7 @@ class Report:
     """
     The lines about the leases and calls of one client.
 
-    Everything that is noted goes through a deque, which is atomic: it may be noted in any thread, with or without the
-    client's mutex.
+    All notes go through a deque, which is atomic: any thread may append one, with or without the client's mutex.
     """
 
     def __init__(self, client: ClientState, leases: Callable[[], Sequence[LeaseRecord]]) -> None:

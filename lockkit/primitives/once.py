@@ -56,10 +56,10 @@ RESULT_BYTES_MAX = 64 * 1024
 """Longest JSON text of a result, UTF-8 bytes: what fits into a note on every backend."""
 
 FORGET_SECONDS = 1.0
-"""How long forgetting waits for the calls that look at a done key just then, seconds."""
+"""How long `forget` waits for calls that are just looking at the done key, seconds."""
 
 FORGOTTEN_SECONDS = 1.0
-"""Life of the note that stands in place of a record that was forgotten, seconds."""
+"""Life of the note that replaces a forgotten record, seconds."""
 
 ERROR_CHARS_MAX = 8000
 ERROR_TYPE_CHARS_MAX = 200

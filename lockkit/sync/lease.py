@@ -105,12 +105,7 @@ class Lease(BaseLease):
     def __enter__(self) -> Self:
         """Return itself: it is held already. Another thread that enters it has been handed it over."""
         self._engine.leases.enter(self._record)
-        self._enter()
         return self
-
-    def _enter(self) -> None:
-        """Begin a block of the thread or task for which the lease counts."""
-        self._record.body = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -127,7 +127,7 @@ class Lock(MakesLeases):
     def __enter__(self) -> Lease:
         """Acquire; the body never runs without the lock."""
         lease = drive(self._engine.acquire(self._settings, self._settings.timeout))
-        lease._enter()  # noqa: SLF001 - of the same API
+        lease.__enter__()
         self._blocks.push(lease._record.acquired_by, lease)  # noqa: SLF001 - the lock and its lease are one unit
         return lease
 

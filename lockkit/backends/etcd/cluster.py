@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from lockkit.backend import unsent
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import (
     AUTHENTICATE,
@@ -278,7 +279,9 @@ class Cluster:
         """Return how long to wait for one member, seconds."""
         left = until - self._runtime.now()
         if left <= 0:
-            raise _unsent(f"etcd at {connection.label} was not asked: no time was left", sent=sent)
+            error = BackendUnavailable(f"etcd at {connection.label} was not asked: no time was left")
+            error.sent = sent
+            raise error
         return left if is_last or len(self._labels) == 1 else min(MEMBER_SECONDS, left / 2)
 
     def connection(self) -> tuple[MemberConnection, int]:
@@ -291,7 +294,7 @@ class Cluster:
         outside = self._runtime.loop_has_ended()
         with self._mutex:
             if self._closed:
-                raise _unsent("the connection to etcd is closed")
+                raise unsent("the connection to etcd is closed")
             index = self._index
             connection = self._connections.get((index, outside))
         if connection is None:
@@ -300,7 +303,7 @@ class Cluster:
             with self._mutex:
                 connection = self._connections.setdefault((index, outside), made)
         if outside and isinstance(connection, AsyncioConnection):
-            raise _unsent(f"the event loop of the channel to etcd at {connection.label} has ended")
+            raise unsent(f"the event loop of the channel to etcd at {connection.label} has ended")
         return connection, index
 
     def switch_from(self, connection: MemberConnection, error: Exception) -> None:
@@ -341,12 +344,6 @@ class Cluster:
             self._connections.clear()
         for connection in connections:
             await connection.close()
-
-
-def _unsent(message: str, *, sent: bool = False) -> BackendUnavailable:
-    error = BackendUnavailable(message)
-    error.sent = sent
-    return error
 
 
 async def settle_by(runtime: Runtime, coroutine: Coroutine[Any, Any, T], answer_by: float) -> T:

@@ -28,7 +28,7 @@ log = logging.getLogger("lockkit")
 
 MARK_SECONDS = 600
 """How long the mark of a lock that was broken stays. Longer keeps more of them; with shorter ones, a holder with a long
-ttl looks at its key too late, and is told that it is gone."""
+ttl looks at its key too late, and gets the reason `gone`."""
 
 
 class Inspection:
@@ -61,20 +61,13 @@ class Inspection:
         self, prefix: bytes, marks: bytes, *, is_semaphore: bool, slot: int | None = None, proven: bool = True
     ) -> bool:
         """
-        Free a lock, a semaphore, or one permit of it: delete what holds it now. False if nothing does.
+        Free a lock, a semaphore, or its permit `slot`: delete the keys that hold it now. False if none does.
 
-        Each deletion comes with a mark below `marks`, which tells the holder why its key is gone, unless this user has
-        no rights there.
-
-        Args:
-            prefix: Of its keys.
-            marks: Prefix of the marks.
-            is_semaphore: Whether it is one.
-            slot: Of the permit; None for all that holds it.
-            proven: Delete only keys that a client of locks has made.
+        Each deletion writes a mark below `marks`, which tells the holder why its key is gone, unless this user has no
+        rights there.
 
         Raises:
-            UnprovenKey: There is another.
+            UnprovenKey: With `proven`: no client of locks has made one of the keys.
         """
         answer_by = self._runtime.now() + CALL_SECONDS
         kvs, _ = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)
@@ -100,7 +93,7 @@ class Inspection:
         return broken
 
     async def why_gone(self, marks: Sequence[bytes]) -> Sequence[Gone]:
-        """Give the reasons for which keys are gone, from where their marks would be."""
+        """Return why keys are gone; `marks` are the keys of the marks that `break_lock` writes."""
         found: list[Gone] = []
         for start in range(0, len(marks), transactions.BATCH):
             request = rpc.TxnRequest()
@@ -109,7 +102,7 @@ class Inspection:
             try:
                 answer = await self._cluster.call(TXN, request, resend=True)
             except LockError as error:
-                log.debug("why keys at etcd are gone is not known: %s", error)
+                log.debug("cannot find out why keys at etcd are gone: %s", error)
                 break
             found += (Gone("broken" if one.response_range.kvs else "gone") for one in answer.responses)
         return [*found, *[Gone("gone")] * (len(marks) - len(found))]

@@ -492,14 +492,15 @@ _READER = bulk(0)
 def _holder(share: Sequence[Any], waiters: int) -> Holder:
     """Describe a reader, or the holder of a permit."""
     owner, left_ms, lease, number = share
-    token, _, metadata = lease.partition(b" ")
+    digits, _, metadata = lease.partition(b" ")
+    token = int(digits) if digits.isdigit() else None
     return Holder(
         owner.decode("utf-8", "replace"),
-        int(token) if token.isdigit() else None,
+        token,
         left_ms / 1000,
         decode_metadata(metadata),
         waiters,
         mode="permit" if number else "shared",
         slot=int(number) if number.isdigit() else None,
-        since=granted_at(int(token)),
+        since=granted_at(token),
     )

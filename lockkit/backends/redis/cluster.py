@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from lockkit.backend import seconds_left
+from lockkit.backend import seconds_left, unsent
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
@@ -221,7 +221,7 @@ class ClusterTopology(Topology):
         node = self._slots[slot_of(key)]
         if node is None:
             message = f"no node of the Cluster serves slot {slot_of(key)}: see CLUSTER INFO"
-            raise _unsent(message)
+            raise unsent(message)
         return node
 
     async def masters(self) -> list[RedisNode]:
@@ -246,7 +246,7 @@ class ClusterTopology(Topology):
         if isinstance(found, list):
             raise_configuration(found)
             message = f"no node of the Cluster can be asked: {'; '.join(map(str, found))}"
-            raise _unsent(message)
+            raise unsent(message)
         address, ranges = found
         self._failed.discard(address)
         await self._use_map(ranges, self._node_at(address))
@@ -314,12 +314,6 @@ def _note_sent(error: LockError, before: bool) -> bool:  # noqa: FBT001
         error.sent = before or error.sent
         return error.sent
     return before
-
-
-def _unsent(message: str) -> BackendUnavailable:
-    error = BackendUnavailable(message)
-    error.sent = False
-    return error
 
 
 def _code(error: LockError) -> str:

@@ -72,16 +72,8 @@ def parse_prefix(value: object) -> str:
     return text
 
 
-def _parse_idle_ttl(value: object) -> float:
-    seconds = validation.parse_ttl(value)
-    if seconds < IDLE_SECONDS_MIN:
-        message = f"must be at least {IDLE_SECONDS_MIN:g} seconds"
-        raise ValueError(message)
-    return seconds
-
-
 IDLE_TTL = Option(
-    _parse_idle_ttl,
+    validation.parse_at_least(IDLE_SECONDS_MIN),
     "Seconds for which the record of a released name is kept, at least ten ttls. Until then, tokens increase whatever "
     "the server's clock says.",
     IDLE_SECONDS,
@@ -395,11 +387,11 @@ def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple
 
 
 def warn_of_unverified(targets: Sequence[Target], kind: Kind, url: str) -> None:
-    """Warn once of an application's client that does not verify its servers: the doctor sees URLs only."""
+    """Warn if an application's client does not verify its servers: the doctor sees only URLs."""
     if any(target.unverified(kind) is not None for target in targets):
         log.warning(
             "%s: this client of redis-py does not verify certificate and host name of its server (ssl_cert_reqs, "
-            "ssl_check_hostname), so lockkit does not either: who stands between them can read the password",
+            "ssl_check_hostname), so lockkit does not either: a man in the middle can read the password",
             url,
         )
 

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from lockkit.backend import seconds_left
+from lockkit.backend import seconds_left, unsent
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.node import end_of_call, open_node
@@ -169,9 +169,7 @@ class SentinelTopology(Topology):
         message = f"no Sentinel names the master {self.service_name!r}: {'; '.join(map(str, found))}"
         if all(isinstance(error, _UnknownMasterError) for error in found):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
-        error = BackendUnavailable(message)
-        error.sent = False
-        raise error
+        raise unsent(message)
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)

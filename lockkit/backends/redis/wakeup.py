@@ -62,8 +62,8 @@ RETRY_MARGIN_SECONDS = 0.005
 """Seconds from the end of an offer until the next request retries: the offer must have ended at the server."""
 
 DENIED_SECONDS = 60.0
-"""Seconds until lockkit asks again for a subscription that the user has no right to. Longer finds the right later that
-was granted since; shorter connects more often."""
+"""Seconds until lockkit retries a subscription for which the user lacks the right. Longer notices later that the right
+was granted; shorter connects more often."""
 
 _CONFIRMATIONS = (b"subscribe", b"ssubscribe")
 _SLOT_MOVED = "the slot of the channel has moved to another node"
@@ -73,7 +73,7 @@ _NO_SHARDS = ("ERR", "NOPERM")  # a command that was renamed, a missing right; o
 def warn_of_polling(url: str, denied: LockError) -> None:
     """Log that waiters poll."""
     log.warning(
-        "waiters at %s poll, because nobody can wake them: %s; the right is that to SUBSCRIBE and PUBLISH on the "
+        "waiters at %s poll, because nobody can wake them: %s; grant the right to SUBSCRIBE and PUBLISH on the "
         "channels PREFIX:wake:*",
         url,
         denied,

@@ -76,7 +76,7 @@ class NetworkNodes(Nodes):
         self._runtime = host.runtime
         self._subscribed_before = False
         self._warned_of_polling = False
-        self._turns: deque[Event] = deque()  # of threads that wait for connections, in the order in which they came
+        self._turns: deque[Event] = deque()  # of threads that wait for connections, in their order
 
     async def ask(
         self,
@@ -292,9 +292,9 @@ class SyncNodes(NetworkNodes):
 
     async def _take_new(self, asked: Sequence[RedlockNode], taken: list[SyncConnection | None], until: Instant) -> None:
         """
-        Where no connection was idle, take the next one that is opened, or given back by another thread.
+        Take from each node the next connection that is opened, or given back by another thread.
 
-        One thread after the other: if each kept what it has while it waits for the rest, few would get all.
+        Threads take turns: if each kept some connections while it waits for the rest, few would get all.
         """
         for index, node in enumerate(asked):
             connection, taken[index] = taken[index], None

@@ -62,7 +62,7 @@ class NodeDown(BackendUnavailable):
 
 
 class NodeConnecting(NodeDown):
-    """Stands for the answer of a node that may be up: the time was over before a connection to it was open."""
+    """Stands for the answer of a node that may be up: no connection to it was opened in time."""
 
 
 class Op(Script):

@@ -185,10 +185,10 @@ def cut(fd: int) -> None:
 
 def keep_alive(fd: int, seconds: float) -> None:
     """
-    Have the system notice within so many seconds that the way to the other end of a TCP connection is lost.
+    Have the system notice within so many seconds that a TCP connection is dead.
 
-    By probes while nothing is under way, by the missing acknowledgement of what was sent otherwise (tcp(7)). Shorter
-    times that the driver or the application has set stay.
+    By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver or the
+    application has set stay.
     """
     wanted = {
         "TCP_KEEPIDLE": max(1, round(seconds / 2)),

@@ -33,8 +33,8 @@ STATEMENT_SECONDS = 3.0
 """Time limit for the answer to a statement; with `CONNECT_SECONDS` a call takes at most five seconds."""
 
 KEEPALIVE_SECONDS = 30.0
-"""Within how long a connection that was lost on the way is noticed, and how long one that is a lock, or waits for one,
-may be silent. Longer than what a load balancer allows loses locks; shorter sends more."""
+"""Within how many seconds a dead connection is noticed, and how long one that is a lock, or waits for one, may be idle.
+Longer than a load balancer allows loses locks; shorter sends more."""
 
 LOCK_SECONDS = 0.25
 """How long the server lets a statement wait for others that have locked the row, the table or the file, before lockkit

@@ -43,19 +43,15 @@ class SqliteFile:
 
 def prepare(path: str, *, group: bool) -> None:
     """
-    Make the file of a database if it is missing, and refuse one that other users could have made or could replace.
+    Create the file of a database if it is missing, and refuse one that other users could have made or could replace.
 
-    SQLite gives its files beside it the same rights. An empty file is a new database to it.
-
-    Args:
-        path: Absolute.
-        group: The locks are shared with the group.
+    SQLite creates its journals with the same mode, and takes an empty file for a new database.
 
     Raises:
         ConfigurationError: Other users could write to the file, or to a directory on the way to it.
     """
     _refuse(path, group=group)  # first: who owns a link decides where the file is made
-    with suppress(OSError):  # it is there, or its directory is missing, which SQLite says
+    with suppress(OSError):  # it exists, or its directory is missing, which SQLite reports
         mode = 0o660 if group else 0o600
         made = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
@@ -73,7 +69,7 @@ def _refuse(path: str, *, group: bool) -> None:
         raise ConfigurationError(message) from error
     if flaw is not None:
         message = (
-            f"{path} cannot be used for locks: {flaw.path} {flaw.seen}, and who can write there can free each lock. "
+            f"{path} cannot be used for locks: {flaw.path} {flaw.seen}, so another user could free any lock. "
             f"Fix: {flaw.fix}; or say ?group=1 to share the locks with the group"
         )
         raise ConfigurationError(message)

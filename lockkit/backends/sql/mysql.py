@@ -1,10 +1,10 @@
 """
-How lockkit logs in to MariaDB and MySQL: over TLS that is verified, and without telling anybody the password.
+Logs in to MariaDB and MySQL: over verified TLS, and without revealing the password.
 
-PyMySQL, aiomysql and asyncmy have one connection class in three forms, and each connects in its own way: PyMySQL
-checks no host name when it is given ``ssl_ca`` alone, the others take no files, and aiomysql goes on without TLS if the
-server, or whoever stands in between, says that it has none. So lockkit makes the `ssl.SSLContext` itself, one for all
-connections of a client, and a class derived from the driver's checks two steps of the login.
+PyMySQL, aiomysql and asyncmy share a code base, and each connects in its own way: with ``ssl_ca`` alone PyMySQL checks
+no host name, the other two take no files, and aiomysql continues without TLS if the server, or a man in the middle,
+claims to have none. So lockkit makes the `ssl.SSLContext` itself, one for all connections of a client, and a subclass
+of the driver's connection checks two steps of the login.
 """
 
 from __future__ import annotations
@@ -37,28 +37,24 @@ _CLIENT_SSL = 0x800
 _SSL_CONNECTION_ERROR = 2026
 _PLUGIN_CANNOT_LOAD = 2059
 _CLEAR_TEXT = frozenset({"mysql_clear_password", "dialog"})
-"""Plugins that send the password as it is."""
+"""Plugins that send the password in clear text."""
 
 
 class Guard:
     """
-    What the connections of one client have in common.
+    The TLS context and the login checks that all connections of one client share.
 
     Attributes:
-        required: The URL asks for TLS: without it there is no connection.
+        required: The URL asks for TLS: a server without TLS is refused.
         verified: The server must prove that it is the host of the URL.
     """
 
     def __init__(self, given: Mapping[str, Any], url: str) -> None:
         """
-        Read the certificates.
-
-        Args:
-            given: Of `TLS_OPTIONS`, those that were given. ``ssl`` may be a context.
-            url: For messages.
+        Read the certificates; `given` are the `TLS_OPTIONS` of the URL, where ``ssl`` may be a context.
 
         Raises:
-            ConfigurationError: A file is missing, or is none of certificates.
+            ConfigurationError: A file is missing, or has no certificates.
         """
         self._disabled: bool = given.get("ssl_disabled", False)
         self.required = not self._disabled and any(given.get(name) for name in _ASKING)
@@ -75,12 +71,12 @@ class Guard:
             context: ssl.SSLContext = given["ssl"]
             return context
         if not self.required:
-            # PyMySQL encrypts where the server can: nobody is kept from reading by that who can also answer.
+            # As PyMySQL does: encrypt if the server can. That does not stop a man in the middle.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             return context
         context = ssl.create_default_context(cafile=given.get("ssl_ca"))
-        # Certificates that MySQL makes for itself are not as RFC 5280 has them.
+        # Certificates that MySQL generates do not conform to RFC 5280.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         verify = given.get("ssl_verify_cert", True)
         context.check_hostname = verify and given.get("ssl_verify_identity", True)
@@ -126,7 +122,7 @@ class Guard:
         if self.required and not connection.server_capabilities & _CLIENT_SSL:
             message = "the URL asks for TLS, which the server does not offer"
             raise connection._guard_error(_SSL_CONNECTION_ERROR, message)  # noqa: SLF001 - ours
-        # aiomysql and asyncmy follow the greeting without being asked again.
+        # aiomysql and asyncmy use the plugin of the greeting without a further request.
         self.check_plugin(connection, getattr(connection, "_server_auth_plugin", ""))
 
     def check_plugin(self, connection: Any, plugin: str | bytes) -> None:  # noqa: ANN401 - any driver's
@@ -135,7 +131,7 @@ class Guard:
         local = getattr(connection, "unix_socket", None) or getattr(connection, "_unix_socket", None)
         if name in _CLEAR_TEXT and not (self.verified or local):
             message = (
-                f"the server asks for the password in clear text ({name}), which lockkit tells it only over verified "
+                f"the server asks for the password in clear text ({name}), which lockkit sends only over verified "
                 "TLS (?ssl_ca=...) or a Unix socket"
             )
             raise connection._guard_error(_PLUGIN_CANNOT_LOAD, message)  # noqa: SLF001 - ours
@@ -143,9 +139,9 @@ class Guard:
 
 class _Guarded:
     """
-    Two steps of a driver's login, see `lockkit.backends.sql.quirks`: before them a `Guard` is asked.
+    Has a `Guard` check two steps of a driver's login before they are taken, see `lockkit.backends.sql.quirks`.
 
-    The drivers for asyncio return coroutines.
+    With the asyncio drivers these methods return coroutines.
     """
 
     _guard: Guard
@@ -159,5 +155,5 @@ class _Guarded:
         return super()._process_auth(plugin_name, *rest)  # type: ignore[misc] # the driver's
 
     def _create_ssl_ctx(self, given: Any) -> Any:  # noqa: ANN401 - any driver's
-        # For each connection, which takes PyMySQL 20 ms.
+        # PyMySQL makes a context for each connection, which takes 20 ms.
         return super()._create_ssl_ctx(given) if given else self._guard._context  # type: ignore[misc] # noqa: SLF001

@@ -33,7 +33,7 @@ def row_key(name: str, dialect: str) -> str:
 
 
 def name_of_key(key: str) -> str | None:
-    """Return the name that `row_key` has turned into a key; None if it has made no such key, or the name is lost."""
+    """Return the name from which `row_key` made a key; None if it made no such key, or only a digest is left."""
     space, plain = "", key
     if key.startswith("\0"):
         space, _, plain = key[1:].partition("\0")
@@ -48,14 +48,10 @@ def name_of_key(key: str) -> str | None:
 
 def range_of(prefix: str, dialect: str) -> tuple[str, str | None]:
     """
-    Return the first key that names with a prefix can have, in the order of bytes, and one behind them if there is one.
+    Return the first key of the names with a prefix, in byte order, and the first key after them; None: there is none.
 
-    Only ASCII is counted on: it has the same bytes, below those of all other characters, in each encoding that a
-    database may have. So the range of ``aé`` ends behind that of ``a``.
-
-    Args:
-        prefix: Of the names, or as `lockkit.backend.apart` makes it.
-        dialect: As for `row_key`.
+    This relies on ASCII only, which has the same bytes, below those of all other characters, in each encoding that a
+    database may use. So the range of ``aé`` ends with that of ``a``.
     """
     space, plain = split_space(prefix)
     head = "" if not space else f"\0{space}\0" if dialect == "mysql" else f"+{space}/"

@@ -195,9 +195,9 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
 
 def _keep_password_secret(arguments: dict[str, Any]) -> None:
     """
-    Have libpq not tell the password in clear text to a server that need not prove who it is.
+    Have libpq send no password in clear text to an unverified server.
 
-    By default libpq does, whoever asks: "34.1.2. Parameter Key Words", ``require_auth`` (since version 16).
+    By default libpq does so when asked: "34.1.2. Parameter Key Words", ``require_auth`` (since version 16).
     """
     verified = str(arguments.get("sslmode", "")).startswith("verify-")
     if not verified and "require_auth" in _keywords("psycopg"):

@@ -153,9 +153,9 @@ def tls_transport(driver_connection: Any) -> Any:  # noqa: ANN401 - any driver's
 
 def only_warn_without_loop(driver_connection: Any) -> None:  # noqa: ANN401 - any driver's
     """
-    Have the `__del__` of aiomysql only warn once the event loop has ended, which it would ask to close the connection.
+    Have aiomysql's `__del__` only warn if the event loop is closed: it would ask that loop to close the connection.
 
-    Without it a program that ends without closing its client prints a traceback for each connection.
+    Without this, a program that ends without closing its client prints a traceback for each connection.
 
     Test: `tests/backends/sql/test_quirks.py`, `test_client_that_was_not_closed_is_a_warning`.
     """

@@ -79,8 +79,8 @@ log = logging.getLogger("lockkit")
 __all__ = ["SessionBackend", "capabilities_of", "options_of"]
 
 ANSWER_SECONDS = 1.0
-"""How long the answer to a statement that has ended at the server may still be under way. Longer begins anew later on a
-connection that was lost; shorter does so on one that is only slow, and loses a lock that was granted."""
+"""How long the answer to a statement that has ended at the server may take to arrive, seconds. Longer replaces a dead
+connection later; shorter replaces one that is only slow, and loses a lock that was granted."""
 
 ATTEMPTS_MAX = 3
 """How often one attempt begins anew: a table or row was made, the database gave the attempt up for others."""
@@ -131,9 +131,9 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
             "table": Option(_parse_table, "Name of the table, also as schema.name.", table),
             "auto_create": Option(validation.parse_bool, "Make the tables when they are not there.", default=True),
             "keepalive": Option(
-                _parse_keepalive,
-                "How long the connection of a lock that is held or waited for may be silent, seconds: less than load "
-                "balancers and NATs on the way allow.",
+                validation.parse_at_least(1),
+                "How long the connection of a lock that is held or waited for may be idle, seconds: less than load "
+                "balancers and NATs on the network path allow.",
                 KEEPALIVE_SECONDS,
             ),
             "pool_size": Option(
@@ -143,14 +143,6 @@ def options_of(mode: str, table: str) -> Mapping[str, Option]:
             ),
         }
     )
-
-
-def _parse_keepalive(value: object) -> float:
-    seconds = validation.parse_seconds(value)
-    if seconds < 1:
-        message = "it must be at least 1 second"
-        raise ValueError(message)
-    return seconds
 
 
 def _parse_table(value: object) -> str:
@@ -278,7 +270,7 @@ class SessionBackend(HoldingBackend):
             raise self.database.translate(error) from error
 
     async def _left_queue(self, request: Request, claim: Claim, session: Session) -> float | None:
-        """Leave the queue if waiting there is of no use; return after how many seconds to look again, or None."""
+        """Leave the queue if waiting there is useless; return in how many seconds to look again, None if it stays."""
         if await self._lost_on_the_way(request, claim, session):
             return request.ttl
         return RETRY_SECONDS if await self._made_way(request, claim, session) else None
@@ -301,10 +293,10 @@ class SessionBackend(HoldingBackend):
 
     async def _lost_on_the_way(self, request: Request, claim: Claim, session: Session) -> bool:
         """
-        Leave the connection if it is lost; asked on another one, every ``keepalive`` seconds. Tell whether it did.
+        Drop the connection if it is dead, by what the server says on another one; return whether it was.
 
-        A server answers a statement that waits when it is granted the lock, perhaps after hours, and until then nothing
-        goes through the connection: a NAT or a firewall forgets it, and the answer never arrives.
+        The server answers a waiting statement when it grants the lock, perhaps after hours. Until then no data crosses
+        the connection, so a NAT or a firewall may forget it, and the answer never arrives.
         """
         if self._runtime.now() < claim.ask_at:
             return False
@@ -315,7 +307,7 @@ class SessionBackend(HoldingBackend):
         await session.until_answer(self._runtime.event(), self._runtime.now() + ANSWER_SECONDS)
         if session.answered:
             return False
-        log.info("the connection in which lock %r was waited for is lost: lockkit waits anew", request.name)
+        log.info("the connection that waited for lock %r is dead: lockkit joins the queue again", request.name)
         await self._locking.end_waiter(session, claim.key, request.answer_by)  # it may have the lock, for nobody
         self._cleanup.lose(claim)
         return True

@@ -1,13 +1,14 @@
 """
-Sends a statement on the sessions that are locks before they have been silent for too long.
+Keeps the connections that are locks from being idle.
 
-What is between client and server may close a connection on which nothing goes, often after a minute, and with it the
-lock. Renewals come after a third of the ttl only, and not at all with ``renew=False``.
+A load balancer or a NAT may close an idle connection, often after a minute, and with it the lock. Renewals are sent
+only after a third of the ttl, and with ``renew=False`` never.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockkit.background import Background
@@ -25,6 +26,7 @@ __all__ = ["Held", "KeepAlive"]
 log = logging.getLogger("lockkit")
 
 
+@dataclass(eq=False, slots=True)
 class Held:
     """
     A session that is a lock.
@@ -33,47 +35,33 @@ class Held:
         claim: Whose lock it is, as long as that has this session.
         session: It.
         owner: Of the lease.
-        tried_at: When a sign was due last, client monotonic clock.
+        tried_at: When a statement was due last, client monotonic clock.
     """
 
-    def __init__(self, claim: Claim, session: Session, owner: str) -> None:
-        """None was due yet."""
-        self.claim = claim
-        self.session = session
-        self.owner = owner
-        self.tried_at = 0.0
+    claim: Claim
+    session: Session
+    owner: str
+    tried_at: Instant = 0.0
 
     @property
     def used_at(self) -> Instant:
-        """From when on its silence counts."""
+        """When its silence began."""
         return max(self.session.sent_at, self.tried_at)
 
 
 class KeepAlive:
     """Watches when the held sessions of one client were used last. Its methods may be called from any thread."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        seconds: Seconds,
-        give_sign: Callable[[Sequence[Held]], Awaitable[None]],
-    ) -> None:
-        """
-        Watch nothing yet.
-
-        Args:
-            runtime: The client's.
-            seconds: How long a session may be silent.
-            give_sign: Sends a statement on each of these sessions.
-        """
+    def __init__(self, runtime: Runtime, seconds: Seconds, send: Callable[[Sequence[Held]], Awaitable[None]]) -> None:
+        """Watch nothing yet; `send` sends a statement on sessions before they have been silent for so many seconds."""
         self._runtime = runtime
         self._seconds = seconds
-        self._give_sign = give_sign
+        self._send = send
         self._held: dict[Session, Held] = {}
         self._background = Background(runtime, "lockkit-sql-keepalive", self._work)
 
     def add(self, claim: Claim, session: Session, owner: str, ttl: Seconds) -> None:
-        """Watch a session that is a lock, until `forget`; not one whose ttl is over sooner than it is needed."""
+        """Watch a session that is a lock, until `forget`; not if its ttl ends before it would be idle for too long."""
         if ttl <= self._seconds:
             return
         self._held[session] = Held(claim, session, owner)
@@ -81,7 +69,7 @@ class KeepAlive:
         try:
             self._background.start()
         except RuntimeError as error:  # no more threads, or the event loop has ended
-            log.warning("connections that are silent between renewals may be closed on the way: %s", error)
+            log.warning("idle connections that are locks may be closed by a load balancer or a NAT: %s", error)
 
     def forget(self, session: Session) -> None:
         """Stop watching."""
@@ -105,6 +93,6 @@ class KeepAlive:
             for each in due:
                 each.tried_at = now
             if due:
-                await self._give_sign(due)
+                await self._send(due)
             else:
                 await self._background.wait(min(each.used_at for each in held) + pause - now)

@@ -121,7 +121,7 @@ class Locking(ABC):
 
     @abstractmethod
     async def waits(self, session: Session, key: Key, answer_by: float) -> bool:
-        """Ask on another connection whether the server still has this session wait, as far as it says."""
+        """Ask on another connection whether this session still waits, as far as the server tells."""
 
     @abstractmethod
     def granted(self, session: Session, result: Result) -> int | None:

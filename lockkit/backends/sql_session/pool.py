@@ -70,7 +70,7 @@ class Sessions:
         self._locking = locking
         self._ended = ended
         self._watcher = DisconnectWatcher(runtime, self._hung_up)
-        self._keepalive = KeepAlive(runtime, database.keepalive, self._give_sign)
+        self._keepalive = KeepAlive(runtime, database.keepalive, self._keep_alive)
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
         self._all: set[Session] = set()
@@ -119,7 +119,7 @@ class Sessions:
         self._watcher.add(session, owner)
         self._keepalive.add(claim, session, owner, ttl)
 
-    async def _give_sign(self, held: Sequence[Held]) -> None:
+    async def _keep_alive(self, held: Sequence[Held]) -> None:
         """Send a statement on sessions that are locks; all are sent before the first answer is read."""
         asked: list[Held] = []
         lost: list[Held] = []
@@ -128,7 +128,7 @@ class Sessions:
             for each in held:
                 if each.session.turn.take_now():
                     asked.append(each)
-                    self._send_sign(each, until)
+                    self._send_keep(each, until)
             for each in asked:
                 try:
                     if each.session.unanswered:
@@ -142,7 +142,7 @@ class Sessions:
         for each in lost:
             self._hung_up(each.session, each.owner)
 
-    def _send_sign(self, held: Held, until: Instant) -> None:
+    def _send_keep(self, held: Held, until: Instant) -> None:
         """Send a statement that lets the server keep the lock for as long as the lease is valid, and no longer."""
         session = held.session
         left = session.valid_until - self._runtime.now()

@@ -76,7 +76,7 @@ IDLE_TTL = 86_400.0
 relies more on the database's clock, which must then not be set back by more; longer keeps more small rows."""
 
 IDLE_TTL_MIN = 60.0
-"""The shortest. A clock that is set is set by less."""
+"""The shortest, seconds: tokens increase only if no clock is set back by more."""
 
 CLOSE_SECONDS = 0.3
 """How long closing waits for a statement of the reaper. Longer delays it more when the server hangs."""
@@ -88,20 +88,14 @@ REAP_SHARE = 1 / 256
 """And in this share of its acquisitions: a client that locks more leaves more rows."""
 
 
-def _parse_idle_ttl(value: object) -> float:
-    seconds = validation.parse_seconds(value)
-    if seconds < IDLE_TTL_MIN:
-        message = f"it must be at least {IDLE_TTL_MIN:g} seconds: tokens increase only if no clock is set back by more"
-        raise ValueError(message)
-    return seconds
-
-
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "mode": mode_option("table"),
         "table": Option(parse_table, "Name of the table, also as schema.name.", TABLE),
         "auto_create": Option(validation.parse_bool, "Make the table when it is not there.", default=True),
-        "idle_ttl": Option(_parse_idle_ttl, "How long the row of a released lock is kept, seconds.", IDLE_TTL),
+        "idle_ttl": Option(
+            validation.parse_at_least(IDLE_TTL_MIN), "How long the row of a released lock is kept, seconds.", IDLE_TTL
+        ),
     }
 )
 

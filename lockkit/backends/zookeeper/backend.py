@@ -71,10 +71,10 @@ from lockkit.backend import (
     decode_metadata,
     seconds_left,
     since_stored,
+    unsent,
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
-from lockkit.backends.zookeeper.errors import unsent
 from lockkit.backends.zookeeper.marks import mark, replace_data
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (

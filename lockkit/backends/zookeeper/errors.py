@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
+from lockkit.backend import unsent
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "unsent", "was_unanswered"]
+__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_unanswered"]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTimeoutError)
 """What a request through kazoo may raise."""
@@ -93,10 +94,3 @@ def connection_failed(error: BaseException | None, label: str) -> BackendUnavail
     failed = unsent(f"no connection to {label}: {advice} ({text})")
     failed.__cause__ = error
     return failed
-
-
-def unsent(message: str) -> BackendUnavailable:
-    """Make the error for a request that was not handed to kazoo, as there is no connection."""
-    error = BackendUnavailable(message)
-    error.sent = False
-    return error

@@ -146,8 +146,8 @@ _BROKEN = b"broken "
 """How the data of a lock's directory begin, once holders were ended by force. Their owners follow, the latest first."""
 
 BROKEN_MAX = 500
-"""Owners in the data of a directory. More takes more room at the server; with fewer, the holders that are beyond it,
-among the many of one lock, get another reason."""
+"""Owners in the data of a directory. More takes more room at the server; with fewer, more holders of a
+broken lock get the reason `gone` instead of `broken`."""
 
 
 def with_broken(data: bytes, owners: Iterable[str]) -> bytes | None:

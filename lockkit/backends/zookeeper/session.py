@@ -34,10 +34,10 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
-from lockkit.backend import CALL_SECONDS, with_since
+from lockkit.backend import CALL_SECONDS, unsent, with_since
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
-from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, unsent, was_unanswered
+from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.path import says_broken
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from lockkit.cli.inspection import KINDS, has_other_holders, holders_of
+from lockkit.cli.inspection import break_shown, holders_of
+from lockkit.engine.listing import SPACE_OF
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import monotonic, wall_clock
 
@@ -120,7 +121,7 @@ class Looker:
 
     def _choose(self) -> tuple[list[tuple[str, Kind]], bool]:
         """Name what to ask for. What was seen before comes first, so that a cut list stays the same."""
-        chosen = dict.fromkeys([*((name, kind) for name in self._names for kind in KINDS), *self._known])
+        chosen = dict.fromkeys([*((name, kind) for name in self._names for kind in SPACE_OF), *self._known])
         for found in self._listed():
             if found not in chosen:
                 if len(chosen) >= NAMES_MAX:
@@ -129,7 +130,7 @@ class Looker:
         return list(chosen), False
 
     def _listed(self) -> Iterator[tuple[str, Kind]]:
-        for pattern, kind in product(self._patterns, KINDS):
+        for pattern, kind in product(self._patterns, SPACE_OF):
             matches = re.compile("".join(map(_expression, pattern)), re.DOTALL).fullmatch
             try:
                 yield from (
@@ -155,12 +156,9 @@ class Looker:
             LockError: The backend cannot be asked, or does not allow it.
         """
         what = repr(name) if permit is None else f"permit {permit} of {name!r}"
-        if has_other_holders(self._client, name, owners, permit):
+        broken = break_shown(self._client, name, permit, owners)
+        if broken is None:
             return f"{what} has another holder by now: not broken"
-        if permit is None:
-            broken = self._client.break_lock(name)
-        else:
-            broken = self._client.semaphore(name, permit + 1).break_permit(permit)
         return f"broke {what}" if broken else f"nobody held {what} any more"
 
 

@@ -39,7 +39,7 @@ _MEANT = {"ttl": "lock_ttl", "timeout": "lock_timeout", "keep": "once_keep"}
 _OPTIONS = ("lock", "lock_ttl", "lock_timeout", "on_busy", "busy_countdown", "once", "once_keep")
 
 _OURS = ("lock", "once", "busy", "on_busy")
-"""How names begin that can hardly be meant for anything else than this class."""
+"""Beginnings of names that can hardly be meant for anything but this class."""
 
 _SETTINGS = ("lockkit_url", "lockkit_beat_name", "lockkit_beat_ttl")
 
@@ -118,8 +118,8 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         """
         Refuse attributes that are misspelt options: they would have no effect.
 
-        In the decorator also those that Dramatiq's and RQ's decorators have. What the application has declared is its
-        own: by an annotation, or in a class that knows nothing of locks.
+        In the decorator also the names that Dramatiq and RQ have for them. What the application declares, by an
+        annotation or in a class that does not derive from this one, is its own.
         """
         kinds = [kind for kind in cls.__mro__ if issubclass(kind, LockedTask) and kind is not LockedTask]
         own = {name for kind in cls.__mro__ if kind not in kinds for name in vars(kind)}

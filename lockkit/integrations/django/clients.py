@@ -36,7 +36,7 @@ _NOT_IN_QUERY = frozenset(
         *("init_command", "sql_mode", "collation", "use_unicode", "compress"),
     )
 )
-"""What Django connects with that is of no use to lockkit."""
+"""Parameters of Django's connection that lockkit does not need in a query."""
 
 CONNECT_SECONDS = 10
 """How long a connection to the database may take, unless the database's OPTIONS say otherwise."""
@@ -139,10 +139,7 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
 
 def environment_of(alias: str) -> dict[str, str]:
     """
-    Return environment variables with which another process finds the locks in a Django database. Has its password.
-
-    Args:
-        alias: A key of ``settings.DATABASES``.
+    Return environment variables, the password included, by which another process finds the locks in a Django database.
 
     Raises:
         ConfigurationError: There is no such database, it is in memory or of an unknown kind, or one of its OPTIONS

@@ -14,6 +14,7 @@ from lockkit.sync import Client, Lease, Lock
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from lockkit.sync.lock import SkippingLock
 
@@ -107,11 +108,11 @@ class TransactionLease(Lease):
         elif self._until_commit is None:
             raise self._refusal()
 
-    def _enter(self) -> None:
-        """Begin a block, unless it lies inside a transaction, so that its end would be refused."""
+    def __enter__(self) -> Self:
+        """Return itself, unless the block lies inside a transaction, so that its end would be refused."""
         if self._until_commit is None and self._postponed():
             raise self._refusal()
-        super()._enter()
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lockkit
+from lockkit.engine.listing import SPACE_OF
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.conformance.names import unusual
 from lockkit.testing.timing import PATIENCE
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from lockkit.engine.listing import Kind
 
 __all__ = ["Listing"]
-
-KINDS: tuple[Kind, ...] = ("lock", "semaphore", "once")
 
 MANY = 60
 """Locks that are held at once. More than a page would need thousands, which not every backend holds in short time."""
@@ -191,7 +190,7 @@ class Listing(Cases):
         if driver.capabilities.listing:
             assert await _names(client, driver.name()) == []
         else:
-            for kind in KINDS:
+            for kind in SPACE_OF:
                 with pytest.raises(lockkit.Unsupported, match="holders"):
                     await _names(client, "", kind)
 

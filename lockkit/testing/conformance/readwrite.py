@@ -12,6 +12,7 @@ from lockkit.testing.timing import PATIENCE
 
 if TYPE_CHECKING:
     from lockkit import aio
+    from lockkit.testing.face_driver import BackgroundCall
 
 REFUSED_SECONDS = 0.5
 """How long a reader asks that must not get in. Shorter gives a defect less time to show; longer only takes longer."""
@@ -97,23 +98,13 @@ class ReadWrite(Cases):
     async def test_waiting_writer_stops_new_readers(self, driver: FaceDriver) -> None:
         """Readers that come and go do not starve it."""
         name, long = driver.name(), driver.timing.long
-        client, writer, late = await driver.connect(), await driver.connect(), await driver.connect()
+        client = await driver.connect()
         lease = await client.rwlock(name, ttl=long).read().acquire(PATIENCE)
-        order: list[str] = []
-
-        async def pass_through(lock: aio.Lock, who: str) -> None:
-            async with lock:
-                order.append(who)
-
-        writing = driver.spawn(pass_through(writer.rwlock(name, ttl=long, timeout=PATIENCE).write(), "writer"))
-        await driver.until_waiting(writer, name)
-        assert await driver.answered(late.rwlock(name, ttl=long).read().try_acquire) is None
-        reading = driver.spawn(pass_through(late.rwlock(name, ttl=long, timeout=PATIENCE).read(), "reader"))
-        await driver.until_waiting(late, name)
+        order, calls = await _writer_then_reader(driver, name)
         await lease.release()
 
-        await writing.result()
-        await reading.result()
+        for call in calls:
+            await call.result()
         assert order == ["writer", "reader"]
 
     @case(needs.readers)
@@ -230,19 +221,9 @@ class ReadWrite(Cases):
     async def test_downgrade_keeps_the_order_of_those_that_wait(self, driver: FaceDriver) -> None:
         """The reader that came behind a waiting writer stays behind it."""
         name, long = driver.name(), driver.timing.long
-        client, writer, late = await driver.connect(), await driver.connect(), await driver.connect()
+        client = await driver.connect()
         lease = await client.rwlock(name, ttl=long).write().acquire(PATIENCE)
-        order: list[str] = []
-
-        async def pass_through(lock: aio.Lock, who: str) -> None:
-            async with lock:
-                order.append(who)
-
-        writing = driver.spawn(pass_through(writer.rwlock(name, ttl=long, timeout=PATIENCE).write(), "writer"))
-        await driver.until_waiting(writer, name)
-        assert await driver.answered(late.rwlock(name, ttl=long).read().try_acquire) is None
-        reading = driver.spawn(pass_through(late.rwlock(name, ttl=long, timeout=PATIENCE).read(), "reader"))
-        await driver.until_waiting(late, name)
+        order, calls = await _writer_then_reader(driver, name)
         await lease.downgrade()
 
         # As long as that takes, and as often as it looks, the other reader could have got in, too.
@@ -250,8 +231,8 @@ class ReadWrite(Cases):
             await (await driver.connect()).rwlock(name, ttl=long).read().acquire(REFUSED_SECONDS)
         assert not order
         await lease.release()
-        await writing.result()
-        await reading.result()
+        for call in calls:
+            await call.result()
         assert order == ["writer", "reader"]
 
     @case(needs.no_readers)
@@ -264,3 +245,20 @@ class ReadWrite(Cases):
             lock.read()
         async with lock.write() as lease:
             assert lease.mode == "exclusive"
+
+
+async def _writer_then_reader(driver: FaceDriver, name: str) -> tuple[list[str], list[BackgroundCall[None]]]:
+    """Have a writer wait for a held lock, and a reader behind it; return who has got in so far, and their calls."""
+    writer, late, long = await driver.connect(), await driver.connect(), driver.timing.long
+    order: list[str] = []
+
+    async def pass_through(lock: aio.Lock, who: str) -> None:
+        async with lock:
+            order.append(who)
+
+    writing = driver.spawn(pass_through(writer.rwlock(name, ttl=long, timeout=PATIENCE).write(), "writer"))
+    await driver.until_waiting(writer, name)
+    assert await driver.answered(late.rwlock(name, ttl=long).read().try_acquire) is None
+    reading = driver.spawn(pass_through(late.rwlock(name, ttl=long, timeout=PATIENCE).read(), "reader"))
+    await driver.until_waiting(late, name)
+    return order, [writing, reading]

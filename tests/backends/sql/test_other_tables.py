@@ -11,7 +11,6 @@ import lockkit
 from lockkit.backends.sql.options import open_database
 from lockkit.backends.sql.schema import lock_table, migrate
 from lockkit.runtime import drive
-from lockkit.testing.servers import PostgresServer, require
 from lockkit.url import parse
 from tests.backends.sql_table.support import Look
 from tests.backends.support import StubHost
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from lockkit.testing.servers import MariaServer
+    from lockkit.testing.servers import MariaServer, PostgresServer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,14 +32,6 @@ TYPED = COLUMNS.replace("1 AS wanted", "true AS wanted").replace("1 AS token", "
 LACKS = "lacks a column: run lockkit migrate, or give another table="
 UNFIT = "is no table of lockkit's.*or give another table="
 OTHER = "has something else of this name: give another table="
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """One server for all tests of this module."""
-    require("postgresql", local=True)
-    with PostgresServer() as server:
-        yield server
 
 
 @contextmanager

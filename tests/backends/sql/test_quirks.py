@@ -23,21 +23,14 @@ from lockkit.backends.sql import quirks
 from lockkit.backends.sql.blocking import PyMysqlConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import MariaServer, PostgresServer, require
 from tests.tries import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lockkit.testing.servers import MariaServer
+
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """The same."""
-    require("postgresql", local=True)
-    with PostgresServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -7,29 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
-from lockkit.testing.servers import FaultProxy, MariaServer, PostgresServer, require
+from lockkit.testing.servers import FaultProxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE = 60.0
 FORMS = [f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in ("table", "row", "advisory")]
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """A server of this module's own."""
-    require("postgresql", local=True)
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """The same."""
-    require("mariadb", local=True)
-    with MariaServer() as server:
-        yield server
 
 
 @pytest.fixture(params=FORMS)

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of mode=row and mode=advisory; each module has its own ``postgresql`` and ``mariadb``."""
+"""Fixtures for the tests of mode=row and mode=advisory."""
 
 from __future__ import annotations
 

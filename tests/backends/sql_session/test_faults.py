@@ -90,22 +90,6 @@ loop.close()
 """
 
 
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """A server of this module's own: it is stopped and killed here."""
-    require("postgresql", local=True)
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """The same."""
-    require("mariadb", local=True)
-    with MariaServer() as server:
-        yield server
-
-
 class TestSpellings:
     """One table, named in several ways."""
 

@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import FaultProxy, MariaServer, PostgresServer, require, wait_until
+from lockkit.testing.servers import FaultProxy, wait_until
 from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, running, until_waiting
 
 if TYPE_CHECKING:
@@ -25,22 +25,6 @@ pytestmark = pytest.mark.timeout(180)
 KEEPALIVE = 1.0
 IDLE = 3.0
 """After how long the balancer closes a silent connection, seconds: between KEEPALIVE and a third of LONG."""
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgresServer]:
-    """A server of this module's own."""
-    require("postgresql", local=True)
-    with PostgresServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """The same."""
-    require("mariadb", local=True)
-    with MariaServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session import session as sqlsession_session
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
-from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from lockkit.testing.servers import PostgresServer, require, wait_until
 from tests.backends.sql_table.support import DRIVERS, with_driver
 
 if TYPE_CHECKING:
@@ -45,14 +45,6 @@ def postgresql() -> Iterator[PostgresServer]:
     """It looks for deadlocks soon after a wait begins."""
     require("postgresql", local=True)
     with PostgresServer(settings={"deadlock_timeout": "100ms"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """It looks when a wait begins."""
-    require("mariadb", local=True)
-    with MariaServer() as server:
         yield server
 
 

@@ -43,14 +43,6 @@ def postgresql() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaServer]:
-    """One for all tests."""
-    require("mariadb", local=True)
-    with MariaServer() as server:
-        yield server
-
-
 @pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database of each kind, without a table."""

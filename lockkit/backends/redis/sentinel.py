@@ -171,7 +171,7 @@ class SentinelTopology(Topology):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
         error = BackendUnavailable(message)
         error.sent = False
-        raise error
+        raise error from found[0].__cause__
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)

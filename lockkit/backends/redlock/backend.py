@@ -367,7 +367,7 @@ class RedlockBackend(LockBackend):
             return error
         error = NoQuorum(message)
         error.sent = any(not isinstance(answer, NodeDown) for answer in count.answers)
-        error.__cause__ = errors[0] if errors else None
+        error.__cause__ = (errors[0].__cause__ or errors[0]) if errors else None
         return error
 
     # -- waiting ---------------------------------------------------------------------------------------------------

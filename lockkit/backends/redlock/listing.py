@@ -76,7 +76,7 @@ class Listing:
             if len(self._nodes.labels) - len(self._failures) < self._wanted:
                 reasons = "; ".join(map(str, self._failures))
                 message = f"the keys of {self._wanted} of {len(self._nodes.labels)} nodes are needed: {reasons}"
-                raise NoQuorum(message) from error
+                raise NoQuorum(message) from error.__cause__ or error
             return []
         self._scan_ended = page.next is None
         self._candidates = [name for name in page.names if name not in self._seen]

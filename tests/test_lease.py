@@ -120,7 +120,7 @@ def test_block_that_a_thread_begins_with_is_entered() -> None:
         assert not semaphore.locked()
 
 
-def objects_for_with(client: Any) -> list[Any]:
+def objects_for_with(client: Any) -> list[Any]:  # noqa: ANN401 - of either API
     """What a client makes that has a ``with``, and the client."""
     rwlock, lock = client.rwlock("rw"), client.lock("a")
     made = [lock, lock.attempt(), client.semaphore("s", 2), client.locks(["a", "b"]), rwlock.read(), rwlock.write()]
@@ -130,7 +130,7 @@ def objects_for_with(client: Any) -> list[Any]:
 def test_async_with_on_an_object_of_the_sync_api_says_so() -> None:
     """The words of Python alone name neither API."""
 
-    async def enter(one: Any) -> None:
+    async def enter(one: Any) -> None:  # noqa: ANN401 - wrong on purpose
         async with one:
             pass
 

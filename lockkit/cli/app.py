@@ -739,7 +739,7 @@ def _verify(
     profile: Profile = None,
     face: Annotated[
         Face | None,
-        typer.Option(help="Test only the sync (blocking) or async (asyncio) API. Default: both.", show_default=False),
+        typer.Option(help="Test only the sync or the async API. Default: both.", show_default=False),
     ] = None,
     only: Annotated[
         str | None,

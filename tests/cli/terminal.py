@@ -65,7 +65,7 @@ class Tty:
     """
 
     def __init__(self, cli: Cli, *args: str, jobs: bool = False, columns: int | None = None) -> None:
-        """Starts ``lockkit`` with these arguments; with `jobs` as the job of a shell; `columns`: in a window so wide."""
+        """Starts ``lockkit`` with these arguments; with `jobs` as the job of a shell; `columns` wide."""
         self._master, slave = pty.openpty()
         if columns is not None:
             cli.env["COLUMNS"] = str(columns)

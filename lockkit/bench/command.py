@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def bench(  # the signature is the command line
     urls: Annotated[
         list[str] | None,
-        typer.Argument(metavar="URL...", help="lockkit backends. Default: the embedded ones, and those of --servers."),
+        typer.Argument(metavar="URL", help="lockkit backends. Default: the embedded ones, and those of --servers."),
     ] = None,
     *,
     servers: Annotated[

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any
 
 import typer
@@ -46,26 +48,54 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-class _CommandStarter(TyperCommand):
+class _Command(TyperCommand):
+    """A command whose help and errors have the words of the documentation, without what versions of typer add."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Have the help name arguments without their Python types."""
+        super().__init__(*args, **options)
+        for one in self.params:
+            if one.param_type_name == "argument":
+                one.display_type_rich = lambda ctx: None  # type: ignore[attr-defined] # noqa: ARG005
+
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Give the parts of the usage line: NAME, not {NAME}."""
+        return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
+class _App(typer.Typer):
+    """Makes each command a `_Command`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
+        """Add a command."""
+        return super().command(name, **{"cls": _Command, **options})
+
+
+class _CommandStarter(_Command):
     """``run`` or ``elect``, which start another command: its options are easily taken for theirs."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """
-        Read the command line; refuse an option behind COMMAND that no ``--`` before COMMAND marks as COMMAND's own.
+        Read the command line; refuse an option behind COMMAND without ``--`` before COMMAND, and a program as NAME.
 
         Otherwise ``lockkit run NAME rsync --timeout 30 …`` would wait 30 s for the lock and run rsync without it, and
         ``lockkit run NAME git checkout -- FILE`` would take the ``--``.
         """
-        option = self._option_after_command(args)
-        if option is not None:
-            message = (
-                f"COMMAND is followed by {option}. If it is an option of COMMAND, put -- before COMMAND; "
-                f"if it is one of lockkit {ctx.info_name}, put it before COMMAND"
-            )
+        message = self._misplaced(args, f"lockkit {ctx.info_name}")
+        if message is not None:
             raise typer.BadParameter(message, ctx)
         return super().parse_args(ctx, args)
 
-    def _option_after_command(self, args: list[str]) -> str | None:
+    def _misplaced(self, args: list[str], program: str) -> str | None:
+        """Say what is not where it belongs: an option behind COMMAND, or ``--`` before NAME."""
         options = {name for one in self.params if one.param_type_name == "option" for name in one.opts}
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         words = iter(args)
@@ -75,7 +105,12 @@ class _CommandStarter(TyperCommand):
             if word == "-" or not word.startswith("-"):
                 arguments_count += 1
             elif arguments_count > 1:  # NAME and COMMAND
-                return word
+                return (
+                    f"COMMAND is followed by {word}. If it is an option of COMMAND, put -- before COMMAND; "
+                    f"if it is one of {program}, put it before COMMAND"
+                )
+            elif word == "--" and arguments_count == 0 and which(first := next(words, "")) is not None:
+                return f"is NAME missing? {first} is a program, and would be the name: {program} NAME -- {first} …"
             elif name not in options:
                 return None  # --, behind which all is COMMAND's; or a mistyped option, which has an error of its own
             elif not equals and name not in flags:
@@ -89,7 +124,7 @@ def _has_bench() -> bool:
 
 
 def _make_app(cls: type[TyperGroup]) -> typer.Typer:
-    return typer.Typer(
+    return _App(
         cls=cls,
         name="lockkit",
         no_args_is_help=True,
@@ -766,7 +801,11 @@ def _lab(
     *,
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="SCENARIO", help="Name of a scenario, or a TOML file.", show_default=False),
+        typer.Argument(
+            metavar="SCENARIO",
+            help="Name of a scenario, or a TOML file. Without it: list the scenarios.",
+            show_default=False,
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
     backend: Annotated[
@@ -821,12 +860,9 @@ def _lab(
     """
     from lockkit.cli.lab import lab, list_scenarios  # noqa: PLC0415 - see the module
 
-    if list_all:
+    if list_all or scenario is None:
         list_scenarios(as_json=as_json)
         return
-    if scenario is None:
-        message = "give a scenario, or --list to see them"
-        raise typer.BadParameter(message)
     options = LabOptions(
         backend=backend, fenced=fenced, ttl=ttl, seed=seed, svg=svg, html=html, toml=toml, real=real, as_json=as_json
     )

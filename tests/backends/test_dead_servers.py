@@ -108,6 +108,12 @@ def test_error_names_each_node_that_hangs(form: str, say: Callable[[str], str]) 
     assert message.count("is it overloaded, stopped or cut off?") == 2
 
 
+@pytest.mark.parametrize("say", [blocking, on_asyncio])
+def test_one_node_is_not_one_nodes(say: Callable[[str], str], dead: list[str]) -> None:
+    """A Redlock of one, as in a first try."""
+    assert "0 of 1 node answered" in say(f"redlock://{dead[0]}")
+
+
 def failures_blocking(url: str) -> list[lockkit.LockError]:
     """What calls of the sync API raise."""
     failures = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockkit.backends.redlock.addresses import counted
 from lockkit.errors import BackendUnavailable, NoQuorum
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Listing:
             self._failures.append(error)
             if len(self._nodes.labels) - len(self._failures) < self._wanted:
                 reasons = "; ".join(map(str, self._failures))
-                message = f"the keys of {self._wanted} of {len(self._nodes.labels)} nodes are needed: {reasons}"
+                message = f"the keys of {self._wanted} of {counted(len(self._nodes.labels))} are needed: {reasons}"
                 raise NoQuorum(message) from error.__cause__ or error
             return []
         self._scan_ended = page.next is None

@@ -508,7 +508,7 @@ def _once(
         typer.Argument(metavar="KEY", help="The key of once(); of lockkit run --once, NAME@KEY.", show_default=False),
     ],
     forget: Annotated[
-        bool, typer.Option("--forget", help="Forget that it is done: the next run does it again.")
+        bool, typer.Option("--forget", help="Forget that KEY is done, so that the next run does it again.")
     ] = False,
     url: Url = None,
     profile: Profile = None,
@@ -547,9 +547,7 @@ def _break(
         int | None,
         typer.Option("--permit", min=0, max=999, metavar="N", help="Free this permit of the semaphore NAME instead."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also if lockkit cannot tell it from data of an application.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Free it even if it may be data of an application.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -573,7 +571,7 @@ def _list(
         str,
         typer.Argument(
             metavar="PREFIX",
-            help="Only locks whose names begin with it. No character is a wildcard.",
+            help="List only names that begin with PREFIX, which has no wildcards.",
             show_default=False,
             autocompletion=_names,
         ),
@@ -611,9 +609,9 @@ def _watch(
     profile: Profile = None,
     interval: Annotated[
         float,
-        _time("Time between two looks.", _interval),
+        _time("How often to ask the backend.", _interval),
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Ask once, print what is held, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
 ) -> None:
     """
@@ -643,14 +641,14 @@ def _wait(
     profile: Profile = None,
     timeout: Annotated[
         float | None,
-        _time("How long to wait; 0 looks once. Default: without limit."),
+        _time("How long to wait; 0 asks once. Default: without limit."),
     ] = None,
 ) -> None:
     """
     Wait until a lock is free, without acquiring it.
 
-    Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit looks
-    again about every second, and misses a lock that is free for a shorter time.
+    Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit asks
+    about every second, and may miss a lock that is free for less than that.
 
     Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable; 78 if
     the timeout, the URL, a credential or an option is wrong.
@@ -747,7 +745,7 @@ def _doctor(
     profile: Profile = None,
     ttl: Annotated[
         float | None,
-        _time("ttl to check the servers for. Default: the backend's, else 30."),
+        _time("Check the servers for locks with this ttl. Default: the backend's, else 30."),
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest severity that gives exit status 1.")] = FailOn.ERROR,
     as_json: Json = False,
@@ -829,7 +827,8 @@ def _lab(
         _time("ttl of the leases. Default: as the scenario says."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Draws the latencies. Default: as the scenario says.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Seed of the simulated latencies. Default: as the scenario says."),
     ] = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")

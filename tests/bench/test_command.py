@@ -80,6 +80,16 @@ def test_table_has_a_row_for_each_subject() -> None:
     assert "--seed" in text
 
 
+def test_table_follows_the_width_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe, as on a terminal."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    status, text = bench("memory://", "--workload", "pair", "--face", "async", *FEW)
+
+    assert status == 0
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path) -> None:
     """All lock files lie in a directory that goes with the run, on the file system of the URL."""
     found = report(f"file://{tmp_path}/locks", "--workload", "pair", *FEW)

@@ -74,7 +74,7 @@ class _Command(TyperCommand):
 class _App(typer.Typer):
     """Makes each command a `_Command`."""
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Add a command."""
         return super().command(name, **{"cls": _Command, **options})
 

@@ -24,7 +24,35 @@ if TYPE_CHECKING:
     from lockkit.engine.lease_record import LeaseRecord
     from lockkit.engine.settings import LostCallback
 
-__all__ = ["INHERIT", "BaseLease", "Inherit", "MakesLeases", "SharedWithStack", "WithStack"]
+__all__ = ["INHERIT", "BaseLease", "Inherit", "MakesLeases", "OtherApi", "SharedWithStack", "WithStack"]
+
+
+class _WrongApiError(TypeError, AttributeError):
+    """What Python raises for the wrong ``with``; and an AttributeError, so that hasattr() tells the two APIs apart."""
+
+
+class OtherApi:
+    """In place of the method that the ``with`` of the other API calls: says which API the object is of."""
+
+    def __init__(self, instead: str = "") -> None:
+        """Without `instead`, the object itself is for the right ``with``."""
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Keep which method it is."""
+        self._sync = name == "__aenter__"
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        """
+        Say it.
+
+        Raises:
+            TypeError: Always.
+        """
+        api, right, other = ("sync", "with", "aio.connect()") if self._sync else ("async", "async with", "connect()")
+        right = f"`{right} {self._instead}`" if self._instead else f"`{right}`"
+        what = owner.__name__ if instance is None else repr(instance)
+        raise _WrongApiError(f"{what} is of the {api} API: use {right}, or connect with lockkit.{other}")
 
 
 class BaseLease:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import gc
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import lockkit
+import lockkit.aio
 from lockkit.lease import SharedWithStack, WithStack
 from lockkit.sync.lock import Attempt, Lock, ThreadingLock
 from lockkit.sync.once import Attempt as OnceAttempt
@@ -116,3 +118,38 @@ def test_block_that_a_thread_begins_with_is_entered() -> None:
         until(lambda: semaphore._blocks._stacks)
         semaphore.__exit__(None, None, None)
         assert not semaphore.locked()
+
+
+def objects_for_with(client: Any) -> list[Any]:  # noqa: ANN401 - of either API
+    """What a client makes that has a ``with``, and the client."""
+    rwlock, lock = client.rwlock("rw"), client.lock("a")
+    made = [lock, lock.attempt(), client.semaphore("s", 2), client.locks(["a", "b"]), rwlock.read(), rwlock.write()]
+    return [client, *made, rwlock, client.election("e"), client.once("k", keep=60)]
+
+
+def test_async_with_on_an_object_of_the_sync_api_says_so() -> None:
+    """The words of Python alone name neither API."""
+
+    async def enter(one: Any) -> None:  # noqa: ANN401 - wrong on purpose
+        async with one:
+            pass
+
+    with lockkit.connect("memory://") as client:
+        lease = client.lock("held").acquire()
+        for one in [*objects_for_with(client), lease]:
+            with pytest.raises(TypeError, match="of the sync API: use `with"):
+                asyncio.run(enter(one))
+            assert not hasattr(one, "__aenter__")
+        lease.release()
+
+
+@pytest.mark.asyncio
+async def test_with_on_an_object_of_the_async_api_says_so() -> None:
+    """Such as ``with`` on what was made for ``async with``."""
+    async with lockkit.aio.connect("memory://") as client:
+        lease = await client.lock("held").acquire()
+        for one in [*objects_for_with(client), client.election("e").campaign(), lease]:
+            with pytest.raises(TypeError, match="of the async API: use `async with"), one:
+                pass
+            assert not hasattr(one, "__enter__")
+        await lease.release()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Cancellation
-from lockkit.lease import MakesLeases
+from lockkit.lease import MakesLeases, OtherApi
 from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class Campaign:
     """
 
     __slots__ = ("_cancel_on_stop", "_candidate", "_term", "_timeout")
+    __enter__ = OtherApi()
 
     def __init__(
         self, candidate: Candidate[Term], timeout: Seconds | timedelta | None, *, cancel_on_stop: bool
@@ -142,6 +143,7 @@ class Election(MakesLeases):
 
     __slots__ = ("_candidate",)
     _lease_from = "term = await election.campaign()"
+    __enter__ = OtherApi("election.campaign()")
 
     def __init__(
         self,

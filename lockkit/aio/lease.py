@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockkit.lease import BaseLease
+from lockkit.lease import BaseLease, OtherApi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,7 @@ class Lease(BaseLease):
     """One grant of a lock to one holder, for a limited time. May be handed to another task and released there."""
 
     __slots__ = ()
+    __enter__ = OtherApi()
     _api = "lockkit.aio"
 
     async def confirm(self) -> bool:

@@ -11,7 +11,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, OtherApi, SharedWithStack, WithStack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -40,6 +40,7 @@ class Lock(MakesLeases):
 
     __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_on_busy", "_settings")
     _lease_from = "lease = await lock.acquire()"
+    __enter__ = OtherApi()
 
     def __init__(
         self,
@@ -179,6 +180,7 @@ class Attempt:
     """A context manager made by `Lock.attempt`: its target is a `Lease`, or None if the lock stayed busy."""
 
     __slots__ = ("_blocks", "_lock", "_timeout")
+    __enter__ = OtherApi()
 
     def __init__(self, lock: Lock, timeout: Seconds | None) -> None:
         """Made by `Lock.attempt`."""

@@ -9,7 +9,7 @@ from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.errors import LockTimeout
-from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
     """The leases of several locks, which were acquired together. See `lockkit.LeaseSet`."""
 
     __slots__ = ()
+    __enter__ = OtherApi()
     _api = "lockkit.aio"
 
     async def confirm(self) -> bool:
@@ -90,6 +91,7 @@ class LockSet(MakesLeases):
 
     __slots__ = ("_blocks", "_cancel_on_lost", "_core")
     _lease_from = "leases = await locks.acquire()"
+    __enter__ = OtherApi()
 
     def __init__(self, core: LockSetCore[Lease], *, cancel_on_lost: bool) -> None:
         """Made by `Client.locks` and `locks`."""

@@ -7,7 +7,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from lockkit.errors import ConfigurationError
-from lockkit.lease import SharedWithStack
+from lockkit.lease import OtherApi, SharedWithStack
 from lockkit.primitives import once as core
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Once:
     """
 
     __slots__ = ("_blocks", "_once")
+    __enter__ = OtherApi()
 
     def __init__(self, once: core.Once) -> None:
         """Made by `Client.once`."""

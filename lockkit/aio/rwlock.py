@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockkit import validation
 from lockkit.aio.lock import Lock
-from lockkit.lease import MakesLeases
+from lockkit.lease import MakesLeases, OtherApi
 
 if TYPE_CHECKING:
     from lockkit.aio.lease import Lease
@@ -22,6 +22,7 @@ class RWLock(MakesLeases):
 
     __slots__ = ("_cancel_on_lost", "_engine", "_settings")
     _lease_from = "lease = await rwlock.write().acquire()"
+    __enter__ = OtherApi("rwlock.read()")
 
     def __init__(self, engine: Engine[Lease], settings: LockSettings, *, cancel_on_lost: bool) -> None:
         """Made by `Client.rwlock`."""

@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def bench(  # the signature is the command line
     urls: Annotated[
         list[str] | None,
-        typer.Argument(metavar="URL...", help="lockkit backends. Default: the embedded ones, and those of --servers."),
+        typer.Argument(metavar="URL", help="lockkit backends. Default: the embedded ones, and those of --servers."),
     ] = None,
     *,
     servers: Annotated[
@@ -57,9 +57,7 @@ def bench(  # the signature is the command line
     ] = None,
     face: Annotated[
         FaceChoice | None,
-        typer.Option(
-            help="Measure the sync (blocking) or the async (asyncio) API. Default: both; with --quick blocking."
-        ),
+        typer.Option(help="Measure the sync or the async API. Default: both; with --quick sync."),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Also measure other libraries and hand-written baselines.")] = True,
     quick: Annotated[
@@ -117,15 +115,15 @@ def bench(  # the signature is the command line
     given: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "processes": processes, "waiters": waiters}
     given |= {"leases": leases, "lease_ttl": lease_ttl, "limit": limit}
     given |= {"rounds_max_long": long_rounds, "idle_seconds": idle_seconds}
-    faces: tuple[Face, ...] = ("blocking", "asyncio")
-    face = face or (FaceChoice.BLOCKING if quick else FaceChoice.BOTH)
+    faces: dict[FaceChoice, Face] = {FaceChoice.SYNC: "blocking", FaceChoice.ASYNC: "asyncio"}
+    face = face or (FaceChoice.SYNC if quick else FaceChoice.BOTH)
     wanted = Wanted(
         urls=urls or [],
         servers=servers.value,
         several=not quick,
         workloads=list(dict.fromkeys(choice.value for choice in workload or ()))
         or (QUICK_WORKLOADS if quick else WORKLOAD_NAMES),
-        faces=[kind for kind in faces if face in {FaceChoice.BOTH, kind}],
+        faces=[kind for choice, kind in faces.items() if face in {FaceChoice.BOTH, choice}],
         peers=peers,
         quick=quick,
         settings=replace(

@@ -36,8 +36,8 @@ QUICK_WORKLOADS = ("pair", "contention", "handoff", "crash")
 class FaceChoice(StrEnum):
     """Values of ``--face``."""
 
-    BLOCKING = "blocking"
-    ASYNCIO = "asyncio"
+    SYNC = "sync"
+    ASYNC = "async"
     BOTH = "both"
 
 

@@ -262,7 +262,7 @@ def _shown(word: str) -> str:
 
 def _print(report: Report) -> None:
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, 140)  # a file or pipe: rather wide than broken
     console.print(render(report))
     about = report.about["machine"]

@@ -67,6 +67,11 @@ class Subject:
     imports: tuple[str, ...] = ()
 
     @property
+    def api(self) -> str:
+        """The API, as people call it."""
+        return {"blocking": "sync", "asyncio": "async"}[self.face]
+
+    @property
     def key(self) -> str:
         """Identify the subject within a run, for people too."""
         number = f" #{self.number}" if self.number > 1 else ""

@@ -94,7 +94,7 @@ def _table(section: Section, rows: list[Row]) -> Table:
         table.add_column(title, justify="right")
     # Subjects of one backend stay together, so that they can be compared.
     for row in sorted(rows, key=lambda row: [other.subject.group for other in rows].index(row.subject.group)):
-        cells = [_name(row), Text(row.subject.face)]
+        cells = [_name(row), Text(row.subject.api)]
         if several:
             cells.append(Text(row.subject.group))
         cells += [_number(row, figure) for figure in figures]

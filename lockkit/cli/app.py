@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any
 
 import typer
@@ -46,26 +48,54 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-class _CommandStarter(TyperCommand):
+class _Command(TyperCommand):
+    """A command whose help and errors have the words of the documentation, without what versions of typer add."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Have the help name arguments without their Python types."""
+        super().__init__(*args, **options)
+        for one in self.params:
+            if one.param_type_name == "argument":
+                one.display_type_rich = lambda ctx: None  # type: ignore[attr-defined] # noqa: ARG005
+
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Give the parts of the usage line: NAME, not {NAME}."""
+        return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
+class _App(typer.Typer):
+    """Makes each command a `_Command`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """Add a command."""
+        return super().command(name, **{"cls": _Command, **options})
+
+
+class _CommandStarter(_Command):
     """``run`` or ``elect``, which start another command: its options are easily taken for theirs."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """
-        Read the command line; refuse an option behind COMMAND that no ``--`` before COMMAND marks as COMMAND's own.
+        Read the command line; refuse an option behind COMMAND without ``--`` before COMMAND, and a program as NAME.
 
         Otherwise ``lockkit run NAME rsync --timeout 30 …`` would wait 30 s for the lock and run rsync without it, and
         ``lockkit run NAME git checkout -- FILE`` would take the ``--``.
         """
-        option = self._option_after_command(args)
-        if option is not None:
-            message = (
-                f"COMMAND is followed by {option}. If it is an option of COMMAND, put -- before COMMAND; "
-                f"if it is one of lockkit {ctx.info_name}, put it before COMMAND"
-            )
+        message = self._misplaced(args, f"lockkit {ctx.info_name}")
+        if message is not None:
             raise typer.BadParameter(message, ctx)
         return super().parse_args(ctx, args)
 
-    def _option_after_command(self, args: list[str]) -> str | None:
+    def _misplaced(self, args: list[str], program: str) -> str | None:
+        """Say what is not where it belongs: an option behind COMMAND, or ``--`` before NAME."""
         options = {name for one in self.params if one.param_type_name == "option" for name in one.opts}
         flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
         words = iter(args)
@@ -75,7 +105,12 @@ class _CommandStarter(TyperCommand):
             if word == "-" or not word.startswith("-"):
                 arguments_count += 1
             elif arguments_count > 1:  # NAME and COMMAND
-                return word
+                return (
+                    f"COMMAND is followed by {word}. If it is an option of COMMAND, put -- before COMMAND; "
+                    f"if it is one of {program}, put it before COMMAND"
+                )
+            elif word == "--" and arguments_count == 0 and which(first := next(words, "")) is not None:
+                return f"is NAME missing? {first} is a program, and would be the name: {program} NAME -- {first} …"
             elif name not in options:
                 return None  # --, behind which all is COMMAND's; or a mistyped option, which has an error of its own
             elif not equals and name not in flags:
@@ -89,7 +124,7 @@ def _has_bench() -> bool:
 
 
 def _make_app(cls: type[TyperGroup]) -> typer.Typer:
-    return typer.Typer(
+    return _App(
         cls=cls,
         name="lockkit",
         no_args_is_help=True,
@@ -473,7 +508,7 @@ def _once(
         typer.Argument(metavar="KEY", help="The key of once(); of lockkit run --once, NAME@KEY.", show_default=False),
     ],
     forget: Annotated[
-        bool, typer.Option("--forget", help="Forget that it is done: the next run does it again.")
+        bool, typer.Option("--forget", help="Forget that KEY is done, so that the next run does it again.")
     ] = False,
     url: Url = None,
     profile: Profile = None,
@@ -512,9 +547,7 @@ def _break(
         int | None,
         typer.Option("--permit", min=0, max=999, metavar="N", help="Free this permit of the semaphore NAME instead."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also if lockkit cannot tell it from data of an application.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Free it even if it may be data of an application.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -538,7 +571,7 @@ def _list(
         str,
         typer.Argument(
             metavar="PREFIX",
-            help="Only locks whose names begin with it. No character is a wildcard.",
+            help="List only names that begin with PREFIX, which has no wildcards.",
             show_default=False,
             autocompletion=_names,
         ),
@@ -576,9 +609,9 @@ def _watch(
     profile: Profile = None,
     interval: Annotated[
         float,
-        _time("Time between two looks.", _interval),
+        _time("How often to ask the backend.", _interval),
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Ask once, print what is held, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
 ) -> None:
     """
@@ -608,14 +641,14 @@ def _wait(
     profile: Profile = None,
     timeout: Annotated[
         float | None,
-        _time("How long to wait; 0 looks once. Default: without limit."),
+        _time("How long to wait; 0 asks once. Default: without limit."),
     ] = None,
 ) -> None:
     """
     Wait until a lock is free, without acquiring it.
 
-    Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit looks
-    again about every second, and misses a lock that is free for a shorter time.
+    Another client may acquire it at once, so never use this to protect anything: lockkit run does that. lockkit asks
+    about every second, and may miss a lock that is free for less than that.
 
     Exit status: 0 if the lock was free; 75 if it was held until the timeout; 69 if the backend is unavailable; 78 if
     the timeout, the URL, a credential or an option is wrong.
@@ -712,7 +745,7 @@ def _doctor(
     profile: Profile = None,
     ttl: Annotated[
         float | None,
-        _time("ttl to check the servers for. Default: the backend's, else 30."),
+        _time("Check the servers for locks with this ttl. Default: the backend's, else 30."),
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest severity that gives exit status 1.")] = FailOn.ERROR,
     as_json: Json = False,
@@ -739,7 +772,7 @@ def _verify(
     profile: Profile = None,
     face: Annotated[
         Face | None,
-        typer.Option(help="Test only the sync (blocking) or async (asyncio) API. Default: both.", show_default=False),
+        typer.Option(help="Test only the sync or the async API. Default: both.", show_default=False),
     ] = None,
     only: Annotated[
         str | None,
@@ -766,7 +799,11 @@ def _lab(
     *,
     scenario: Annotated[
         str | None,
-        typer.Argument(metavar="SCENARIO", help="Name of a scenario, or a TOML file.", show_default=False),
+        typer.Argument(
+            metavar="SCENARIO",
+            help="Name of a scenario, or a TOML file. Without it: list the scenarios.",
+            show_default=False,
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
     backend: Annotated[
@@ -790,7 +827,8 @@ def _lab(
         _time("ttl of the leases. Default: as the scenario says."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Draws the latencies. Default: as the scenario says.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Seed of the simulated latencies. Default: as the scenario says."),
     ] = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")
@@ -821,12 +859,9 @@ def _lab(
     """
     from lockkit.cli.lab import lab, list_scenarios  # noqa: PLC0415 - see the module
 
-    if list_all:
+    if list_all or scenario is None:
         list_scenarios(as_json=as_json)
         return
-    if scenario is None:
-        message = "give a scenario, or --list to see them"
-        raise typer.BadParameter(message)
     options = LabOptions(
         backend=backend, fenced=fenced, ttl=ttl, seed=seed, svg=svg, html=html, toml=toml, real=real, as_json=as_json
     )

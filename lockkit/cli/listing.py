@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.cells import cell_len
+from rich.table import Column, Table
 from rich.text import Text
 
 import lockkit
@@ -38,6 +39,10 @@ OUTAGE_SECONDS = 30.0
 when a server restarts."""
 
 
+_OPTIONAL = ("waiters", "held since", "kind", "seconds left", "token")
+"""Columns that a narrow terminal goes without, in this order: the name stays whole, and who holds it is told."""
+
+
 def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
     """
     Print what is held, of all kinds, and by whom.
@@ -52,7 +57,7 @@ def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bo
             rows = [{"name": name, "kind": kind, **dataclasses.asdict(holder)} for name, kind, holder in held]
             print_json({"prefix": prefix, "backend": client.url, "locks": rows})
         elif held:
-            print_table(_table(held))
+            print_table(_table(held), optional=_OPTIONAL)
         else:
             which = f"no lock whose name begins with {prefix!r}" if prefix else "no lock"
             print(plain(f"{which} is held at {client.url}"))
@@ -68,7 +73,16 @@ def _held(client: Client, prefix: str) -> Iterator[tuple[str, Kind, Holder]]:
 
 
 def _table(held: list[tuple[str, Kind, Holder]]) -> Table:
-    table = Table("name", "kind", "host", "pid", "token", "held since", "seconds left", "waiters")
+    table = Table(
+        Column("name", min_width=max(cell_len(plain(name)) for name, _, _ in held)),
+        "kind",
+        "host",
+        "pid",
+        "token",
+        "held since",
+        "seconds left",
+        "waiters",
+    )
     for name, kind, holder in held:
         cells = (
             name,

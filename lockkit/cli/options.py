@@ -17,10 +17,10 @@ __all__ = ["ElectOptions", "Face", "FailOn", "HoldOptions", "LabOptions", "OnBus
 
 
 class Face(StrEnum):
-    """The API on which ``lockkit verify`` runs the suite: sync (blocking) or async (asyncio)."""
+    """The API on which ``lockkit verify`` runs the suite."""
 
-    BLOCKING = "blocking"
-    ASYNCIO = "asyncio"
+    SYNC = "sync"
+    ASYNC = "async"
 
 
 class OnBusy(StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from lockkit.units import Instant, Seconds
 
 __all__ = ["run"]
+
+TELL_AFTER_SECONDS = 1.0
+"""A wait on a terminal is told after that. Shorter tells of waits that nobody notices; longer leaves them guessing."""
 
 
 def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
@@ -95,7 +99,7 @@ class _Run:
     def run(self) -> int:
         """Acquire, run the command, release; gives the exit status."""
         try:
-            lease = wait_in_thread(self._lock.acquire, self._job.signals)
+            lease = self._acquire()
         except LockTimeout:
             if self._options.on_busy is not OnBusy.SKIP:
                 raise
@@ -112,6 +116,22 @@ class _Run:
             return status
         finally:
             self._record.leave()
+
+    def _acquire(self) -> Lease:
+        """Acquire; on a terminal, say after a second for whom this waits. In a thread: the holder may take time too."""
+        telling = threading.Timer(TELL_AFTER_SECONDS, lambda: self._tell_wait(telling.finished))
+        telling.daemon = True
+        if sys.stderr.isatty():
+            telling.start()
+        try:
+            return wait_in_thread(self._lock.acquire, self._job.signals)
+        finally:
+            telling.cancel()
+
+    def _tell_wait(self, over: threading.Event) -> None:
+        holder = self._holder()
+        if not over.is_set():
+            say(f"waiting for lock {self._lock.name!r}{holder}")
 
     def _refusal(self, record: Record) -> int | None:
         """Look at the record: the exit status if the command must not run; None if it is to be run."""

@@ -36,7 +36,7 @@ def verify(url: str | None, profile: str | None, *, face: str | None, only: str 
     Args:
         url: Backend, or None.
         profile: Profile, or None.
-        face: One of the two, or None.
+        face: ``sync``, ``async``, or None for both.
         only: Which cases, or None.
         as_json: Print JSON.
 

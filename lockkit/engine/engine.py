@@ -444,7 +444,7 @@ class Engine(Generic[L]):
         try:
             outcome = await self.renewer.extend(record, client.ready(), wanted)
         except BackendUnavailable as error:
-            raise client.unavailable(error, action, grant.name) from error
+            raise client.unavailable(error, action, grant.name) from error.__cause__ or error
         if isinstance(outcome, Unknown):
             failure = BackendUnavailable(str(outcome.error))
             raise client.unavailable(failure, action, grant.name) from outcome.error
@@ -474,7 +474,7 @@ class Engine(Generic[L]):
         try:
             gone = await client.ready().update(grant, text)
         except BackendUnavailable as error:
-            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error
+            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error.__cause__ or error
         if gone is not None:
             self.leases.lose(record, gone.reason)
             record.check()
@@ -494,7 +494,9 @@ class Engine(Generic[L]):
         try:
             gone = await backend.confirm(record.grant)
         except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from error
+            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
+                error.__cause__ or error
+            )
         if gone is None:
             return record.held
         self.leases.lose(record, gone.reason)
@@ -519,7 +521,7 @@ class Engine(Generic[L]):
         try:
             held = await backend.downgrade(grant)
         except BackendUnavailable as error:
-            raise client.unavailable(error, f"downgrade lock {grant.name!r}", grant.name) from error
+            raise client.unavailable(error, f"downgrade lock {grant.name!r}", grant.name) from error.__cause__ or error
         if not held:
             self.leases.lose(record, "gone")
         record.check()
@@ -553,7 +555,9 @@ class Engine(Generic[L]):
         try:
             return list(await backend.holders(name))
         except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from error
+            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
+                error.__cause__ or error
+            )
 
     def names(self, prefix: str, kind: Kind = "lock") -> Listing:
         """
@@ -584,7 +588,7 @@ class Engine(Generic[L]):
         try:
             broken = await work
         except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"break lock {name!r}", given) from error
+            raise self.client.unavailable(error, f"break lock {name!r}", given) from error.__cause__ or error
         if broken:
             log.warning("lock %r at %s was broken by force", name, self.url)
         return broken
@@ -621,7 +625,7 @@ class Engine(Generic[L]):
         try:
             await backend.ping()
         except BackendUnavailable as error:
-            raise self.client.unavailable(error, "ping the backend", None) from error
+            raise self.client.unavailable(error, "ping the backend", None) from error.__cause__ or error
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

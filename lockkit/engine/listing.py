@@ -60,7 +60,9 @@ class Listing:
             try:
                 page = await backend.names(asked, self._last)
             except BackendUnavailable as error:
-                raise self._client.unavailable(error, "list the locks that are held", None) from error
+                raise self._client.unavailable(error, "list the locks that are held", None) from (
+                    error.__cause__ or error
+                )
             self._last = page
             names = self._given(page.names) if space else page.names
             if names:

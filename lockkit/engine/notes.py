@@ -68,7 +68,9 @@ class Notes:
             return await backend.read_note(name)
         except BackendUnavailable as error:
             plain = split_space(name)[1]
-            raise self._client.unavailable(error, f"read the note on lock {name!r}", plain) from error
+            raise self._client.unavailable(error, f"read the note on lock {name!r}", plain) from (
+                error.__cause__ or error
+            )
 
     async def clock(self) -> float:
         """
@@ -80,7 +82,7 @@ class Notes:
         try:
             return await self._client.ready().clock()
         except BackendUnavailable as error:
-            raise self._client.unavailable(error, "ask for the time", None) from error
+            raise self._client.unavailable(error, "ask for the time", None) from error.__cause__ or error
 
     async def write(self, record: LeaseRecord, text: str, keep: Seconds) -> None:
         """
@@ -110,7 +112,9 @@ class Notes:
                 left = give_up_at - runtime.now()
                 if left <= 0.0:
                     name = split_space(record.grant.name)[1]
-                    raise self._client.unavailable(error, f"write the note on lock {name!r}", name) from error
+                    raise self._client.unavailable(error, f"write the note on lock {name!r}", name) from (
+                        error.__cause__ or error
+                    )
                 log.warning("writing the note on lock %r: %s; lockkit retries", record.grant.name, error)
                 await runtime.sleep(min(pause * runtime.random.uniform(0.5, 1.0), record.remaining(), left))
                 pause = min(pause * 2, RETRY_SECONDS_MAX)

@@ -156,7 +156,7 @@ class Releases:
         if begun and first:
             observation.post("released", record, "unconfirmed")
         if isinstance(error, BackendUnavailable):
-            raise client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error
+            raise client.unavailable(error, f"release lock {grant.name!r}", grant.name) from error.__cause__ or error
         # If it was sent, the backend compares the owner.
         if begun and record.state is RELEASING and not isinstance(error, Exception):
             await self._send_again(record)

@@ -9,6 +9,7 @@ from lockkit.configuration import profiles, registry
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.engine.engine import Engine
 from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
+from lockkit.lease import OtherApi
 from lockkit.primitives import once as core
 from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
 from lockkit.runtime import BlockingRuntime, drive
@@ -83,6 +84,7 @@ class Client:
     """
 
     __slots__ = ("__weakref__", "_engine")
+    __aenter__ = OtherApi()
 
     def __init__(self, engine: Engine[Lease]) -> None:
         """Made by `connect` and `from_client`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lockkit.lease import MakesLeases
+from lockkit.lease import MakesLeases, OtherApi
 from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -82,6 +82,7 @@ class Election(MakesLeases):
 
     __slots__ = ("_candidate",)
     _lease_from = "term = election.campaign()"
+    __aenter__ = OtherApi("election.campaign()")
 
     def __init__(
         self,

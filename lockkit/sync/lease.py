@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lockkit.lease import BaseLease
+from lockkit.lease import BaseLease, OtherApi
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Lease(BaseLease):
     """
 
     __slots__ = ()
+    __aenter__ = OtherApi()
     _api = "lockkit"
 
     def confirm(self) -> bool:

@@ -12,7 +12,7 @@ from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.configuration.peer_parameters import unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack, WithStack
 from lockkit.runtime import drive
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Lock(MakesLeases):
     """
 
     __slots__ = ("_blocks", "_engine", "_on_busy", "_settings")
+    __aenter__ = OtherApi()
 
     def __init__(
         self, engine: Engine[Lease], settings: LockSettings, *, on_busy: Literal["raise", "skip"] = "raise"
@@ -249,6 +250,7 @@ class Attempt:
     """A context manager made by `Lock.attempt`: its target is a `Lease`, or None if the lock stayed busy."""
 
     __slots__ = ("_blocks", "_lock", "_timeout")
+    __aenter__ = OtherApi()
 
     def __init__(self, lock: Lock, timeout: Seconds | None) -> None:
         """Made by `Lock.attempt`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lockkit import validation
 from lockkit.errors import LockError, LockTimeout
-from lockkit.lease import INHERIT, Inherit, MakesLeases, SharedWithStack
+from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -62,6 +62,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
     """
 
     __slots__ = ()
+    __aenter__ = OtherApi()
     _api = "lockkit"
 
     def confirm(self) -> bool:
@@ -133,6 +134,7 @@ class LockSet(MakesLeases):
 
     __slots__ = ("_blocks", "_core")
     _lease_from = "leases = locks.acquire()"
+    __aenter__ = OtherApi()
 
     def __init__(self, core: LockSetCore[Lease]) -> None:
         """Made by `Client.locks` and `locks`."""

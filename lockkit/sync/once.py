@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from lockkit.lease import SharedWithStack
+from lockkit.lease import OtherApi, SharedWithStack
 from lockkit.primitives import once as core
 from lockkit.runtime import drive
 
@@ -73,6 +73,7 @@ class Once:
     """
 
     __slots__ = ("_blocks", "_once")
+    __aenter__ = OtherApi()
 
     def __init__(self, once: core.Once) -> None:
         """Made by `Client.once`."""

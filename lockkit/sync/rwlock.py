@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lockkit.lease import MakesLeases
+from lockkit.lease import MakesLeases, OtherApi
 from lockkit.sync.lock import Lock
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class RWLock(MakesLeases):
 
     __slots__ = ("_engine", "_settings")
     _lease_from = "lease = rwlock.write().acquire()"
+    __aenter__ = OtherApi("rwlock.read()")
 
     def __init__(self, engine: Engine[Lease], settings: LockSettings) -> None:
         """Made by `Client.rwlock`."""

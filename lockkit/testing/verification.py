@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 
@@ -39,16 +39,19 @@ Outcome = Literal["passed", "failed", "not promised", "skipped"]
 CASE_SECONDS = 120
 """What a case may take before it counts as failed. They wait for 20 s at most for what must happen, several times."""
 
+_FACES: Final = {"sync": "blocking", "async": "asyncio"}
+"""The APIs, as people call them, and in the ids of the cases."""
+
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """
-    How one case ended on one face.
+    How one case ended on one of the two APIs.
 
     Attributes:
         name: Of the case.
         group: What it is about: ``Exclusion``, ``Tokens``, …
-        face: ``blocking`` or ``asyncio``.
+        face: ``sync`` or ``async``.
         promise: What must be true, in a sentence.
         backend_part: What a backend has to do for it.
         outcome: See `Outcome`.
@@ -117,7 +120,7 @@ class _Watcher:
         for item in items:
             if item.get_closest_marker(CASE_MARK) is not None and isinstance(item, pytest.Function):
                 group, _, name = item.function.__qualname__.rpartition(".")
-                face = str(item.callspec.params.get("lockkit_face"))
+                face = {name: api for api, name in _FACES.items()}[str(item.callspec.params["lockkit_face"])]
                 self._known[item.nodeid] = (name, group, face, promise(item), backend_part(item))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -160,7 +163,7 @@ def verify(
     Args:
         url: Which backend; None: as for `lockkit.connect`.
         profile: A profile, as for `lockkit.connect`.
-        face: ``blocking`` or ``asyncio``; None: both.
+        face: ``sync`` or ``async``; None: both.
         only: Part of the names of the cases to run, or an expression as for ``pytest -k``; None: all.
         told: Called after each case, with the number of all cases. What it prints to `sys.stdout` is not shown.
 
@@ -173,7 +176,7 @@ def verify(
     with lockkit.connect(place.url.text, **place.options) as client:
         client.ping()
     verification = Verification(settings.url.safe_text, place.name)
-    wanted = " and ".join(f"({part})" for part in (only, face) if part is not None)
+    wanted = " and ".join(f"({part})" for part in (only, _FACES.get(face or "")) if part is not None)
     arguments = ["--pyargs", "lockkit.testing.conformance", f"--lockkit-url={place.url.text}"]
     arguments += [f"--lockkit-option={name}={value}" for name, value in place.options.items()]
     arguments += ["-k", wanted] if wanted else []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 import lockkit
@@ -38,6 +40,14 @@ def dead() -> Iterator[list[str]]:
     yield ["{}:{}".format(*taken.getsockname()) for taken in sockets]
     for taken in sockets:
         taken.close()
+
+
+def printed(error: BaseException) -> Iterator[BaseException]:
+    """What a traceback of an error prints above it."""
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None:
+        yield earlier
+        yield from printed(earlier)
 
 
 def blocking(url: str) -> str:
@@ -96,3 +106,52 @@ def test_error_names_each_node_that_hangs(form: str, say: Callable[[str], str]) 
     for address in addresses:
         assert f"{address} did not answer in time" in message
     assert message.count("is it overloaded, stopped or cut off?") == 2
+
+
+@pytest.mark.parametrize("say", [blocking, on_asyncio])
+def test_one_node_is_not_one_nodes(say: Callable[[str], str], dead: list[str]) -> None:
+    """A Redlock of one, as in a first try."""
+    assert "0 of 1 node answered" in say(f"redlock://{dead[0]}")
+
+
+def failures_blocking(url: str) -> list[lockkit.LockError]:
+    """What calls of the sync API raise."""
+    failures = []
+    with lockkit.connect(url) as client:
+        lock = client.lock("a")
+        for call in (partial(lock.acquire, 0), lock.locked, partial(client.holders, "a"), client.ping):
+            with pytest.raises(lockkit.LockError) as caught:
+                call()
+            failures.append(caught.value)
+    return failures
+
+
+def failures_on_asyncio(url: str) -> list[lockkit.LockError]:
+    """What calls of the async API raise."""
+
+    async def fail() -> list[lockkit.LockError]:
+        failures = []
+        async with lockkit.aio.connect(url) as client:
+            lock = client.lock("a")
+            for call in (partial(lock.acquire, 0), lock.locked, partial(client.holders, "a"), client.ping):
+                with pytest.raises(lockkit.LockError) as caught:
+                    await call()
+                failures.append(caught.value)
+        return failures
+
+    return asyncio.run(fail())
+
+
+@pytest.mark.parametrize("fail", [failures_blocking, failures_on_asyncio])
+@pytest.mark.parametrize("form", [*URLS, "file:/proc/nowhere"])
+def test_traceback_has_only_errors_of_drivers_above_the_error(
+    form: str, fail: Callable[[str], list[lockkit.LockError]], dead: list[str]
+) -> None:
+    """None of how lockkit looks for a connection: the first lines are of what the driver or the system said."""
+    for error in fail(form.format(*dead)):
+        earlier = list(printed(error))
+
+        assert error.__cause__ is not None
+        for one in earlier:
+            of_a_driver = type(one).__module__.partition(".")[0] not in {"builtins", "lockkit"}
+            assert of_a_driver or isinstance(one, (OSError, grpc.RpcError)), earlier

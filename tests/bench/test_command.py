@@ -70,7 +70,7 @@ def test_length_of_every_part_can_be_given() -> None:
 
 def test_table_has_a_row_for_each_subject() -> None:
     """With the sentence that says what the figures mean."""
-    status, text = bench("memory://", "--workload", "pair", "--face", "asyncio", *FEW)
+    status, text = bench("memory://", "--workload", "pair", "--face", "async", *FEW)
 
     assert status == 0
     assert "asyncio.Lock" in text
@@ -78,6 +78,16 @@ def test_table_has_a_row_for_each_subject() -> None:
     assert "Uncontended acquire + release" in text
     assert "What a lock costs without contention" in text
     assert "--seed" in text
+
+
+def test_table_follows_the_width_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe, as on a terminal."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    status, text = bench("memory://", "--workload", "pair", "--face", "async", *FEW)
+
+    assert status == 0
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path) -> None:
@@ -91,7 +101,7 @@ def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path
 
 def test_same_url_twice_gives_two_entries() -> None:
     """For an A/A run; baselines and libraries stand there once."""
-    found = report("memory://", "memory://", "--workload", "pair", "--face", "blocking", *FEW)
+    found = report("memory://", "memory://", "--workload", "pair", "--face", "sync", *FEW)
 
     assert [row["subject"] for row in found["workloads"][0]["results"]] == [
         "lockkit (blocking) at memory://",
@@ -102,7 +112,7 @@ def test_same_url_twice_gives_two_entries() -> None:
 
 def test_only_those_who_have_what_is_measured_are_listed() -> None:
     """A lock of the standard library has no permits; lockkit is always there."""
-    found = report("memory://", "--workload", "permits", "--face", "blocking", "--processes", "2", *FEW)
+    found = report("memory://", "--workload", "permits", "--face", "sync", "--processes", "2", *FEW)
 
     assert {row["subject"]: row["status"] for row in found["workloads"][0]["results"]} == {
         "lockkit (blocking) at memory://": "ok",
@@ -113,12 +123,12 @@ def test_only_those_who_have_what_is_measured_are_listed() -> None:
 def test_lockkit_that_lacks_what_is_measured_says_why() -> None:
     """The run ends well, with nothing sent: nobody listens there."""
     nodes = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
-    found = report(nodes, "--workload", "read", "--face", "blocking", *FEW)
+    found = report(nodes, "--workload", "read", "--face", "sync", *FEW)
 
     (row,) = found["workloads"][0]["results"]
     reason = "the backend has no read locks (capabilities.shared_mode is False)"
     assert (row["status"], row["reason"]) == ("skipped", reason)
-    status, text = bench(nodes, "--workload", "read", "--face", "blocking", *FEW)
+    status, text = bench(nodes, "--workload", "read", "--face", "sync", *FEW)
     assert status == 0
     assert f"Uncontended read lock not measured: {reason}" in " ".join(text.split())
 
@@ -171,7 +181,7 @@ def test_wrong_or_silent_url_is_told_before_servers_are_started(monkeypatch: pyt
 def test_workload_that_is_given_twice_is_measured_once() -> None:
     """As a user does who edits a long command line."""
     twice = ["--workload", "pair", "--workload", "pair"]
-    found = report("memory://", *twice, "--face", "blocking", "--no-peers", *FEW)
+    found = report("memory://", *twice, "--face", "sync", "--no-peers", *FEW)
 
     (pair,) = found["workloads"]
     assert [row["subject"] for row in pair["results"]] == ["lockkit (blocking) at memory://"]
@@ -179,7 +189,7 @@ def test_workload_that_is_given_twice_is_measured_once() -> None:
 
 def test_workload_without_anything_to_measure_says_why() -> None:
     """In place of its table."""
-    status, text = bench("memory://", "--workload", "crash", "--workload", "pair", "--face", "blocking", *FEW)
+    status, text = bench("memory://", "--workload", "crash", "--workload", "pair", "--face", "sync", *FEW)
 
     assert status == 0
     reason = "there is nobody left to take over when the only process dies: lockkit (blocking) at memory://"

@@ -109,7 +109,7 @@ def test_tables_of_the_baselines_are_removed(
     """Nothing of theirs stays in the user's database."""
     url = servers.get(scheme, f"sqlite:///{tmp_path}/bench.db")
     engine = sqlalchemy.create_engine(engine_url(url))
-    arguments = ["--workload", "pair", "--face", "blocking", "--rounds", "1", "--seconds", "0.01"]
+    arguments = ["--workload", "pair", "--face", "sync", "--rounds", "1", "--seconds", "0.01"]
 
     found = report(f"{url}?mode={mode}", *arguments)
 

@@ -55,7 +55,7 @@ def test_server_that_cannot_be_had_or_does_not_start_is_told_and_the_others_run(
     wrong = ServerSpec("redis", {"settings": {"no-such-directive": "1"}})
     monkeypatch.setattr(throwaway_servers, "SPECS", (ServerSpec("absent"), wrong, ServerSpec("redlock", {"count": 3})))
 
-    few = ["--workload", "pair", "--face", "blocking", "--no-peers", "--rounds", "1", "--seconds", "0.05"]
+    few = ["--workload", "pair", "--face", "sync", "--no-peers", "--rounds", "1", "--seconds", "0.05"]
     found = report("--servers", "local", *few)
 
     assert "no-such-program-here" in found["not_started"]["absent"]

@@ -12,7 +12,7 @@ def test_nodes_of_other_libraries_are_removed() -> None:
     """Those of the locks of kazoo, its baseline and tooz, which stay when a lock is released."""
     require("zookeeper", local=True)
     with ZooKeeperServer() as server:
-        arguments = ["--workload", "pair", "--face", "blocking", "--rounds", "1", "--seconds", "0.01"]
+        arguments = ["--workload", "pair", "--face", "sync", "--rounds", "1", "--seconds", "0.01"]
         found = report(server.url, *arguments)
 
         assert {row["status"] for row in found["workloads"][0]["results"]} == {"ok"}

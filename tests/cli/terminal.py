@@ -64,9 +64,11 @@ class Tty:
         modes_left: The settings of the terminal when the program had ended.
     """
 
-    def __init__(self, cli: Cli, *args: str, jobs: bool = False) -> None:
-        """Starts ``lockkit`` with these arguments; with `jobs` as the job of a shell."""
+    def __init__(self, cli: Cli, *args: str, jobs: bool = False, columns: int | None = None) -> None:
+        """Starts ``lockkit`` with these arguments; with `jobs` as the job of a shell; `columns` wide."""
         self._master, slave = pty.openpty()
+        if columns is not None:
+            cli.env["COLUMNS"] = str(columns)
         shell = [sys.executable, "-c", SHELL] if jobs else []
         self.process: Popen[str] = cli.start_program(
             sys.executable, "-c", LOGIN, *shell, sys.executable, "-m", "lockkit.cli", *args,

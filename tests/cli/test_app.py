@@ -65,6 +65,39 @@ def test_unknown_command_is_wrong_usage(cli: Cli) -> None:
     assert "Usage: lockkit" in help_shown.stdout + help_shown.stderr
 
 
+def test_usage_has_the_words_of_the_documentation(cli: Cli) -> None:
+    """NAME and COMMAND, not the types of Python or the classes of its errors."""
+    help_shown = cli.run("run", "--help").stdout
+    wrong = cli.run("run", "a", "--on-busy", "never", "--", "true")
+
+    assert help_shown.startswith("Usage: lockkit run [OPTIONS] NAME COMMAND...\n")
+    assert re.search(r"^  NAME +Name of the lock", help_shown, re.MULTILINE)
+    assert re.search(r"^  COMMAND +What to run", help_shown, re.MULTILINE)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "'never' is not one of" in wrong.stderr
+    assert "Value error" not in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_forgotten_name_is_suspected(cli: Cli, command: str) -> None:
+    """The first word of COMMAND would be the lock; a name that is no program may stand behind ``--``."""
+    done = cli.run(command, "--url", f"file:{cli.home}/locks", "--", "echo", "hi")
+    named = cli.run("run", "--", "seat:12A", "echo", "hi")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is NAME missing? echo is a program, and would be the name: lockkit {command} NAME -- echo" in done.stderr
+    assert (named.returncode, named.stdout) == (0, "hi\n")
+
+
+def test_lab_without_a_scenario_lists_them(cli: Cli) -> None:
+    """As with ``--list``."""
+    done = cli.run("lab")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == cli.run("lab", "--list").stdout
+    assert "gc-pause" in done.stdout
+
+
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_missing_extra_is_one_line(cli: Cli, missing: str) -> None:
     """It says what to install."""
@@ -116,6 +149,16 @@ def test_backends_shows_every_scheme(cli: Cli) -> None:
     assert "Excludes only on this machine" in done.stdout
     assert "driverless: not available" in done.stdout
     assert "lockkit-faulty" in done.stdout
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_backends_follow_the_width_that_is_asked_for(cli: Cli, width: int) -> None:
+    """In a pipe, such as that of watch(1), as on a terminal."""
+    cli.env["COLUMNS"] = str(width)
+
+    lines = cli.run("backends").stdout.splitlines()
+
+    assert max(map(len, lines)) <= width
 
 
 def test_backends_as_json(cli: Cli) -> None:

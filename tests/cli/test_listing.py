@@ -16,6 +16,7 @@ from lockkit.cli import completion
 from lockkit.cli.app import app
 from lockkit.cli.completion import complete_name
 from lockkit.testing.timing import PATIENCE
+from tests.cli.terminal import Tty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,19 @@ def test_list_shows_who_holds_what(url: str, client: lockkit.Client) -> None:
     assert r"seat:2[red]\x1b[2J" in done.stdout
     assert "seat:3" not in done.stdout
     assert "other" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [100, 60, 30, 10])
+def test_narrow_list_breaks_no_name(cli: Cli, width: int, url: str, client: lockkit.Client) -> None:
+    """It leaves out columns first: the name, with its spaces, and who holds it, stay."""
+    name = "orders:customer-1234567 of May"
+    with client.lock(name), client.lock("short"):
+        tty = Tty(cli, "list", "--url", url, columns=width)
+        assert tty.end() == 0
+
+    (row,) = (line for line in tty.seen.splitlines() if name in line)
+    assert str(os.getpid()) in row
+    assert "pid" in tty.seen
 
 
 def test_list_shows_all_kinds_and_since_when(url: str, client: lockkit.Client) -> None:

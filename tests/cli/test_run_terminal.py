@@ -118,3 +118,17 @@ def test_lock_of_one_machine_is_told_at_the_terminal(cli: Cli) -> None:
 
     tty.expect("locks out processes of this machine only")
     assert tty.end() == 0
+
+
+def test_wait_tells_at_the_terminal_who_holds_the_lock(cli: Cli) -> None:
+    """A second after it began; cron has no terminal, and mails nothing."""
+    holder = cli.start("run", "a", "--", "sh", "-c", SLEEP)
+    (command,) = pids(cli.home / "pids", 1)
+    tty = Tty(cli, "run", "a", "--", "echo", "mine")
+
+    tty.expect(f"waiting for lock 'a' (held by {os.uname().nodename} {holder.pid} since ")
+    os.kill(command, signal.SIGTERM)
+
+    tty.expect("mine")
+    assert tty.end() == 0
+    assert holder.wait(timeout=60) == 128 + signal.SIGTERM

@@ -165,7 +165,7 @@ def test_status_names_the_signal_wherever_it_strikes(signum: signal.Signals) -> 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_bench_that_is_ended_removes_its_files(cli: Cli, signum: signal.Signals) -> None:
     """As after Ctrl-C, with what was measured."""
-    few = ("--no-peers", "--face", "blocking", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05")
+    few = ("--no-peers", "--face", "sync", "--workload", "pair", "--rounds", "1000", "--seconds", "0.05")
     running = cli.start("bench", f"file://{cli.home}/locks", *few)
     until(lambda: any(cli.home.rglob("lockkit-bench-*/*")))  # a worker uses it
 

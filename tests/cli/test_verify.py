@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.cli.support import Cli
 
-FEW = ("--only", "names_are_locks_of_their_own", "--face=blocking")
+FEW = ("--only", "names_are_locks_of_their_own", "--face=sync")
 
 
 def test_report_says_what_holds_and_what_is_not_promised(cli: Cli) -> None:
@@ -37,7 +37,7 @@ def test_report_says_what_holds_and_what_is_not_promised(cli: Cli) -> None:
 
 def test_json_names_every_case(cli: Cli) -> None:
     """With its face, promise and outcome; one face can be chosen."""
-    done = cli.run("verify", "memory://", "--only", "ping or processes_exclude", "--face=blocking", "--json")
+    done = cli.run("verify", "memory://", "--only", "ping or processes_exclude", "--face=sync", "--json")
 
     found = json.loads(done.stdout)
     assert (found["backend"], found["conforms"], found["complete"]) == ("memory://", True, True)
@@ -45,13 +45,13 @@ def test_json_names_every_case(cli: Cli) -> None:
     assert found["not_promised"] == len(found["cases"]) - 1 >= 1
     (passed,) = [case for case in found["cases"] if case["outcome"] == "passed"]
     assert "ping" in passed["name"]
-    assert (passed["face"], passed["reason"]) == ("blocking", "")
+    assert (passed["face"], passed["reason"]) == ("sync", "")
     assert all(case["promise"] and case["group"] and case["backend_part"] for case in found["cases"])
 
 
 def test_backend_that_excludes_nobody_does_not_conform(cli: Cli) -> None:
     """The report names the case, what must hold and what was seen; status 1."""
-    done = cli.run("verify", f"sieve://{cli.home}/locks", "--only", "held_lock_is_refused", "--face=blocking")
+    done = cli.run("verify", f"sieve://{cli.home}/locks", "--only", "held_lock_is_refused", "--face=sync")
 
     assert done.returncode == 1
     assert "does not conform: " in done.stdout
@@ -64,7 +64,7 @@ def test_temporary_directory_is_as_it_was(cli: Cli) -> None:
     """Cases write files of their own too; this one counts in some."""
     before = sorted(cli.home.iterdir())
 
-    done = cli.run("verify", "memory://", "--only", "actors_of_one_client_exclude", "--face=blocking")
+    done = cli.run("verify", "memory://", "--only", "actors_of_one_client_exclude", "--face=sync")
 
     assert (done.returncode, "1 passed" in done.stdout) == (0, True)
     assert sorted(cli.home.iterdir()) == before

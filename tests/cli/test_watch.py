@@ -293,6 +293,16 @@ def test_table_fits_the_terminal(width: int, height: int) -> None:
     assert any(chosen in line for line in lines)
 
 
+def test_narrow_table_says_who_before_which_token() -> None:
+    """At 60 columns."""
+    watched = watching(looked(0, held("orders:1", metadata=ABOUT, token=1234567890123456)))
+
+    lines = drawn(View(), watched, 1, width=60)
+
+    assert lines[1].split() == ["name↑", "holder", "left", "missed"]
+    assert "web1 7" in lines[2]
+
+
 def test_escape_sequences_in_names_are_only_shown() -> None:
     """Any client chooses names and metadata."""
     watched = watching(looked(0, held("a\x1b[2J", "o\x07", metadata={"k\x1b": "v\x1b"})))

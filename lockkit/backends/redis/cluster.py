@@ -246,7 +246,7 @@ class ClusterTopology(Topology):
         if isinstance(found, list):
             raise_configuration(found)
             message = f"no node of the Cluster can be asked: {'; '.join(map(str, found))}"
-            raise unsent(message)
+            raise unsent(message) from found[0].__cause__
         address, ranges = found
         self._failed.discard(address)
         await self._use_map(ranges, self._node_at(address))

@@ -314,9 +314,8 @@ class SyncNode(RedisNode):
     ) -> Reply:
         """See `RedisNode.run`. The hot path first: a connection used just now, a loaded script, a number as reply."""
         idle = self._idle
-        try:
-            connection: SyncConnection = idle.pop()  # type: ignore[assignment]  # cast() would be a call
-        except IndexError:
+        connection: SyncConnection | None = self._pop_idle()  # type: ignore[assignment]  # cast() would be a call
+        if connection is None:
             return await super().run(script, key, body, resend=resend, answer_by=answer_by)
         now = self._runtime.now()
         if now > connection.used + TRUSTED_SECONDS:

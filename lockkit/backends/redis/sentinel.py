@@ -169,7 +169,7 @@ class SentinelTopology(Topology):
         message = f"no Sentinel names the master {self.service_name!r}: {'; '.join(map(str, found))}"
         if all(isinstance(error, _UnknownMasterError) for error in found):
             raise ConfigurationError(f"{message}. Check the name in the path of the URL")
-        raise unsent(message)
+        raise unsent(message) from found[0].__cause__
 
     async def _ask_one(self, sentinel: RedisNode, until: Instant) -> tuple[RedisNode, tuple[str, int]]:
         question = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service_name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
     from lockkit.url import Url
 
-__all__ = ["NODES_MAX", "adopt_targets", "url_of", "url_targets"]
+__all__ = ["NODES_MAX", "adopt_targets", "counted", "url_of", "url_targets"]
 
 NODES_MAX = 9
 """Each costs a message per call, and nine already survive the failure of four."""
@@ -71,6 +71,11 @@ def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[
     _check_nodes(targets, url_of(targets))
     warn_of_unverified(targets, kind, url_of(targets))
     return targets
+
+
+def counted(count: int) -> str:
+    """Give a number of nodes for people."""
+    return f"{count} node{'' if count == 1 else 's'}"
 
 
 def url_of(targets: Sequence[Target]) -> str:

@@ -73,6 +73,7 @@ from lockkit.backend import (
 from lockkit.backends.redis import options as redis_options
 from lockkit.backends.redis.keys import KeysByName, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redlock import addresses
+from lockkit.backends.redlock.addresses import counted
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
 from lockkit.backends.redlock.listing import Listing
 from lockkit.backends.redlock.network import open_nodes
@@ -356,7 +357,7 @@ class RedlockBackend(LockBackend):
         """Say which nodes did not answer, and why; `found` is what is known without them."""
         if found is None:
             assert count.answered_count < self._quorum
-            found = f"{count.answered_count} of {self._nodes_count} nodes answered"
+            found = f"{count.answered_count} of {counted(self._nodes_count)} answered"
         reasons = (count.why(index, label) for index, label in enumerate(self._nodes.labels))
         message = f"{found}, and a majority of {self._quorum} is needed: {'; '.join(filter(None, reasons))}"
         errors = [_reason(answer) for answer in count.answers if isinstance(answer, LockError)]
@@ -367,7 +368,7 @@ class RedlockBackend(LockBackend):
             return error
         error = NoQuorum(message)
         error.sent = any(not isinstance(answer, NodeDown) for answer in count.answers)
-        error.__cause__ = errors[0] if errors else None
+        error.__cause__ = (errors[0].__cause__ or errors[0]) if errors else None
         return error
 
     # -- waiting ---------------------------------------------------------------------------------------------------
@@ -432,7 +433,7 @@ class RedlockBackend(LockBackend):
         if len(count.yes) >= self._quorum:
             return Renewed()
         if len(count.yes) + unknown_count >= self._quorum:
-            found = f"{len(count.yes)} of {self._nodes_count} nodes say that this lease holds the lock"
+            found = f"{len(count.yes)} of {counted(self._nodes_count)} say that this lease holds the lock"
             return Unknown(self._no_quorum(count, found))
         assert len(held.voters) >= self._quorum, "a lease that never had a majority"
         if answers.count(BROKEN):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
 from lockkit.backends.redis.keys import ttl_milliseconds
-from lockkit.backends.redlock.addresses import url_targets
+from lockkit.backends.redlock.addresses import counted, url_targets
 from lockkit.backends.redlock.backend import OPTIONS
 from lockkit.backends.redlock.delayed_restart import wait_milliseconds
 from lockkit.backends.redlock.nodes import LockKeys
@@ -132,7 +132,7 @@ async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> li
             reachable.append(server)
     if len(reachable) <= len(servers) // 2:
         safe_url = examination.url.safe_text
-        answered = f"{len(reachable)} of {len(servers)} nodes of {safe_url} answered, which is no majority"
+        answered = f"{len(reachable)} of {counted(len(servers))} of {safe_url} answered, which is no majority"
         raise NoQuorum(f"{answered}: {'; '.join(problems)}", backend=safe_url)
     return reachable
 
@@ -140,7 +140,12 @@ async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> li
 def _judge_number(examination: Examination, count: int) -> None:
     where = examination.url.safe_text
     if count < NODES_MIN:
-        examination.find(FEW, where, f"The URL names {count} nodes.", "Use 3 or 5 nodes on different machines.")
+        examination.find(
+            FEW,
+            where,
+            f"The URL names {counted(count)}.",
+            "Use 3 or 5 nodes on different machines.",
+        )
     elif count % 2 == 0:
         advice = f"Use {count - 1} or {count + 1} nodes."
         examination.find(EVEN, where, f"The URL names {count} nodes.", advice)

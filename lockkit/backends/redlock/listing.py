@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockkit.backends.redlock.addresses import counted
 from lockkit.errors import BackendUnavailable, NoQuorum
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class Listing:
             self._failures.append(error)
             if len(self._nodes.labels) - len(self._failures) < self._wanted:
                 reasons = "; ".join(map(str, self._failures))
-                message = f"the keys of {self._wanted} of {len(self._nodes.labels)} nodes are needed: {reasons}"
-                raise NoQuorum(message) from error
+                message = f"the keys of {self._wanted} of {counted(len(self._nodes.labels))} are needed: {reasons}"
+                raise NoQuorum(message) from error.__cause__ or error
             return []
         self._scan_ended = page.next is None
         self._candidates = [name for name in page.names if name not in self._seen]

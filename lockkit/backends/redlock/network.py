@@ -23,6 +23,7 @@ from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redis.wakeup import warn_of_polling
+from lockkit.backends.redlock.addresses import counted
 from lockkit.backends.redlock.node import ClientState, RedlockNode
 from lockkit.backends.redlock.nodes import Nodes
 from lockkit.errors import BackendUnavailable, LockError
@@ -236,7 +237,7 @@ class NetworkNodes(Nodes):
         denied = next((node.listener.denied for node in self.all if node.listener.denied is not None), None)
         if denied is not None and not self._warned_of_polling:
             self._warned_of_polling = True
-            warn_of_polling(f"{len(self.all)} nodes", denied)
+            warn_of_polling(counted(len(self.all)), denied)
         return self._subscribed_before
 
     def forget(self, request: Request) -> None:

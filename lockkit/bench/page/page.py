@@ -275,7 +275,7 @@ def _details(section: Section) -> Html:
         ]
         ratio = row.ratios.get(headline, {}).get(row.baseline or "")
         numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
-        words = [_label(row), row.subject.face, title(row.subject.group)]
+        words = [_label(row), row.subject.api, title(row.subject.group)]
         cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]
         rows.append(tag("tr", *cells, class_=row.status))
     table = tag("table", tag("tr", *(tag("th", word) for word in head)), *rows)
@@ -287,7 +287,7 @@ def _shown(row: Row) -> bool:
 
 
 def _name(row: Row) -> str:
-    return _label(row) + (" (asyncio)" if row.subject.face == "asyncio" else "")
+    return _label(row) + (" (async)" if row.subject.face == "asyncio" else "")
 
 
 def _label(row: Row) -> str:

@@ -106,7 +106,7 @@ COLUMNS: Final = (
 )
 """In the order of the table."""
 
-_DROPPED: Final = ("kind", "age", "waiters", "holder", "token", "missed")
+_DROPPED: Final = ("kind", "age", "waiters", "token", "holder", "missed")
 """What a narrow terminal goes without, in this order."""
 
 

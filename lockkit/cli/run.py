@@ -50,7 +50,7 @@ def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
         LockError: The lock could not be had.
         typer.BadParameter: The grace is longer than the ttl allows.
     """
-    job = Job(argv, options)
+    job = Job(name, argv, options)
     return job.serve(lambda client: _Run(job, client, name, options).run())
 
 
@@ -101,11 +101,10 @@ class _Run:
         try:
             lease = self._acquire()
         except LockTimeout:
-            if self._options.on_busy is not OnBusy.SKIP:
-                raise
-            if not self._options.quiet:
+            skips = self._options.on_busy is OnBusy.SKIP
+            if not (skips and self._options.quiet):
                 say(f"lock {self._lock.name!r} is busy{self._holder()}: the command did not run")
-            return Status.OK
+            return Status.OK if skips else Status.BUSY
         if self._record is None:
             return self._run_under(lease)
         try:

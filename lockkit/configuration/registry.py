@@ -370,7 +370,7 @@ def _unknown_option(
     in_mode = f" in mode={mode.default}" if mode is not None else ""
     message = (
         f"unknown option {shown(name)} for {safe_url or backend_class.__name__}{in_mode}"
-        f"{nearest(name, [*own, *driver])}. Its options are {', '.join(own)}"
+        f"{nearest(name, [*own, *driver, 'profile'])}. Its options are {', '.join(own)}"
     )
     return ConfigurationError(message, backend=safe_url)
 

@@ -219,8 +219,8 @@ class Report:
             outage.causes.add(cause)
             left = max(0.0, tally.deadline - self._client.runtime.now())
             log.warning(
-                "renewal of %s of %d at %s failed, %.3f s to the %s deadline; lockkit retries: %s",
-                tally, outage.held, url, left, "nearest" if tally.count > 1 else "its", text,
+                "renewal of %s of %d held at %s failed, %.3f s to %s deadline; lockkit retries: %s",
+                tally, outage.held, url, left, "the nearest" if tally.count > 1 else "its", text,
             )  # fmt: skip
 
     def _end_outage(self) -> None:

@@ -60,6 +60,17 @@ def test_command_line_in_one_word_is_explained(cli: Cli) -> None:
     assert "No such file or directory. Its arguments must be words of their own; for a command of the" in done.stderr
 
 
+def test_forgotten_name_is_explained(cli: Cli) -> None:
+    """Then the command's first word was taken for the name."""
+    done = cli.run("run", "--", "echo", "hi")
+
+    assert done.returncode == 127
+    assert done.stderr == (
+        "lockkit: cannot execute hi: No such file or directory. "
+        "If echo belongs to the command, put a name before it: NAME -- echo hi\n"
+    )
+
+
 @pytest.mark.parametrize("text", [None, "no program\n"])
 def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
     """A file without the right to execute it; a file that has it, and is no program."""
@@ -150,14 +161,16 @@ def test_unavailable_backend_is_69(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("options", [["--on-busy=fail"], ["--timeout", "0.2"], ["--on-busy=fail", "--timeout=0.1"]])
-def test_busy_is_75(cli: Cli, options: list[str]) -> None:
+def test_busy_is_75_and_says_who_holds_the_lock(cli: Cli, options: list[str]) -> None:
     """At once with fail, after the timeout with wait."""
     holder = hold(cli)
+    pid = cli.holders("a")[0]["metadata"]["pid"]
 
     done = cli.run("run", "a", *options, "--", "touch", "ran")
 
     assert done.returncode == 75
-    assert re.fullmatch(r"lockkit: lock 'a' at file://\S+ is busy .* --timeout, .* lockkit holders\.\n", done.stderr)
+    held = rf"lockkit: lock 'a' is busy \(held by \S+ {pid} since 20\d\d-\S+ \S+\): the command did not run\n"
+    assert re.fullmatch(held, done.stderr)
     assert not (cli.home / "ran").exists()
     assert holder.poll() is None
 

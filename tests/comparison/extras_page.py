@@ -49,6 +49,7 @@ lockkit itself depends on no other package.
 integrations that are not listed here.
 An extra brings what one backend or integration needs: `pip install "lockkit[redis]"`, or several at once,
 `pip install "lockkit[redis,cli]"`.
+lockkit is not on the package index yet: in a clone, write `.` in place of `lockkit`, as in `pip install ".[redis]"`.
 
 Importing lockkit imports no driver.
 A driver is imported when you connect to its backend, a framework when you import its integration.

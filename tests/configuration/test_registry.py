@@ -268,7 +268,13 @@ def test_driver_is_asked_only_when_needed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "suggestion"),
-    [("tll", "ttl"), ("unavailable", "unavailable_after"), ("prefx", "prefix"), ("socket_timout", "socket_timeout")],
+    [
+        ("tll", "ttl"),
+        ("unavailable", "unavailable_after"),
+        ("prefx", "prefix"),
+        ("socket_timout", "socket_timeout"),
+        ("profil", "profile"),
+    ],
 )
 def test_unknown_option_suggests_the_nearest(name: str, suggestion: str) -> None:
     """In the URL and in the call, for an option of lockkit and of the driver."""

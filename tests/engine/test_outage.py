@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,7 @@ def in_jeopardy(leases: Sequence[Any]) -> int:
 def check_lines(lines: list[str]) -> None:
     """One about the leases that could not be renewed, one about the end."""
     about = [line for line in lines if "renewal" in line]
-    assert sum(f"renewal of {LEASES} locks" in line and f"of {LEASES} at" in line for line in about) == 1, about
+    assert sum(f"renewal of {LEASES} locks" in line and f"of {LEASES} held at" in line for line in about) == 1, about
     assert "nearest deadline" in about[0]
     assert sum("work again after" in line and f"{LEASES} renewed again, 0 lost" in line for line in about) == 1, about
     assert len(lines) <= 10, lines
@@ -103,6 +104,20 @@ def test_restart_under_many_leases_writes_few_lines_and_loses_none(slow_log: lis
         assert all(lease.held for lease in leases)
         until(lambda: any("work again" in line for line in tuple(slow_log)))
     check_lines(slow_log)
+
+
+def test_line_about_one_lease_is_a_sentence(slow_log: list[str]) -> None:
+    """It said "to the its deadline"."""
+    require("redis", local=True)
+    with RedisServer(appendonly=True) as server, lockkit.connect(server.url) as client:
+        lease = client.lock("a", ttl=LONG).acquire()
+        with restarted(server):
+            client._engine.confirm_soon()
+            until(lambda: any("renewal of lock 'a'" in line for line in tuple(slow_log)))
+        until(lambda: in_jeopardy([lease]) == 0)
+
+    line = next(line for line in slow_log if "renewal of lock 'a'" in line)
+    assert re.search(r" of 1 held at redis://\S+ failed, \d+\.\d{3} s to its deadline; lockkit retries: ", line)
 
 
 def test_restart_under_many_leases_in_an_event_loop(slow_log: list[str]) -> None:

@@ -208,7 +208,9 @@ class RedlockBackend(LockBackend):
     def _advise(self) -> None:
         count = self._nodes_count
         if count < 3:  # noqa: PLR2004 - the fewest of which one may fail
-            log.warning("%s has %d nodes, so no lock can be taken when one of them fails: use 3 or 5", self._url, count)
+            log.warning(
+                "%s names fewer than 3 nodes (%d): no lock can be taken if one fails; use 3 or 5", self._url, count
+            )
         elif count % 2 == 0:
             log.warning(
                 "%s has %d nodes and survives no more failures than %d would, and votes can tie: use %d or %d",

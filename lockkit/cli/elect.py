@@ -45,7 +45,7 @@ def elect(name: str, argv: Sequence[str], options: ElectOptions) -> int:
         LockError: The campaign failed.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # see `_campaign_again`
-    job = Job(name, argv, options)
+    job = Job(argv, options)
     status = job.serve(lambda client: _serve_term(job, client, name, options))
     return _campaign_again(job.signals) if status is None else status
 

@@ -6,15 +6,13 @@ Command and guard are forked first, while this process has one thread and no cli
 
 from __future__ import annotations
 
-import shlex
-import shutil
 from typing import TYPE_CHECKING, TypeVar
 
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import Guard
 from lockkit.cli.output import refuse_private, say, settings_told
 from lockkit.cli.signals import Signals
-from lockkit.cli.status import SIGNALLED, Status
+from lockkit.cli.status import SIGNALLED
 from lockkit.cli.supervisor import Outcome, Supervisor, variables
 from lockkit.cli.waiting import Interrupted
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
@@ -41,14 +39,13 @@ class Job:
         embedded: Nothing names a backend, and the user has been told.
     """
 
-    def __init__(self, name: str, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
+    def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
         """
         Fork the command and its guard. Call it while this process has one thread.
 
         Raises:
             ConfigurationError: The system lets this process start no others.
         """
-        self._words = [name, *argv]
         self._options = options
         self.embedded = False
         try:
@@ -81,7 +78,7 @@ class Job:
         except Interrupted as interrupt:
             return SIGNALLED + interrupt.signum
         except CannotExecute as error:
-            say(f"{error}{_forgotten_name(self._words) if error.status == Status.NOT_FOUND else ''}")
+            say(str(error))
             return error.status
         finally:
             self._clean_up()
@@ -121,14 +118,6 @@ class Job:
         """Leave no process behind. May be called twice."""
         self._command.discard()
         self._guard.dismiss()
-
-
-def _forgotten_name(words: Sequence[str]) -> str:
-    """Say that the first word, which was taken for the name, is a program, and the second is none; else nothing."""
-    if shutil.which(words[0]) is None or shutil.which(words[1]) is not None:
-        return ""
-    command = shlex.join(words)
-    return f". If {words[0]} belongs to the command, put a name before it: NAME -- {command}"
 
 
 def release(lease: Lease) -> bool:

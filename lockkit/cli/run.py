@@ -50,7 +50,7 @@ def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
         LockError: The lock could not be had.
         typer.BadParameter: The grace is longer than the ttl allows.
     """
-    job = Job(name, argv, options)
+    job = Job(argv, options)
     return job.serve(lambda client: _Run(job, client, name, options).run())
 
 

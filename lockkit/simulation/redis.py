@@ -249,8 +249,11 @@ class SimulatedListener:
     Attributes:
         name: The channel's name.
         channel: The same while it is subscribed; None otherwise.
+        denied: None: each client may subscribe.
         process: The client's.
     """
+
+    denied = None
 
     def __init__(self, process: Process) -> None:
         """Do not subscribe yet."""

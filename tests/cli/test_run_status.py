@@ -60,17 +60,6 @@ def test_command_line_in_one_word_is_explained(cli: Cli) -> None:
     assert "No such file or directory. Its arguments must be words of their own; for a command of the" in done.stderr
 
 
-def test_forgotten_name_is_explained(cli: Cli) -> None:
-    """Then the command's first word was taken for the name."""
-    done = cli.run("run", "--", "echo", "hi")
-
-    assert done.returncode == 127
-    assert done.stderr == (
-        "lockkit: cannot execute hi: No such file or directory. "
-        "If echo belongs to the command, put a name before it: NAME -- echo hi\n"
-    )
-
-
 @pytest.mark.parametrize("text", [None, "no program\n"])
 def test_command_that_is_no_program_is_126(cli: Cli, text: str | None) -> None:
     """A file without the right to execute it; a file that has it, and is no program."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -156,12 +157,15 @@ def test_late_renewal_is_shown() -> None:
         client.close()
 
 
-def test_alert_rules_name_the_metrics_that_exist(registry: CollectorRegistry, client: lockkit.Client) -> None:
+def exported(registry: CollectorRegistry) -> dict[str, set[str]]:
+    """The series of each metric."""
+    ends = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
+    return {metric.name: {metric.name + end for end in ends[metric.type]} for metric in registry.collect()}
+
+
+def test_alert_rules_name_the_metrics_that_exist(registry: CollectorRegistry) -> None:
     """docs/how-to/lockkit.rules.yml."""
-    client.lock("a", label="a").acquire().release()
-    client.lock("a", label="a", ttl=60).acquire().release()
-    seen()
-    known = {line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE")}
+    known = set().union(*exported(registry).values())
     rules = yaml.safe_load((ROOT / "docs/how-to/lockkit.rules.yml").read_text())["groups"][0]["rules"]
     assert rules
     for rule in rules:
@@ -170,6 +174,19 @@ def test_alert_rules_name_the_metrics_that_exist(registry: CollectorRegistry, cl
         assert used
         assert set(used) <= known, rule["alert"]
         assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def test_dashboard_shows_every_metric_and_no_other(registry: CollectorRegistry) -> None:
+    """docs/how-to/lockkit-grafana.json."""
+    metrics = exported(registry)
+    dashboard = json.loads((ROOT / "docs/how-to/lockkit-grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [variable["query"] for variable in dashboard["templating"]["list"]]
+    used = set(re.findall(r"lockkit_\w+", " ".join(queries)))
+
+    assert used - set().union(*metrics.values()) == set()
+    assert [name for name, series in metrics.items() if not series & used] == []
+    assert [query for query in queries if query.count("(") != query.count(")")] == []
 
 
 def test_failures(registry: CollectorRegistry, client: lockkit.Client) -> None:

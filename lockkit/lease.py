@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["INHERIT", "BaseLease", "Inherit", "MakesLeases", "OtherApi", "SharedWithStack", "WithStack"]
 
 
-class _WrongApiError(TypeError, AttributeError):
+class _WrongApiError(LockError, TypeError, AttributeError):
     """What Python raises for the wrong ``with``; and an AttributeError, so that hasattr() tells the two APIs apart."""
 
 

@@ -33,14 +33,6 @@ def test_list_names_every_scenario() -> None:
     assert "redlock" in json.loads(as_json.stdout)[0]["backends"]
 
 
-def test_no_scenario_is_wrong_usage() -> None:
-    """It says where to look."""
-    done = call()
-
-    assert done.exit_code == 2
-    assert "--list" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

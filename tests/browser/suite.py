@@ -399,19 +399,22 @@ FOUND = """
 
 
 @pytest.fixture(scope="module")
-def searching(browser: Chromium, address: str) -> Chromium:
-    """The start page."""
+def searching(browser: Chromium, address: str) -> Iterator[Chromium]:
+    """The start page, with the index of the search, and its first results."""
+    browser.search(on=True)
     browser.look(WIDTHS["desktop"])
     browser.load(f"{address}/?q=lock")
-    return browser
+    wait_until(lambda: None if browser.run(FOUND) else "no results for lock", seconds=60)
+    yield browser
+    browser.search(on=False)
 
 
 @pytest.mark.parametrize("query", SEARCHES)
 def test_search_finds_the_page_first(searching: Chromium, query: str) -> None:
     """By the theme's own search, in the browser."""
-    ask = "(text) => {{ const input = document.querySelector('.md-search__input'); input.value = text;"
     before = searching.run(FOUND)
-    searching.run(f"({ask.format()} input.dispatchEvent(new Event('keyup')); }})({query!r})")
+    searching.run(f"{{ const box = document.querySelector('.md-search__input'); box.value = {query!r};"
+                  " box.dispatchEvent(new Event('keyup')); }")
 
     wait_until(lambda: None if searching.run(FOUND) not in ([], before) else f"no results for {query}")
 

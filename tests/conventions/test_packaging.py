@@ -91,7 +91,7 @@ def test_readme_of_an_index_has_no_link_into_the_repository() -> None:
         text = re.sub(change["pattern"], change["replacement"], text)
 
     targets = re.findall(r"\]\(([^)]+)\)", text)
-    assert f"{lockkit.errors.DOCUMENTATION}backends/redis/" in targets
+    assert f"{lockkit.errors.DOCUMENTATION}databases/postgresql/" in targets
     assert f"{lockkit.errors.DOCUMENTATION}choose/" in targets
     assert [target for target in targets if not target.startswith(lockkit.errors.DOCUMENTATION)] == []
 

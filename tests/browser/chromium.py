@@ -70,8 +70,7 @@ class Chromium:
         self.call("Page.enable")
         self.call("Runtime.enable")
         self.call("Network.enable")
-        # Each page would load the index of the search, which takes a quarter of the time, and no test searches.
-        self.call("Network.setBlockedURLs", urls=["*/search/*", "*/workers/search.*"])
+        self.search(on=False)
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +133,10 @@ class Chromium:
     def scripts(self, *, on: bool) -> None:
         """Run the scripts of pages that are loaded from now on, or not."""
         self.call("Emulation.setScriptExecutionDisabled", value=not on)
+
+    def search(self, *, on: bool) -> None:
+        """Let pages that are loaded from now on load the index of the search, a quarter of their time, or not."""
+        self.call("Network.setBlockedURLs", urls=[] if on else ["*/search/*", "*/workers/search.*"])
 
     def load(self, url: str) -> None:
         """Load a page, and wait until it is complete."""

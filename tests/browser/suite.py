@@ -271,6 +271,41 @@ def test_tables_that_help_to_choose_need_no_scrolling_on_a_phone(browser: Chromi
     assert browser.run(WIDE_TABLES) == []
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_start_page_shows_code_and_install_without_scrolling(
+    browser: Chromium, address: str, pictures: Path, width: int, height: int
+) -> None:
+    """On a laptop and on a phone; the code does not have to be scrolled sideways either."""
+    browser.look(width, height)
+    browser.load(f"{address}/")
+
+    take_picture(browser, pictures / f"start-{width}.png", width, whole=False)
+    code, install, wide = browser.run("""
+    (() => {
+      const bottom = (element) => element.getBoundingClientRect().bottom;
+      const code = document.querySelector(".md-content .highlight pre code");
+      const install = [...document.querySelectorAll(".md-content p")].find((p) => /pip install/.test(p.textContent));
+      return [bottom(code), bottom(install), code.scrollWidth > code.clientWidth];
+    })()
+    """)
+    assert 0 < code < install <= height
+    assert not wide
+
+
+@pytest.mark.parametrize("page", [".", "tutorials/first-lock"])
+def test_few_entries_are_open_on_the_left(browser: Chromium, address: str, page: str) -> None:
+    """A newcomer reads all of them."""
+    browser.look(WIDTHS["desktop"])
+    browser.load(f"{address}/{page}/")
+
+    entries = browser.run("""
+    [...document.querySelectorAll(".md-sidebar--primary .md-nav__item > a.md-nav__link")]
+      .filter((link) => link.checkVisibility()).map((link) => link.textContent.trim())
+    """)
+
+    assert len(entries) <= 8, entries
+
+
 # -- the questions -----------------------------------------------------------------------------------------------------
 
 
@@ -399,19 +434,24 @@ FOUND = """
 
 
 @pytest.fixture(scope="module")
-def searching(browser: Chromium, address: str) -> Chromium:
-    """The start page."""
+def searching(browser: Chromium, address: str) -> Iterator[Chromium]:
+    """The start page, with the index of the search, and its first results."""
+    browser.search(on=True)
     browser.look(WIDTHS["desktop"])
     browser.load(f"{address}/?q=lock")
-    return browser
+    wait_until(lambda: None if browser.run(FOUND) else "no results for lock")
+    yield browser
+    browser.search(on=False)
 
 
 @pytest.mark.parametrize("query", SEARCHES)
 def test_search_finds_the_page_first(searching: Chromium, query: str) -> None:
     """By the theme's own search, in the browser."""
-    ask = "(text) => {{ const input = document.querySelector('.md-search__input'); input.value = text;"
     before = searching.run(FOUND)
-    searching.run(f"({ask.format()} input.dispatchEvent(new Event('keyup')); }})({query!r})")
+    searching.run(
+        f"{{ const box = document.querySelector('.md-search__input'); box.value = {query!r};"
+        " box.dispatchEvent(new Event('keyup')); }"
+    )
 
     wait_until(lambda: None if searching.run(FOUND) not in ([], before) else f"no results for {query}")
 

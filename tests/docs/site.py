@@ -1,5 +1,5 @@
 """
-A hook of mkdocs: what the site's search finds first, full names of methods, and the changelog.
+A hook of mkdocs: what the site's search finds first, full names of methods, the version, and the changelog.
 
 Search leaves out decisions and generated tables, and ranks what a reader looks for first (Material for MkDocs, "search
 exclusion" and "search boosting").
@@ -8,6 +8,7 @@ exclusion" and "search boosting").
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def on_page_markdown(markdown: str, page: Any, **_: object) -> str:  # noqa: ANN
         )
         texts = "\n".join("- " + path.read_text().strip().replace("\n", "\n  ") for path in overview)
         markdown += f"\n{released}\n## Not released yet\n\n{texts}\n"
-    return markdown
+    return markdown.replace("{version}", version("lockkit").partition("+")[0]) if source == "index.md" else markdown
 
 
 def on_page_content(html: str, **_: object) -> str:

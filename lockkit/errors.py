@@ -127,6 +127,10 @@ class NoQuorum(BackendUnavailable):
 _SHOWN_CHARS_MAX = 64
 """How much of each fact about a holder goes into a message: room for a host name."""
 
+_SHOWN_OWNER_CHARS_MAX = 12
+"""How much of an owner that is no client of lockkit: its value may be a secret of an application, as with ``prefix=``.
+More shows more of it; less does not tell holders apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
@@ -151,7 +155,7 @@ class LockHolder:
         """Return a few words for a message."""
         known = {"host": self.host, "pid": self.pid, "text": self.text and repr(self.text[:_SHOWN_CHARS_MAX])}
         shown = ", ".join(f"{key} {plain(value, _SHOWN_CHARS_MAX)}" for key, value in known.items() if value)
-        return shown or f"owner {plain(self.owner, _SHOWN_CHARS_MAX)}"
+        return shown or f"owner {plain(self.owner, _SHOWN_OWNER_CHARS_MAX)}"
 
 
 class LockTimeout(LockError, TimeoutError):

@@ -194,8 +194,9 @@ def _run_together(function: Callable[[], None], count: int) -> None:
 
 
 def test_foreign_holder_is_named_by_its_owner() -> None:
-    """It has stored neither host nor pid."""
+    """It has stored neither host nor pid; what it stored may be a secret, of which a message shows the beginning."""
     assert str(LockHolder("abc")) == "owner abc"
+    assert "4711" not in str(LockHolder("session-token-4711"))
     assert str(LockHolder("abc", "web-3", 4711)) == "host web-3, pid 4711"
 
 

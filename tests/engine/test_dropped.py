@@ -179,7 +179,7 @@ def test_lease_in_the_traceback_of_a_thread_is_dropped_with_the_thread(caplog: p
             error: BaseException | None = None
 
             def run(self) -> None:
-                lease = client.lock("x", reentrant=True, ttl=0.3).acquire()
+                lease = client.lock("x", reentrant=True, ttl=5.0).acquire()
                 try:
                     lease.extend(-1)
                 except lockkit.ConfigurationError as error:

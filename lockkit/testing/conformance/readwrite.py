@@ -184,7 +184,7 @@ class ReadWrite(Cases):
                 await driver.sleep(0.1)
 
         async def release(lease: aio.Lease) -> None:
-            await driver.sleep(0.1)
+            await driver.sleep(0.01)
             await lease.release()
 
         for use in (enter, release):

@@ -55,7 +55,7 @@ def test_terminal_gets_lines_of_its_width(cli: Cli, shared: str) -> None:
     tty = Tty(cli, "doctor", shared)
 
     tty.expect("\n         held, so lockkit refuses")
-    tty.expect(f"chmod o-w {shared.removeprefix('file:')}")
+    tty.expect(f"o-w {shared.removeprefix('file:')}")
     assert tty.end() == 1
 
 

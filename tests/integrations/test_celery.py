@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import redis
-from celery import Celery, current_task
+from celery import Celery, _state, current_task
 from celery.exceptions import Reject, Retry
 from celery.signals import task_retry
 from celery_once import AlreadyQueued, QueueOnce
@@ -542,8 +542,11 @@ def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
     assert ask() == (7.0, 60.0, "CETyes")
 
 
-def test_locked_task_may_be_the_base_of_all_tasks_of_an_app() -> None:
+def test_locked_task_may_be_the_base_of_all_tasks_of_an_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery's own have no lock; those of the application must."""
+    # Without the tasks that other tests share with each app.
+    own = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
+    monkeypatch.setattr(_state, "_on_app_finalizers", own)
     app = Celery("all", broker="memory://", task_cls=LockedTask, set_as_current=False)
     app.conf.lockkit_url = "memory://all"
     pay = app.task(shared=False, lock="acct:{n}")(echo)

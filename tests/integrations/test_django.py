@@ -612,7 +612,7 @@ def test_locked_passes_on_the_service_and_the_status(tmp_path: Path) -> None:
     script = "import lockkit; raise SystemExit(3 if lockkit.connect().holders('NAME')[0].remaining > 40 else 4)"
     with override_settings(LOCKKIT={"x": {"URL": "redis://h/0?ttl=1&db=2", "OPTIONS": {"ttl": 50, "fencing": False}}}):
         found = locked._environment(service("x"))["LOCKKIT_URL"]
-    file = override_settings(LOCKKIT={"x": {"URL": f"file://{tmp_path}", "OPTIONS": {"ttl": 50}}})
+    file = override_settings(LOCKKIT={"x": {"URL": f"file://{tmp_path}", "OPTIONS": {"ttl": 600}}})
     with file, pytest.raises(CommandError, match="status 3") as caught:
         call_command("locked", "NAME", alias="x", command=[sys.executable, "-c", script])
 
@@ -667,13 +667,13 @@ def test_site_with_locks_in_its_database_only(kind: str, tmp_path: Path) -> None
         }
     (tmp_path / "settings.py").write_text(
         f'INSTALLED_APPS = ["lockkit.integrations.django"]\nDATABASES = {{"default": {database!r}}}\n'
-        'LOCKKIT = {"default": {"DATABASE": "default", "OPTIONS": {"ttl": 50}}}\n'
+        'LOCKKIT = {"default": {"DATABASE": "default", "OPTIONS": {"ttl": 600}}}\n'
     )
     (tmp_path / "job.py").write_text(
         "import django; django.setup()\n"
         "from lockkit.integrations.django import client\n"
         "(holder,) = client().holders('report')\n"
-        "print(client().lock('report').try_acquire(), holder.remaining > 40)\n"
+        "print(client().lock('report').try_acquire(), holder.remaining > 100)\n"
     )
     locked = ["-m", "django", "locked", "report", "--timeout", "0", "--", sys.executable, "job.py"]
     ran = subprocess.run(

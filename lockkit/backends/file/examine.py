@@ -28,7 +28,7 @@ UNUSABLE = Check("file-unusable", Severity.ERROR, "No lock can be taken.", _OPTI
 WRITABLE_BY_OTHERS = Check(
     "file-writable-by-others",
     Severity.ERROR,
-    "Another user may replace or remove locks that are held, so lockkit refuses the directory.",
+    "Another user may remove locks that are held, so lockkit refuses the directory.",
     _LIMITS,
 )
 NETWORK = Check(

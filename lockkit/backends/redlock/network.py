@@ -370,8 +370,9 @@ class SyncNodes(NetworkNodes):
                     taken[index] = None
                     answers[index] = asked[index].error
         now = self._runtime.now
-        started = now()
-        until = min(until, started + self.timeout)
+        by = now() + self.timeout
+        patient = until >= by  # not by a difference, which a rounded sum would make too small
+        until = min(until, by)
         late = until - 0.9 * self.timeout
         for index, node in enumerate(asked):
             connection, count = taken[index], messages[index][1]
@@ -384,7 +385,7 @@ class SyncNodes(NetworkNodes):
                     await self._await_answer(connection, until)
                 answers[index] = [connection.receive()] if count == 1 else [connection.receive() for _ in range(count)]
             except TimeoutError as error:
-                answers[index] = self._too_slow(node, connection, error, patient=until - started >= self.timeout)
+                answers[index] = self._too_slow(node, connection, error, patient=patient)
             except DRIVER_ERRORS as error:
                 node.lost(error, connection=connection)
                 answers[index] = node.error

@@ -282,8 +282,8 @@ class TestKeys:
         lease.release()
 
         until_more_than(got, 0)
-        # The deletion, and the check by the waiter that was woken.
-        assert settled_calls_of(server) - before <= 2
+        # The deletion, the check by the waiter that was woken, and the time of its grant, if it waited for long.
+        assert settled_calls_of(server) - before <= 3
         for number in range(6):
             until_more_than(got, number)
             got[number].release()

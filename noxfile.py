@@ -77,9 +77,9 @@ EMBEDDED = {"memory", "file"}
 NATS = "examples/backends/lockkit-nats"
 DYNAMODB = "examples/backends/lockkit-dynamodb"
 
-# Most tests wait: for a ttl, a server, another process. Twelve at a time keep two cores busy.
+# Most tests wait: for a ttl, a server, another process. Six at a time keep two cores busy; with more, tests time out.
 # tests/conftest.py makes the groups, and puts the long ones first.
-PYTEST = ("pytest", "--numprocesses=12", "--dist=loadgroup", "--no-loadscope-reorder")
+PYTEST = ("pytest", "--numprocesses=6", "--dist=loadgroup", "--no-loadscope-reorder")
 
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["lint", "types", f"tests-{CURRENT}"]

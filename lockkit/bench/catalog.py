@@ -115,6 +115,13 @@ _TOOZ: tuple[tuple[tuple[str, ...], Scope, float, bool, str | None], ...] = (
     (("mysql", "mariadb"), "network", 1.0, False, "advisory"),
 )
 
+# Schemes, scope, the API, the adapter, and the interval in which a waiter looks again: it doubles up to the ttl.
+_MITHRIL: tuple[tuple[tuple[str, ...], Scope, Face, str, float], ...] = (
+    (("file",), "machine", "blocking", "mithril:Mithril", 0.1),
+    (_NODE, "network", "blocking", "mithril:Mithril", 0.0),
+    (_NODE, "network", "asyncio", "mithril:MithrilAsyncio", 0.0),
+)
+
 # Schemes, the driver, what the classes of its baselines are called, and the scope.
 _SQL: tuple[tuple[tuple[str, ...], str, str, Scope], ...] = (
     (("postgresql",), "psycopg", "Postgresql", "network"),
@@ -221,6 +228,30 @@ ENTRIES: tuple[Entry, ...] = (
         distribution="python-redis-lock",
         renews=True,
         tuning=_POOL,
+    ),
+    Entry(
+        schemes=_NODE,
+        label="fencekit",
+        target="redis:Fencekit",
+        module="fencekit",
+        distribution="fencekit",
+        poll=0.05,
+        tuning=f"{_POOL}, waits for up to a day",
+    ),
+    *(
+        Entry(
+            schemes=schemes,
+            label="mithril-locks",
+            target=target,
+            scope=scope,
+            face=face,
+            module="mithril",
+            distribution="mithril-locks",
+            poll=poll,
+            renews=True,
+            tuning=_WAITS_FOR_EVER,
+        )
+        for schemes, scope, face, target, poll in _MITHRIL
     ),
     Entry(
         schemes=("redlock",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lockkit.units import Seconds
 
 __all__ = [
+    "Fencekit",
     "Pottery",
     "PythonRedisLock",
     "RawFencedRedlock",
@@ -44,6 +46,7 @@ __all__ = [
     "RedisPy",
     "RedisPyAsyncio",
     "RedlockPy",
+    "redis_client",
 ]
 
 _CONNECTIONS_MAX = 10_000
@@ -296,9 +299,10 @@ class _RawFencedRedlock(_RawRedlock):
 # -- libraries ---------------------------------------------------------------------------------------------------------
 
 
-def _redis_client(url: str) -> Any:  # noqa: ANN401 - redis-py's class is generic over settings that do not matter here
+def redis_client(url: str, module: str = "redis") -> Any:  # noqa: ANN401 - generic over settings that do not matter here
+    """Connect with redis-py, or with its asyncio client."""
     # Without socket_timeout: redis-py 8 gives up a BLPOP after 5 s, and with it python-redis-lock's waiters.
-    return import_module("redis").Redis.from_url(url, socket_timeout=None, max_connections=_CONNECTIONS_MAX)
+    return import_module(module).Redis.from_url(url, socket_timeout=None, max_connections=_CONNECTIONS_MAX)
 
 
 class RedisPy(BlockingAdapter):
@@ -306,7 +310,7 @@ class RedisPy(BlockingAdapter):
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._client = _redis_client(self.url)
+        self._client = redis_client(self.url)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
         """See `BlockingAdapter.lock`."""
@@ -320,9 +324,7 @@ class RedisPyAsyncio(AsyncAdapter):
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._client = import_module("redis.asyncio").Redis.from_url(
-            self.url, socket_timeout=None, max_connections=_CONNECTIONS_MAX
-        )
+        self._client = redis_client(self.url, "redis.asyncio")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
         """See `BlockingAdapter.lock`."""
@@ -340,7 +342,7 @@ class PythonRedisLock(BlockingAdapter):
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._client = _redis_client(self.url)
+        self._client = redis_client(self.url)
         self._module: Any = import_module("redis_lock")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
@@ -356,12 +358,45 @@ class PythonRedisLock(BlockingAdapter):
         return bool(lock.get_owner_id() == lock.id)
 
 
+class Fencekit(BlockingAdapter):
+    """fencekit's ``DistributedLock``."""
+
+    async def open(self) -> None:
+        """See `Adapter.open`."""
+        self._locks: Any = import_module("fencekit").DistributedLock(redis_client(self.url))
+
+    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+        """See `BlockingAdapter.lock`."""
+        del renew
+        return _FencekitLock(self._locks, name, self.ttl)
+
+    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
+        """See `Adapter.token`."""
+        return int(entered.handle.token.value)
+
+
+class _FencekitLock(_Bracket):
+    """Each section is a call of ``acquire`` and one of ``release``, as in its ``hold``."""
+
+    def __init__(self, locks: Any, name: str, ttl: Seconds) -> None:  # noqa: ANN401 - the library's
+        self._locks, self._name = locks, name
+        self._ttl, self._wait = timedelta(seconds=ttl), timedelta(days=1)
+        self.handle: Any = None
+
+    def enter(self) -> object:
+        self.handle = self._locks.acquire(self._name, ttl=self._ttl, blocking=True, wait=self._wait)
+        return self
+
+    def leave(self) -> None:
+        self._locks.release(self.handle)
+
+
 class Pottery(BlockingAdapter):
     """pottery's ``Redlock``, over one node or several."""
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        self._masters = {_redis_client(url) for url in node_urls(self.url)}
+        self._masters = {redis_client(url) for url in node_urls(self.url)}
         self._module: Any = import_module("pottery")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
@@ -378,7 +413,7 @@ class RedlockPy(BlockingAdapter):
 
     async def open(self) -> None:
         """See `Adapter.open`."""
-        clients = [_redis_client(url) for url in node_urls(self.url)]
+        clients = [redis_client(url) for url in node_urls(self.url)]
         self._manager: Any = import_module("redlock").Redlock(clients)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:

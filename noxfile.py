@@ -73,6 +73,8 @@ CORE = [
 # Real servers that the tests need, by the names of lockkit.testing.servers; and the backends that need none.
 SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
 EMBEDDED = {"memory", "file"}
+# What the site's page on conformance is made of.
+CONFORMANCE_REPORT = "docs/comparison/runs/conformance.json"
 # Backends in distributions of their own.
 NATS = "examples/backends/lockkit-nats"
 DYNAMODB = "examples/backends/lockkit-dynamodb"
@@ -166,7 +168,8 @@ def tests(session: nox.Session) -> None:
     if session.python == CURRENT:
         install(session, "test")
         install_servers(session, *SERVERS, "nats")
-        run_pytest(session, *session.posargs)
+        report = [f"--conformance-report={CONFORMANCE_REPORT}"] if "CI" in os.environ and not session.posargs else []
+        run_pytest(session, *report, *session.posargs)
         if not OTHER_PYTHONS:
             session.warn(f"tested on Python {CURRENT} alone: this machine has no other one that lockkit supports")
     elif session.posargs:
@@ -237,7 +240,8 @@ def conformance(session: nox.Session) -> None:
         if not names or not EMBEDDED.issuperset(names):
             install_servers(session, *([name for name in SERVERS if name in names] or SERVERS))
         selection = ["-k", " or ".join(names)] if names else []
-        session.run(*PYTEST, "tests/conformance", "--nightly", *selection)
+        report = [] if names else [f"--conformance-report={CONFORMANCE_REPORT}"]
+        session.run(*PYTEST, "tests/conformance", "--nightly", *report, *selection)
 
 
 @nox.session

@@ -62,6 +62,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--nightly", action="store_true", help="run every conformance case on every target (nox -s conformance does)"
     )
+    parser.addoption(
+        "--conformance-report", type=Path, metavar="FILE", help="write what the conformance cases found as JSON"
+    )
     parser.addoption("--target", action="append", metavar="NAME", help="run conformance cases on this target only")
 
 

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
     from _pytest.terminal import TerminalReporter
 
-__all__ = ["CASE_MARK", "NOT_PROMISED", "TALLY", "Count", "Tally", "backend_part", "promise", "skip_reason"]
+__all__ = ["CASE_MARK", "NOT_PROMISED", "PROPERTY", "TALLY", "Count", "Tally", "backend_part", "promise", "skip_reason"]
 
 CASE_MARK = "lockkit_case"
 NOT_PROMISED = "not promised: "
 """How the reason starts when a case does not apply; other reasons mean that something is missing here."""
 
-_PROPERTY = "lockkit"
+PROPERTY = "lockkit"
+"""Of the reports of cases: target and API."""
 
 # The cases' assertions are in modules that are imported, not collected.
 pytest.register_assert_rewrite(
@@ -59,7 +60,7 @@ class Tally:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a case once: at its call, or where its setup ended it."""
-        key = dict(report.user_properties).get(_PROPERTY)
+        key = dict(report.user_properties).get(PROPERTY)
         if key is None or (report.when != "call" and report.passed):
             return
         target, face = str(key).rsplit("-", 1)
@@ -96,7 +97,7 @@ def skip_reason(report: pytest.TestReport) -> str:
 def _not_promised_lines(terminalreporter: TerminalReporter) -> list[str]:
     cases: dict[tuple[str, str], int] = {}
     for report in terminalreporter.stats.get("skipped", []):
-        key = dict(report.user_properties).get(_PROPERTY)
+        key = dict(report.user_properties).get(PROPERTY)
         reason = skip_reason(report)
         if key is not None and reason.startswith(NOT_PROMISED):
             target = str(key).rsplit("-", 1)[0]
@@ -177,4 +178,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     target = "-".join(part for part in identifier.split("-") if part != face)
     if not target and item.cls is not None:
         target = item.cls.__name__
-    item.user_properties.append((_PROPERTY, f"{target}-{face}"))
+    item.user_properties.append((PROPERTY, f"{target}-{face}"))

@@ -1,103 +1,63 @@
 """
-Runs the conformance suite on a throw-away server of every kind, and keeps what it found for docs/comparison.
+Keeps what a whole run of the tests found in the conformance suite, for the page of the site.
 
-``nox -s comparison -- conformance``. Takes several minutes: several backends at a time, because most cases only wait.
+``pytest --conformance-report FILE`` writes it; CI's run does, and `nox -s conformance`, which leaves no case out.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lockkit
-from lockkit.bench.addresses import title
-from lockkit.bench.server import watch
-from lockkit.bench.table import described
-from lockkit.bench.throwaway_servers import ThrowawayServers
-from lockkit.testing.fork_servers import environment
-from tests.comparison.runs import CONFORMANCE, dump, neutral
+from lockkit.testing.plugin import NOT_PROMISED, PROPERTY, skip_reason
+from tests.comparison.runs import dump, neutral
+from tests.conformance.targets import TARGETS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
+    from pathlib import Path
 
-__all__ = ["record", "summary"]
+    import pytest
 
-AT_A_TIME = 3
-
-
-def record() -> None:
-    """Verify all, and write the summaries. What could not be verified is told there."""
-    started = datetime.now(UTC).date().isoformat()
-    with ThrowawayServers(docker=False, several=True, tell=say) as servers, ThreadPoolExecutor(AT_A_TIME) as pool:
-        reports = list(pool.map(verify, servers.urls))
-        about = [server(url) for url in servers.urls]
-        missing = dict(servers.missing)
-    missing |= {
-        title(neutral(url)): "could not be verified"
-        for url, report in zip(servers.urls, reports, strict=True)
-        if report is None
-    }
-    backends = [summary(report, said) for report, said in zip(reports, about, strict=True) if report is not None]
-    found = {"date": started, "version": lockkit.__version__, "missing": missing, "backends": backends}
-    CONFORMANCE.parent.mkdir(exist_ok=True)
-    CONFORMANCE.write_text(neutral(dump(found)))
+__all__ = ["record"]
 
 
-def say(line: str) -> None:
-    """For whoever waits."""
-    sys.stderr.write(f"{line}\n")
-
-
-def verify(url: str) -> dict[str, Any] | None:
-    """What ``lockkit verify --json`` says of a backend; None if it came to no report."""
-    words = [sys.executable, "-m", "lockkit.cli", "verify", "--json"]
-    # The URL may hold a password: arguments can be seen by other users.
-    done = subprocess.run(words, env={**environment(), "LOCKKIT_URL": url}, stdout=subprocess.PIPE, check=False)
-    try:
-        report: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        say(f"{title(url)}: no report, status {done.returncode}")
-        return None
-    say(f"{report['backend']}: {report['passed']} passed, {report['failed']} failed")
-    return report
-
-
-def server(url: str) -> str:
-    """Version and durability of the server."""
-    with watch(url) as observer:
-        return described(observer.about())
-
-
-def summary(report: Mapping[str, Any], about: str) -> dict[str, Any]:
+def record(reports: Iterable[pytest.TestReport], path: Path) -> None:
     """
-    What is kept of a report: counts by group, why cases do not apply, and every failure.
+    Write counts of each target, why cases do not apply, and every failure.
 
     Args:
-        report: Of ``lockkit verify --json``.
-        about: The server.
+        reports: Of the tests that passed, failed or were skipped; those of other tests are left out.
+        path: JSON.
     """
-    groups: dict[str, Counter[str]] = {}
-    for case in report["cases"]:
-        groups.setdefault(case["group"], Counter())[case["outcome"]] += 1
-    reasons = Counter(case["reason"] for case in report["cases"] if case["outcome"] in {"not promised", "skipped"})
-    return {
-        "backend": title(report["backend"]),
-        "server": about,
-        "conforms": report["conforms"],
-        "groups": {group: dict(sorted(counts.items())) for group, counts in sorted(groups.items())},
-        "reasons": dict(sorted(reasons.items())),
-        "failed": [
-            {key: case[key] for key in ("name", "face", "reason")}
-            for case in report["cases"]
-            if case["outcome"] == "failed"
+    counts: dict[str, Counter[str]] = {entry.id: Counter() for entry in TARGETS}
+    reasons: dict[str, Counter[str]] = {entry.id: Counter() for entry in TARGETS}
+    failed: dict[str, list[str]] = {entry.id: [] for entry in TARGETS}
+    for report in reports:
+        key = dict(report.user_properties).get(PROPERTY)
+        if key is None:
+            continue
+        target, reason = str(key).rsplit("-", 1)[0], skip_reason(report)
+        if report.skipped:
+            counts[target]["not promised" if reason.startswith(NOT_PROMISED) else "skipped"] += 1
+            reasons[target][reason.removeprefix(NOT_PROMISED)] += 1
+        else:
+            counts[target]["passed" if report.passed else "failed"] += 1
+        if report.failed:
+            failed[target].append(report.nodeid.rpartition("::")[2])
+    found = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "version": lockkit.__version__,
+        "backends": [
+            {
+                "backend": target,
+                "counts": dict(sorted(counts[target].items())),
+                "reasons": dict(sorted(reasons[target].items())),
+                "failed": sorted(failed[target]),
+            }
+            for target in counts
         ],
     }
-
-
-if __name__ == "__main__":
-    record()
+    path.write_text(neutral(dump(found)))

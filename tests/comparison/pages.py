@@ -5,7 +5,6 @@ Writes the pages of the docs that are made from runs and declarations; a test ho
 ``nox -s comparison``                           writes them anew, from the committed runs
 ``nox -s comparison -- FILE``                   takes over a run of ``lockkit bench --json`` first
 ``nox -s comparison -- scale FILE``             the same with a run about scale
-``nox -s comparison -- conformance``            runs the conformance suite on all backends first
 ``nox -s comparison -- extras``                 installs each extra of lockkit and measures it first
 ==============================================  =======================================================
 """
@@ -22,8 +21,6 @@ from typing import TYPE_CHECKING
 from tests.comparison import (
     capability_page,
     choice_page,
-    conformance,
-    conformance_page,
     extras,
     extras_page,
     measured_page,
@@ -61,7 +58,6 @@ def style() -> str:
 PAGES: dict[Path, Callable[[], str]] = {
     capability_page.PAGE: capability_page.text,
     choice_page.PAGE: choice_page.text,
-    conformance_page.PAGE: conformance_page.text,
     extras_page.PAGE: extras_page.text,
     measured_page.PAGE: measured_page.text,
     **{part.page: partial(measured_page.part_text, part) for part in measured_page.PARTS},
@@ -75,9 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     """Take over what is new, write all pages, and say which of them changed."""
     run = runs.BENCH
     for argument in arguments:
-        if argument == "conformance":
-            conformance.record()
-        elif argument == "extras":
+        if argument == "extras":
             extras.record()
         elif argument == "scale":
             run = runs.SCALE

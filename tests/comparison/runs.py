@@ -2,7 +2,7 @@
 The runs that the pages of docs/comparison are made of: where they are kept, and what is kept of them.
 
 ``nox -s comparison -- FILE`` takes a run of ``lockkit bench --json`` over, without what follows from the rest and
-without what belongs to one machine. `conformance` has the other one.
+without what belongs to one machine. The tests themselves write the one of the conformance suite.
 """
 
 from __future__ import annotations

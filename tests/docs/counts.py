@@ -2,7 +2,9 @@
 A hook of mkdocs: counts of tests, taken when the site is built, so that no page has a number that gets stale.
 
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
-and ``{conformance}`` what the committed run of the conformance suite found.
+``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
+``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables. CI runs the tests, which write what they
+found, before it builds the site.
 """
 
 from __future__ import annotations
@@ -12,11 +14,17 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["count", "on_page_markdown", "with_counts"]
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "docs" / "comparison" / "runs" / "conformance.json"
+RESULTS = re.compile(r"\{conformance(?:: (\w+))?\}")
+OUTCOMES = ("passed", "not promised", "skipped", "failed")
 TESTS = re.compile(r"\{tests: ([^}]+)\}")
 
 
@@ -33,7 +41,7 @@ def with_counts(markdown: str) -> str:
         markdown: Source of a page.
     """
     markdown = TESTS.sub(lambda found: f"{sum(map(count, found[1].split())):,}", markdown)
-    return markdown.replace("{conformance}", run()) if "{conformance}" in markdown else markdown
+    return RESULTS.sub(lambda found: PARTS[found[1] or "words"](json.loads(RUN.read_text())), markdown)
 
 
 @cache
@@ -53,9 +61,39 @@ def count(path: str) -> int:
     )
 
 
-def run() -> str:
-    """The committed run of the conformance suite in words."""
-    found = json.loads(RUN.read_text())
-    outcomes = [counts for backend in found["backends"] for counts in backend["groups"].values()]
-    passed, failed = (sum(counts.get(outcome, 0) for counts in outcomes) for outcome in ("passed", "failed"))
+def words(found: Mapping[str, Any]) -> str:
+    """The run in words."""
+    passed, failed = (
+        sum(row["counts"].get(outcome, 0) for row in found["backends"]) for outcome in ("passed", "failed")
+    )
     return f"on {found['date']} {passed:,} passed and {failed:,} failed, on {len(found['backends'])} backends"
+
+
+def counts(found: Mapping[str, Any]) -> str:
+    """How many cases ended how, for each backend."""
+    rows = [
+        [row["backend"], *(str(row["counts"].get(outcome, 0)) for outcome in OUTCOMES)] for row in found["backends"]
+    ]
+    return table(["backend", *OUTCOMES], rows)
+
+
+def reasons(found: Mapping[str, Any]) -> str:
+    """Why cases do not apply, and how many."""
+    rows = [[row["backend"], why, str(n)] for row in found["backends"] for why, n in row["reasons"].items()]
+    return table(["backend", "because", "cases"], rows)
+
+
+def failures(found: Mapping[str, Any]) -> str:
+    """Each failure, or that there is none."""
+    rows = [[row["backend"], f"`{case}`"] for row in found["backends"] for case in row["failed"]]
+    return table(["backend", "case"], rows) if rows else "No case failed."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
+    return "\n".join(
+        f"| {' | '.join(text.replace('|', '/') for text in row)} |" for row in (head, ["---"] * len(head), *rows)
+    )
+
+
+PARTS = {"words": words, "counts": counts, "reasons": reasons, "failures": failures}

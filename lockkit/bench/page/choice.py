@@ -129,8 +129,8 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
             _FAIRNESS,
         ),
         "locks": (
-            Plot("bar", "min_us_2", "Time of two locks", "us", "Less is better.", ratio=True),
-            Plot("bar", "min_us_10", "Time of ten locks", "us", "Less is better."),
+            Plot("bar", "median_us_2", "Time of two locks", "us", "Less is better.", ratio=True),
+            Plot("bar", "median_us_10", "Time of ten locks", "us", "Less is better."),
         ),
         "election": (Plot("box", "ms", "Time of a takeover", "ms", things="takeovers", ratio=True),),
         "once": (Plot("box", "us", "Time of a repeat", "us", things="repeats", ratio=True),),

@@ -69,8 +69,8 @@ class Several(Pair):
         *(Figure(f"min_us_{count}", f"min µs of {count}", "min") for count in NAMES),
         *(Figure(f"median_us_{count}", f"median µs of {count}") for count in NAMES),
     )
-    headline = f"min_us_{NAMES[0]}"
-    ratios = (f"min_us_{NAMES[0]}", f"min_us_{NAMES[1]}")
+    headline = f"median_us_{NAMES[0]}"
+    ratios = (f"median_us_{NAMES[0]}", f"median_us_{NAMES[1]}")
 
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe

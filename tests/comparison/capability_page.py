@@ -69,6 +69,7 @@ CRASH = {
     "connection": "with its connection",
     "process": "at once",
 }
+PERMITS = {"native": "one record", "slots": "a lock a slot", "none": "no"}
 WAKEUP = {"push": "woken", "poll": "polling"}
 
 HEAD = """\
@@ -155,6 +156,24 @@ PARTS = (
             "rwlock": lambda can: yes_no(can.shared_mode),
             "once": lambda can: yes_no(can.notes),
             "names": lambda can: yes_no(can.listing),
+        },
+    ),
+    Part(
+        "Readers, writers and permits",
+        "Whether a waiting writer stops new readers, a write lease can become a read lease in one step "
+        "(`lease.downgrade`), and whether a semaphore is one record or a lock for each slot.",
+        {
+            "writers are not overtaken": lambda can: yes_no(can.fair_shared),
+            "downgrade": lambda can: yes_no(can.downgrade),
+            "semaphore": lambda can: PERMITS[can.permits],
+        },
+    ),
+    Part(
+        "What others see of a lock",
+        "Whether `holders` tells how many wait, and the holder can replace its metadata (`lease.update`).",
+        {
+            "waiters": lambda can: yes_no(can.waiters_visible),
+            "new metadata": lambda can: yes_no(can.metadata_update),
         },
     ),
 )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockkit.bench.addresses import title
-from lockkit.bench.page.choice import written
+from lockkit.bench.page.choice import PLOTS, written
+from lockkit.bench.page.conclusion import compare_backends
 from lockkit.bench.page.page import glance
 from lockkit.bench.table import described, limited
 from tests.comparison.markdown import cell, code, table
@@ -26,6 +27,7 @@ PAGE = BENCH.parent.parent / "measured.md"
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
+SUSPECT = "suspect, unless the lock by hand can be improved there"
 
 HEAD = (
     "# Measured\n\n"
@@ -79,7 +81,15 @@ PARTS = (
 def text() -> str:
     """The page with the runs, the servers, and lockkit on each backend."""
     report = measured()
-    lines = [HEAD, "Figure by figure:", "", *(f"- [{part.title}](measured/{part.name}.md)" for part in PARTS), ""]
+    lines = [
+        HEAD,
+        *in_short(report, ("pair", "handoff", "crash")),
+        "",
+        "Figure by figure:",
+        "",
+        *(f"- [{part.title}](measured/{part.name}.md)" for part in PARTS),
+        "",
+    ]
     lines += [*_at_a_glance(report), "", "## The runs", "", *run(bench(), "runs/bench.json")]
     names = ", ".join(f"`{section.workload.name}`" for section in bench(SCALE).sections)
     lines += [
@@ -101,11 +111,28 @@ def part_text(part: Part) -> str:
         "<!-- Written by `nox -s comparison` from the runs in runs/: measure again to change it. -->\n",
         "Figures of the runs in [Measured](../measured.md), which has their dates, machine and servers.",
         "The last column is the multiple of the baseline; **lockkit** and *baselines* are set apart.",
+        "",
+        *in_short(measured(), part.workloads),
     ]
     for name in part.workloads:
         if name in sections and any(shown(row) for row in sections[name].rows):
             lines += ["", *_workload(sections[name])]
     return "\n".join(lines) + "\n"
+
+
+def in_short(report: Report, workloads: Sequence[str]) -> Iterator[str]:
+    """The figures that decide, of lockkit's sync API over all backends: a sentence for each of three workloads."""
+    # Not the overhead: a difference of two figures, negative where it drowns in noise.
+    names = [name for name in workloads if name != "overhead"]
+    sections = [section for section in report.sections if section.workload.name in names]
+    several = [section for section in sections if len(list(filter(_first, section.rows))) > 1]
+    yield "**In short**, for lockkit's sync API:"
+    yield ""
+    for section in several[:3]:
+        (plot, *_), rows = PLOTS[section.workload.name], list(filter(_first, section.rows))
+        if plot.kind != "columns":
+            found = compare_backends(plot, rows, name=lambda row: title(row.subject.group))
+            yield f"- {section.workload.title}: {found[0].lower()}{found[1:]}"
 
 
 def shown(row: Row) -> bool:
@@ -278,7 +305,8 @@ def remarks(rows: Sequence[Row]) -> Iterator[str]:
     """The remarks on figures, each once with all subjects that it concerns."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        for remark in ([f"{row.status}: {row.reason}"] if row.reason else []) + row.notes:
+        doubt = [f"{row.suspect}: {SUSPECT}"] if row.suspect else []
+        for remark in ([f"{row.status}: {row.reason}"] if row.reason else []) + doubt + row.notes:
             said[remark].append(f"{row.subject.label} at {title(row.subject.group)}")
     if said:
         yield ""

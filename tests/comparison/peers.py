@@ -63,6 +63,18 @@ PEERS = (
         ),
     ),
     Peer(
+        "fencekit",
+        "Choose it for jobs on one Redis that also need its idempotency guard or its fenced Django update.",
+        "Fencing tokens, a fenced `SET`, an idempotency guard and a fenced Django update, all on one Redis.",
+    ),
+    Peer(
+        "mithril-locks",
+        "Choose it for fencing tokens from a small library; ask for renewal with `auto_renewal=True`.",
+        "Fencing tokens, read/write locks and renewal on request, with a sync and an async API: "
+        "on Redis, Redis Cluster, Redlock, PostgreSQL, SQLite and files. "
+        "Its metadata ask for redis-py before 8; in the run it had redis-py 8.",
+    ),
+    Peer(
         "pottery Redlock",
         "Choose it for its containers, and its lock with them.",
         "Redlock beside Redis containers that behave like dict, list and set, with an asyncio form.",

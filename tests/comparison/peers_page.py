@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -84,7 +85,18 @@ HEAD = (
 def text() -> str:
     """The whole page."""
     report = measured()
-    lines = [HEAD, *_libraries(report), "", *_better(report), "", *_backends(report), "", *_otherwise(report)]
+    lines = [
+        HEAD,
+        *_in_short(report),
+        "",
+        *_libraries(report),
+        "",
+        *_better(report),
+        "",
+        *_backends(report),
+        "",
+        *_otherwise(report),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -117,7 +129,29 @@ def _libraries(report: Report) -> Iterator[str]:
 
 def _record(report: Report, peer: Peer) -> Iterator[str]:
     """The run in one sentence: in how many figures the library did better than lockkit, and in how many worse."""
-    counts = {"better": 0, "worse": 0, "equal": 0}
+    counts = _counts(report, peer)
+    if total := counts.total():
+        yield (
+            f"In the run it did better than lockkit in {counts['better']} of {total} figures, "
+            f"worse in {counts['worse']}, and about as well in {counts['equal']}."
+        )
+
+
+def _in_short(report: Report) -> Iterator[str]:
+    """All libraries together."""
+    counts = sum((_counts(report, peer) for peer in PEERS), Counter[str]())
+    broke = sorted({_library(row) for section in report.sections for row in section.rows if row.status == "broken"})
+    yield (
+        f"**In short:** {len(PEERS)} libraries, {counts.total()} comparisons on the same server and API.\n"
+        f"lockkit did better in {counts['worse']}, worse in {counts['better']}, "
+        f"and about as well in {counts['equal']}.\n"
+        + (f"Two holders at once were seen with: {', '.join(broke)}." if broke else "No two holders at once were seen.")
+    )
+
+
+def _counts(report: Report, peer: Peer) -> Counter[str]:
+    """In how many figures a library did better than lockkit, worse, and about as well."""
+    counts: Counter[str] = Counter()
     for compared in COMPARED:
         section = _section(report, compared.workload)
         for row in section.rows if section is not None else []:
@@ -126,12 +160,7 @@ def _record(report: Report, peer: Peer) -> Iterator[str]:
                 continue
             theirs_wins, ours_wins = better(compared, row, ours), better(compared, ours, row)
             counts["better" if theirs_wins else "worse" if ours_wins else "equal"] += 1
-    total = sum(counts.values())
-    if total:
-        yield (
-            f"In the run it did better than lockkit in {counts['better']} of {total} figures, "
-            f"worse in {counts['worse']}, and about as well in {counts['equal']}."
-        )
+    return counts
 
 
 def _comparable(compared: Compared, theirs: Row, ours: Row) -> bool:

@@ -45,7 +45,19 @@ def text() -> str:
     """The whole page."""
     report = bench(SCALE)
     figures = _figures(report)
-    lines = [HEAD, *_names(figures), "", *_one_name(figures), "", *_leases(figures), "", *_waiters(figures), ""]
+    lines = [
+        HEAD,
+        *_in_short(figures),
+        "",
+        *_names(figures),
+        "",
+        *_one_name(figures),
+        "",
+        *_leases(figures),
+        "",
+        *_waiters(figures),
+        "",
+    ]
     lines += ["## The run", "", *run(report, "../runs/scale.json")]
     return "\n".join([*lines, "- servers and versions: [Measured](../measured.md)"]) + "\n"
 
@@ -61,6 +73,20 @@ def _figures(report: Report) -> Figures:
             if row.subject.role == "lockkit" and row.subject.face == "blocking" and row.status == "ok":
                 found.setdefault(title(row.subject.group), {})[section.workload.name] = dict(row.figures)
     return found
+
+
+def _in_short(figures: Figures) -> Iterator[str]:
+    """The ends of three of the tables."""
+    yield "**In short:**"
+    yield ""
+    for workload, key, what in (
+        ("throughput", "pairs_16", "pairs a second by 16 processes, each with a lock of its own"),
+        ("sweep", "pairs_16", "pairs a second by 16 processes with one lock"),
+        ("idle", "connections", "connections of the clients that wait"),
+    ):
+        found = {backend: own[workload][key] for backend, own in figures.items() if key in own.get(workload, {})}
+        low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+        yield f"- {what}: from {found[low]:,.0f} on {low} to {found[high]:,.0f} on {high}"
 
 
 def _names(figures: Figures) -> Iterator[str]:

@@ -53,7 +53,8 @@ def show_backends(*, as_json: bool) -> None:
     if as_json:
         print_json([row.as_dict() for row in rows])
         return
-    print_table(_table([row for row in rows if row.capabilities is not None]), follow_columns=True)
+    table = _table([row for row in rows if row.capabilities is not None])
+    print_table(table, follow_columns=True, optional=("notes", "lists locks", "shortest ttl", "survives", "queue"))
     console = Console()
     for row in rows:
         where = ", ".join(row.schemes) + (f" (mode={row.mode})" if row.mode is not None else "")

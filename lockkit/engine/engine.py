@@ -440,14 +440,10 @@ class Engine(Generic[L]):
         grant, client = record.grant, self.client
         with validation.about(grant.name, self.url):
             wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
-        action = f"extend lock {grant.name!r}"
-        try:
+        with client.asking(f"extend lock {grant.name!r}", grant.name):
             outcome = await self.renewer.extend(record, client.ready(), wanted)
-        except BackendUnavailable as error:
-            raise client.unavailable(error, action, grant.name) from error.__cause__ or error
-        if isinstance(outcome, Unknown):
-            failure = BackendUnavailable(str(outcome.error))
-            raise client.unavailable(failure, action, grant.name) from outcome.error
+            if isinstance(outcome, Unknown):
+                raise BackendUnavailable(str(outcome.error)) from outcome.error
         record.check()
 
     async def update(self, record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> None:
@@ -471,10 +467,8 @@ class Engine(Generic[L]):
             raise Unsupported(message, name=name, backend=url)
         with validation.about(name, url):
             text = validation.metadata(metadata, self._about)
-        try:
+        with client.asking(f"update the metadata of lock {name!r}", name):
             gone = await client.ready().update(grant, text)
-        except BackendUnavailable as error:
-            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error.__cause__ or error
         if gone is not None:
             self.leases.lose(record, gone.reason)
             record.check()
@@ -491,12 +485,8 @@ class Engine(Generic[L]):
         if not record.held:
             return False
         backend, name = self.client.ready(), record.grant.name
-        try:
+        with self.client.asking(f"ask for the holders of lock {name!r}", name):
             gone = await backend.confirm(record.grant)
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
-                error.__cause__ or error
-            )
         if gone is None:
             return record.held
         self.leases.lose(record, gone.reason)
@@ -518,10 +508,8 @@ class Engine(Generic[L]):
             message = f"the lease of lock {grant.name!r} at {self.url} is no write lease: only those can be downgraded"
             raise LockError(message, name=grant.name, backend=self.url)
         backend = client.ready()
-        try:
+        with client.asking(f"downgrade lock {grant.name!r}", grant.name):
             held = await backend.downgrade(grant)
-        except BackendUnavailable as error:
-            raise client.unavailable(error, f"downgrade lock {grant.name!r}", grant.name) from error.__cause__ or error
         if not held:
             self.leases.lose(record, "gone")
         record.check()
@@ -552,12 +540,8 @@ class Engine(Generic[L]):
 
     async def _holders(self, name: str) -> list[Holder]:
         backend = self.client.ready()
-        try:
+        with self.client.asking(f"ask for the holders of lock {name!r}", name):
             return list(await backend.holders(name))
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
-                error.__cause__ or error
-            )
 
     def names(self, prefix: str, kind: Kind = "lock") -> Listing:
         """
@@ -584,11 +568,8 @@ class Engine(Generic[L]):
         return await self._broken(backend.break_unproven(name) if force else backend.break_lock(name), name)
 
     async def _broken(self, work: Awaitable[bool], name: str) -> bool:
-        given = split_space(name)[1]
-        try:
+        with self.client.asking(f"break lock {name!r}", split_space(name)[1]):
             broken = await work
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"break lock {name!r}", given) from error.__cause__ or error
         if broken:
             log.warning("lock %r at %s was broken by force", name, self.url)
         return broken
@@ -622,10 +603,8 @@ class Engine(Generic[L]):
     async def ping(self) -> None:
         """Ask the backend for any answer."""
         backend = self.client.ready()
-        try:
+        with self.client.asking("ping the backend", None):
             await backend.ping()
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, "ping the backend", None) from error.__cause__ or error
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ def install(backend: Backend) -> str:
     """The command that installs what a backend needs, and the command line."""
     url = backend.url or backend.check.rpartition(" ")[2]
     extra = registry.BUILTIN[parse(url).scheme].extra
-    return f'pip install "lockkit[{",".join(filter(None, ["cli", extra]))}]"'
+    return f'pip install ".[{",".join(filter(None, ["cli", extra]))}]"  # in a clone'
 
 
 def text() -> str:

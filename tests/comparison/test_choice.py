@@ -90,14 +90,14 @@ def test_url_can_be_pasted(name: str) -> None:
 
     assert backend.capabilities.scope in {"process", "machine", "network"}
     extra = registry.BUILTIN[url.scheme].extra
-    assert install(backend) == f'pip install "lockkit[{f"cli,{extra}" if extra else "cli"}]"'
+    assert install(backend) == f'pip install ".[{f"cli,{extra}" if extra else "cli"}]"  # in a clone'
 
 
 @pytest.mark.parametrize("name", CHOICE.backends)
 def test_servers_can_be_checked_with_what_is_installed(name: str) -> None:
     """The two commands of a section belong together: the doctor needs the driver of its URL."""
     section = PAGE.read_text().partition(f'<section data-backend="{name}"')[2].partition("</section>")[0]
-    extras, url = re.findall(r"lockkit\[(.*?)\].*\nlockkit doctor '?([^'<]*)", unescape(section))[0]
+    extras, url = re.findall(r"\.\[(.*?)\].*\nlockkit doctor '?([^'<]*)", unescape(section))[0]
 
     assert extras.split(",") == list(filter(None, ["cli", registry.BUILTIN[parse(url).scheme].extra]))
 

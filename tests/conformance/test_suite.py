@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import pytest
 
@@ -64,4 +65,7 @@ class TestConformance(ConformanceSuite):
     @pytest.fixture
     def lockkit_target(self, entry: Entry, service_url: Callable[[Entry], str]) -> Target:
         """The target of this test, its service running."""
-        return Target(service_url(entry), entry.options)
+        url = service_url(entry)
+        if entry.id == "memory":  # a case sets the wall clock forward, and the tokens of a space never go back
+            url = f"{url}-{uuid4().hex}"
+        return Target(url, entry.options)

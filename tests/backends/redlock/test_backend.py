@@ -332,7 +332,7 @@ def test_round_one_is_enough_if_a_majority_accepts_the_proposed_token(
             asked = rounds_of(monkeypatch, backend)
             last = 0
 
-            async def acquire() -> list[Op]:
+            async def acquire() -> tuple[list[Op], list[str | None]]:
                 nonlocal last
                 asked.clear()
                 grant = granted(await backend.try_acquire(host.request()))
@@ -342,11 +342,11 @@ def test_round_one_is_enough_if_a_majority_accepts_the_proposed_token(
                 (holder,) = await backend.holders("x")
                 assert (holder.token, holder.metadata) == (grant.token, {"pid": 1})
                 written = [on(node)("GET", f"{{{LOCK}}}:fence") for node in nodes.nodes]
-                assert [token_in(record) for record in written] == [str(grant.token)] * 5
                 await backend.release(grant)
-                return rounds
+                # A node that a busy machine delays has not written it yet.
+                return rounds, [token for record in written if (token := token_in(record)) != str(grant.token)]
 
-            await until_it(host, acquire, [ACQUIRE])
+            await until_it(host, acquire, ([ACQUIRE], []))
 
     face.run(scenario)
 

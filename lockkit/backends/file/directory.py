@@ -204,10 +204,6 @@ class Directory:
                     raise  # somebody removes it and makes it again, which may end
                 message = f"{path} cannot be made, since {parent} takes no directories: name another directory"
                 raise ConfigurationError(message) from error
-            # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for
-            # the state directory.
-            self._make(parent, 0o700)
-            return self._make(path, mode, parent_made=True)
         except FileExistsError:
             if not os.path.isdir(path):  # noqa: PTH112
                 raise
@@ -218,12 +214,17 @@ class Directory:
                 "or with LOCKKIT_STATE_DIR"
             )
             raise ConfigurationError(message) from error
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fchmod(fd, mode)  # past the umask
-        finally:
-            os.close(fd)
-        return True
+        else:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fchmod(fd, mode)  # past the umask
+            finally:
+                os.close(fd)
+            return True
+        # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for the
+        # state directory.
+        self._make(parent, 0o700)
+        return self._make(path, mode, parent_made=True)
 
     # -- the marker ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from lockkit.bench.page.conclusion import compare_backends
 from lockkit.bench.page.page import glance
 from lockkit.bench.table import described, limited
 from tests.comparison.markdown import cell, code, table
-from tests.comparison.runs import BENCH, SCALE, bench, measured
+from tests.comparison.runs import BENCH, PRIMITIVES, SCALE, bench, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ SUSPECT = "suspect, unless the lock by hand can be improved there"
 HEAD = (
     "# Measured\n\n"
     "<!-- Written by `nox -s comparison` from the runs in runs/: measure again to change it. -->\n\n"
-    "Two runs of `lockkit bench`: lockkit on every backend, other libraries on the same servers, and baselines: "
+    "A run of `lockkit bench` in three parts: lockkit on every backend, other libraries on the same servers, and baselines: "
     "minimal locks, written by hand.\n"
     "Every subject ran in its own processes, and all took turns in random order.\n"
     "A witness outside every backend checked whether two contenders were ever inside at the same time.\n"
@@ -91,15 +91,10 @@ def text() -> str:
         "",
     ]
     lines += [*_at_a_glance(report), "", "## The runs", "", *run(bench(), "runs/bench.json")]
-    names = ", ".join(f"`{section.workload.name}`" for section in bench(SCALE).sections)
-    lines += [
-        "",
-        f"The second run is that of {names}:",
-        "",
-        *run(bench(SCALE), "runs/scale.json"),
-        "",
-        *_servers(report),
-    ]
+    for path in (PRIMITIVES, SCALE):
+        names = ", ".join(f"`{section.workload.name}`" for section in bench(path).sections)
+        lines += ["", f"Another part has {names}:", "", *run(bench(path), f"runs/{path.name}")]
+    lines += ["", *_servers(report)]
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,8 @@ Writes the pages of the docs that are made from runs and declarations; a test ho
 ==============================================  =======================================================
 ``nox -s comparison``                           writes them anew, from the committed runs
 ``nox -s comparison -- FILE``                   takes over a run of ``lockkit bench --json`` first
-``nox -s comparison -- scale FILE``             the same with a run about scale
+``nox -s comparison -- primitives FILE``        the same with the part about readers, permits, elections and once
+``nox -s comparison -- scale FILE``             the same with the part about scale
 ``nox -s comparison -- extras``                 installs each extra of lockkit and measures it first
 ==============================================  =======================================================
 """
@@ -73,8 +74,8 @@ def main(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument == "extras":
             extras.record()
-        elif argument == "scale":
-            run = runs.SCALE
+        elif argument in {"primitives", "scale"}:
+            run = runs.RUNS / f"{argument}.json"
         else:
             run.write_text(runs.dump(runs.kept(json.loads(Path(argument).read_text()))))
     for page, text in PAGES.items():

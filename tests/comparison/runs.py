@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["BENCH", "CONFORMANCE", "RUNS", "SCALE", "bench", "dump", "kept", "measured", "neutral"]
+__all__ = ["BENCH", "CONFORMANCE", "PRIMITIVES", "RUNS", "SCALE", "bench", "dump", "kept", "measured", "neutral"]
 
 RUNS = ROOT / "docs" / "comparison" / "runs"
 BENCH = RUNS / "bench.json"
+PRIMITIVES = RUNS / "primitives.json"
 SCALE = RUNS / "scale.json"
 CONFORMANCE = RUNS / "conformance.json"
 
@@ -45,8 +46,9 @@ def bench(path: Path = BENCH) -> Report:
 
 @cache
 def measured() -> Report:
-    """Both committed runs: workloads that the one about scale has are taken from there."""
-    report, later = copy(bench()), {section.workload.name: section for section in bench(SCALE).sections}
+    """All parts of the committed run: workloads that a later part has are taken from there."""
+    parts = [bench(path) for path in (PRIMITIVES, SCALE)]
+    report, later = copy(bench()), {section.workload.name: section for part in parts for section in part.sections}
     report.sections = [later.pop(section.workload.name, section) for section in report.sections]
     report.sections += later.values()
     return report

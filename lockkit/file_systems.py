@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["NETWORK_FILE_SYSTEMS", "Flaw", "find_flaw", "find_flaw_on_the_way", "kind_of_file_system"]
+__all__ = ["NETWORK_FILE_SYSTEMS", "Flaw", "find_flaw", "find_flaw_on_the_way", "kind_of_file_system", "shared_group"]
 
 LINKS_MAX = 40  # as path_resolution(7)
 
@@ -56,32 +56,43 @@ class Flaw(NamedTuple):
 
 
 def find_flaw(
-    path: str, status: os.stat_result, *, group: bool = False, owners: frozenset[int] = frozenset()
+    path: str, status: os.stat_result, *, group: int | None = None, owners: frozenset[int] = frozenset()
 ) -> Flaw | None:
     """
     Say why other users could change a file, or replace files in a directory; None if they cannot.
 
-    Trusted are root, this user and, with `group`, the members of the group: then a directory that everybody may write
+    Trusted are root, this user and, with `group`, the members of that group: then a directory that everybody may write
     to is refused even if it is sticky.
 
     Args:
         path: Of the file or directory.
         status: From ``lstat`` or ``fstat``: not of what a link points to.
-        group: Its group is trusted.
+        group: A trusted group: see `shared_group`. What belongs to another one is judged as without it.
         owners: Further users that are trusted.
     """
     mode, me, name = status.st_mode, os.geteuid(), shlex.quote(path)
-    shared = group and (me == 0 or status.st_gid in {os.getegid(), *os.getgroups()})
+    shared = status.st_gid == group
     if status.st_uid not in {0, me} | owners and not shared:
         return Flaw(path, f"belongs to another user (uid {status.st_uid})", f"chown {me} {name}, or name another path")
-    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and not group):
+    if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and not shared):
         return None
-    writers = mode & (stat.S_IWOTH if group or _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
+    writers = mode & (stat.S_IWOTH if shared or _is_private(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
     if not writers or os.statvfs(path).f_flag & os.ST_RDONLY:
         return None  # Kubernetes mounts a ConfigMap read-only, with mode 0777
     who, bits = ("anybody", "o") if writers & stat.S_IWOTH else ("its group", "")
     bits = f"g{bits}" if writers & stat.S_IWGRP else bits
     return Flaw(path, f"may be written to by {who} (mode {stat.S_IMODE(mode):04o})", f"chmod {bits}-w {name}")
+
+
+def shared_group(status: os.stat_result) -> int | None:
+    """
+    Give the group to trust in a directory whose user asked to share it; None: not its group.
+
+    Another user can make a directory of any of his groups. So it counts for root only if root made the directory or is
+    in the group.
+    """
+    trusted = status.st_uid in {0, os.geteuid()} or status.st_gid in {os.getegid(), *os.getgroups()}
+    return status.st_gid if trusted else None
 
 
 def _is_private(gid: int) -> bool:
@@ -105,20 +116,22 @@ def find_flaw_on_the_way(path: str, *, group: bool = False) -> Flaw | None:
 
     Args:
         path: Absolute.
-        group: As in `find_flaw`; directories for everybody, such as /tmp, may be sticky nevertheless.
+        group: Share the path, and the directory that has it, with the group of that directory. Not what is above: who
+            could replace the directory would choose its group.
 
     Raises:
         OSError: A part of the path cannot be examined, or the links on the way form a circle.
     """
-    here, links = "/", 0
+    here, links, gid = "/", 0, None
     parts = list(reversed(Path(path).parts[1:]))
     while True:
         try:
             status = os.lstat(here)
         except FileNotFoundError:
             return None
-        sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
-        flaw = find_flaw(here, status, group=group and not sticky)
+        if group and len(parts) == 1 and stat.S_ISDIR(status.st_mode):
+            gid = shared_group(status)
+        flaw = find_flaw(here, status, group=gid if len(parts) <= 1 else None)
         if flaw is not None:
             return flaw
         if stat.S_ISLNK(status.st_mode):

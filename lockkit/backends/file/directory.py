@@ -27,7 +27,14 @@ from functools import cache
 from pathlib import Path
 
 from lockkit.errors import ConfigurationError
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, Flaw, find_flaw, find_flaw_on_the_way, kind_of_file_system
+from lockkit.file_systems import (
+    NETWORK_FILE_SYSTEMS,
+    Flaw,
+    find_flaw,
+    find_flaw_on_the_way,
+    kind_of_file_system,
+    shared_group,
+)
 
 __all__ = [
     "Directory",
@@ -124,15 +131,15 @@ def find_flaw_within(path: str, status: os.stat_result, *, group: bool, above: o
     if stat.S_ISLNK(status.st_mode):
         return Flaw(path, "is a symbolic link", "name the directory that it points to, or remove it")
     owners = frozenset() if above is None else frozenset({above.st_uid})
-    flaw = find_flaw(path, status, group=group, owners=owners)
+    flaw = find_flaw(path, status, group=shared_group(above or status) if group else None, owners=owners)
     if flaw is not None and flaw.fix == f"chmod g-w {shlex.quote(path)}":
         return flaw._replace(fix=f"{flaw.fix}, or say ?group=1 to share the locks")
     return flaw
 
 
-def refuse_foreign(path: str, status: os.stat_result, *, group: bool) -> None:
+def refuse_foreign(path: str, status: os.stat_result, *, group: int | None) -> None:
     """
-    Refuse a file that another user could change.
+    Refuse a file that another user could change; `group` is trusted.
 
     Raises:
         OSError: It is no regular file.
@@ -175,7 +182,7 @@ class Directory:
             ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
                 system.
         """
-        self._refuse(find_flaw_on_the_way(str(Path(self.path).parent), group=self.group))
+        self._refuse(find_flaw_on_the_way(str(Path(self.path).parent)))
         made = self._make(self.path, 0o2770 if self.group else 0o700)
         status = os.lstat(self.path)
         self._refuse(find_flaw_within(self.path, status, group=self.group, above=None))
@@ -183,9 +190,14 @@ class Directory:
         self.gid = status.st_gid
         if made:
             self._make_marker(made=True)
-        self._make(self.clients, stat.S_IMODE(status.st_mode))
+        self._make(self.clients, stat.S_IMODE(status.st_mode), gid=self.gid if self.group else -1)
         clients = os.lstat(self.clients)
         self._refuse(find_flaw_within(self.clients, clients, group=self.group, above=status))
+
+    @property
+    def trusted(self) -> int | None:
+        """The group whose members may have made the files."""
+        return self.gid if self.group else None
 
     @staticmethod
     def _refuse(flaw: Flaw | None) -> None:
@@ -193,8 +205,8 @@ class Directory:
             message = f"{flaw.path} {flaw.seen}, so another user could replace or remove locks: {flaw.fix}"
             raise ConfigurationError(message)
 
-    def _make(self, path: str, mode: int, *, parent_made: bool = False) -> bool:
-        """Make a directory if it is missing; return whether it was."""
+    def _make(self, path: str, mode: int, *, gid: int = -1, parent_made: bool = False) -> bool:
+        """Make a directory of a group (-1: of the user's) if it is missing; return whether it was."""
         parent = os.path.dirname(path)  # noqa: PTH120
         try:
             os.mkdir(path, 0o700)  # noqa: PTH102
@@ -217,14 +229,15 @@ class Directory:
         else:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                os.fchmod(fd, mode)  # past the umask
+                os.fchown(fd, -1, gid)
+                os.fchmod(fd, mode)  # past the umask; last, since a change of the group clears setgid
             finally:
                 os.close(fd)
             return True
         # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for the
         # state directory.
         self._make(parent, 0o700)
-        return self._make(path, mode, parent_made=True)
+        return self._make(path, mode, gid=gid, parent_made=True)
 
     # -- the marker ------------------------------------------------------------------------------------------------
 
@@ -277,7 +290,7 @@ class Directory:
         path = f"{self.path}/{MARKER}"
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            refuse_foreign(path, os.fstat(fd), group=self.group)
+            refuse_foreign(path, os.fstat(fd), group=self.trusted)
         except BaseException:
             os.close(fd)
             raise

@@ -74,7 +74,7 @@ def _examine_missing(examination: Examination, path: Path) -> None:
     else:
         seen = f"The directory is missing; {ancestor} exists and may be written to."
         examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
-        flaw = find_flaw_on_the_way(str(path.parent), group=examination.options["group"])
+        flaw = find_flaw_on_the_way(str(path.parent))
         if flaw is not None:
             examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
         _examine_file_system(examination, path, ancestor.stat())
@@ -105,7 +105,7 @@ def _examine_directory(examination: Examination, path: Path) -> None:
         _find_denied(examination, path, path)
     group = examination.options["group"]
     flaws = [
-        find_flaw_on_the_way(str(path.parent), group=group),
+        find_flaw_on_the_way(str(path.parent)),
         find_flaw_within(str(path), status, group=group, above=None),
     ]
     clients = path / "clients"

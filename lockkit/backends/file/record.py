@@ -293,7 +293,7 @@ class RecordFile:
         "single_use",
     )
 
-    def __init__(self, fd: int, name: str, escaped: str, path: str, *, group: bool) -> None:
+    def __init__(self, fd: int, name: str, escaped: str, path: str, *, group: int | None) -> None:
         """
         Take over an open file.
 

@@ -379,7 +379,7 @@ class RecordStore:
                     return False
                 made = make_record(self._directory, path, escaped, self._runtime.owner())
                 fd = open_record(path)
-            file = self._files[name] = RecordFile(fd, name, escaped, path, group=self._directory.group)
+            file = self._files[name] = RecordFile(fd, name, escaped, path, group=self._directory.trusted)
             file.single_use = made and name not in self._recent
             if made:
                 self._note_made(name)

@@ -183,6 +183,41 @@ def test_directory_above_that_another_user_made_is_refused(
     assert not (theirs / "ours" / "locks").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize(("uid", "gid", "permissions"), [(12345, 12345, 0o755), (0, 12345, 0o775), (12345, 0, 0o755)])
+def test_directory_above_is_never_shared(  # noqa: PLR0917 - fixtures
+    uid: int, gid: int, permissions: int, connect: Connect, host: StubHost, tmp_path: Path
+) -> None:
+    """``?group=1``: who could replace the directory of the locks would choose the group that is trusted in it."""
+    locks = tmp_path / "above" / "locks"
+    locks.mkdir(parents=True)
+    locks.chmod(0o2770)
+    os.chown(locks, 0, 12345)
+    os.chown(locks.parent, uid, gid)
+    locks.parent.chmod(permissions)
+
+    with pytest.raises(ConfigurationError, match=r"above (belongs to another user|may be written to by its group)"):
+        drive(connect(host, "?group=1", path=locks).ping())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_directory_of_another_user_and_of_a_group_that_this_user_is_not_in_is_refused(
+    connect: Connect, host: StubHost, directory: Path
+) -> None:
+    """``?group=1``: he may have put it in the place of the shared one. A member's files in a shared one are trusted."""
+    directory.mkdir()
+    directory.chmod(0o2770)
+    os.chown(directory, 12345, 12345)
+    with pytest.raises(ConfigurationError, match=r"belongs to another user \(uid 12345\)"):
+        drive(connect(host, "?group=1").ping())
+    os.chown(directory, 0, 12345)
+    granted(drive(connect(host, "?group=1").try_acquire(host.request("a"))))
+    for made in directory.rglob("*"):
+        os.chown(made, 12345, 12345)
+
+    granted(drive(connect(host, "?group=1").try_acquire(host.request("b"))))
+
+
 @pytest.mark.parametrize("query", ["", "?group=1"])
 def test_directory_above_that_others_may_write_to_is_refused(
     query: str, connect: Connect, host: StubHost, tmp_path: Path

@@ -108,6 +108,24 @@ def test_file_of_another_user_is_refused(tmp_path: Path, lock: Callable[[str], N
         lock(f"sqlite:///{path}")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_group_is_that_of_a_directory_that_can_be_trusted(tmp_path: Path, lock: Callable[[str], None]) -> None:
+    """A member's file in a directory of ours is shared; a directory of another user, or above it, is not."""
+    directory = tmp_path / "above" / "shared"
+    directory.mkdir(parents=True)
+    directory.chmod(0o2770)
+    os.chown(directory, 0, NOBODY)
+    url = f"sqlite:///{directory}/locks.db?group=1"
+    lock(url)
+    os.chown(directory / "locks.db", NOBODY, NOBODY)
+    lock(url)
+    for theirs in (directory, directory.parent):
+        os.chown(theirs, NOBODY, NOBODY)
+        with pytest.raises(lockkit.ConfigurationError, match="belongs to another user"):
+            lock(url)
+        os.chown(theirs, 0, NOBODY)
+
+
 def test_group_shares_the_file_when_it_is_asked_for(tmp_path: Path, lock: Callable[[str], None]) -> None:
     """Its members are trusted then, and nobody else."""
     directory = tmp_path / "shared"

@@ -422,6 +422,17 @@ SEARCHES = {
     "stuck lock": "how-to/see-who-holds-a-lock",
     "timeout": "how-to/choose-a-ttl",
     "read write lock": "how-to/many-readers-one-writer",
+    "installation": "tutorials/first-lock",
+    "double booking": "tutorials/first-lock",
+    "mutex": "tutorials/first-lock",
+    "semaphore": "how-to/limit-concurrent-calls",
+    "idempotency": "how-to/charge-once",
+    "singleton": "how-to/elect-a-leader",
+    # Plurals of words that the page has in the singular.
+    "alerts": "how-to/observe",
+    "dashboards": "how-to/observe",
+    "webhooks": "integrations/fastapi",
+    "deadlocks": "how-to/transfer-between-accounts",
 }
 FOUND = """
 (() => {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +104,10 @@ class Backend:
         page: Its page in docs/backends; empty without URL.
         promises: Sentences, where no capabilities say it.
         limits: As `promises`.
-        check: The command that checks the servers, where there is no URL.
-        more: Links, in place of the page of a backend.
+        code: What to paste, where there is no URL.
+        check: The URL of the servers to check, where there is none to paste.
+        caveat: In place of the one that the backend declares, where it depends on the URL.
+        more: Links, after the page of the backend.
         alternative: Others, and when they are better.
     """
 
@@ -115,15 +117,18 @@ class Backend:
     page: str = ""
     promises: Sequence[str] = ()
     limits: Sequence[str] = ()
+    code: str = ""
     check: str = ""
+    caveat: str = ""
     more: str = ""
     alternative: Sequence[Alternative] = ()
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it says of itself."""
+        """What it says of itself, with the caveat of this URL."""
         with lockkit.connect(self.url) as client:
-            return client.capabilities
+            can = client.capabilities
+        return replace(can, caveat=self.caveat) if self.caveat else can
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ NEEDS = (
     _need(
         "three servers with Redis have the same crontab", "one twice machines redis single", "redis", "one efficiency"
     ),
-    _need("seats are rows in PostgreSQL, sold in one transaction", "one database", "transaction", "one"),
+    _need("seats are rows in PostgreSQL, sold in one transaction", "database", "transaction", ""),
     _need(
         "pods update a stock in PostgreSQL, with a version in each row",
         *("one store machines postgresql table", "postgresql", "one guard"),
@@ -236,7 +241,7 @@ NEEDS = (
     ),
     _need(
         "a Redis Cluster, and five calls to a partner",
-        "permits twice machines redis cluster",
+        "permits load machines redis cluster",
         "redis-cluster",
         "permits efficiency",
     ),
@@ -252,6 +257,22 @@ NEEDS = (
     _need(
         "payments, and somebody has heard of Redlock and runs five servers",
         *("once outside machines redis five", "etcd", "once outside"),
+    ),
+    _need(
+        "payments under a plain lock, by workers with PostgreSQL that are often killed",
+        *("one outside machines postgresql", "postgresql", "one outside"),
+    ),
+    _need(
+        "two machines of five may write to MySQL, each to its part",
+        *("permits slot machines mysql", "mariadb", "permits slots"),
+    ),
+    _need(
+        "mails by three workers at most, and locks must survive one of five Redis servers",
+        *("permits excess-outside machines redis five", "etcd", "permits outside"),
+    ),
+    _need(
+        "seats on a Redis with two replicas, which Kubernetes promotes",
+        *("one store machines redis replicas", "redis-replicas", "one guard"),
     ),
     _need(
         "payments under a plain lock, on five Redis servers", "one outside machines redis five", "etcd", "one outside"

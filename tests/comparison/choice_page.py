@@ -77,12 +77,17 @@ def promises(can: Capabilities) -> Iterator[str]:
 def limits(can: Capabilities) -> Iterator[str]:
     """What a backend does not promise, in sentences."""
     yield can.caveat
+    if can.scope == "process":
+        yield "Locks, and the records of `client.once`, end with the process."
     if not can.survives_node_loss and can.scope == "network":
-        yield "If the server is lost for good, held locks are lost with it."
+        kept = "" if can.crash_release == "connection" else " and no replica has its data"
+        yield f"If the server is lost for good{kept}, held locks are lost with it."
     if not can.survives_data_loss:
         yield "If all servers lose their data, tokens may start lower."
     if not can.fair:
         yield "Clients are served in no particular order."
+    if can.permits == "slots":
+        yield "A permit is one of `limit` locks: its waiters try about twice a second, in no order."
     if can.wakeup == "poll":
         yield "Waiters poll, so a hand-off takes longer."
     if can.min_ttl >= 1:
@@ -102,8 +107,7 @@ def _series(words: list[str], last: str = "and") -> str:
 
 def install(backend: Backend) -> str:
     """The command that installs what a backend needs, and the command line."""
-    url = backend.url or backend.check.rpartition(" ")[2]
-    extra = registry.BUILTIN[parse(url).scheme].extra
+    extra = registry.BUILTIN[parse(backend.url or backend.check).scheme].extra
     return f'pip install ".[{",".join(filter(None, ["cli", extra]))}]"  # in a clone'
 
 
@@ -153,7 +157,8 @@ def _link(choice: Choice, answer: Answer) -> str:
 def _also_instead(choice: Choice, go: str, answer: Answer) -> str:
     """Where the answer leads after other answers, for readers without scripts."""
     shorts = {each.id: each.short for question in choice.questions.values() for each in question.answer}
-    after = _series([shorts[given] for given, other in answer.instead.items() if other == go], "or")
+    # Two questions may have the same answer.
+    after = _series([*dict.fromkeys(shorts[given] for given, other in answer.instead.items() if other == go)], "or")
     title = choice.backends[go].title if go in choice.backends else choice.questions[go].ask
     return f"<span class=also> (after “{after}”: [{title}]({_anchor(choice, go)}))</span>"
 
@@ -165,6 +170,9 @@ def _backend(choice: Choice, name: str) -> Iterator[str]:
     yield f"## {backend.title} {{ #use-{name} }}"
     yield ""
     yield from backend.because.strip().replace(". ", ".\n").splitlines()
+    if backend.code:
+        yield ""
+        yield from ("```python", backend.code.strip(), "```")
     if backend.url:
         yield ""
         yield f"<pre class=url><code>{escape(backend.url)}</code></pre>"
@@ -177,12 +185,14 @@ def _backend(choice: Choice, name: str) -> Iterator[str]:
     yield ""
     yield f"### Run and check {{ #check-{name} }}"
     yield ""
-    check = backend.check or f"lockkit doctor {_quoted(backend.url)}"
+    # Not as an argument, as `lockkit --help` says: all users of the machine can see the password in it.
+    check = f"LOCKKIT_URL={_quoted(backend.url or backend.check)} lockkit doctor"
     yield f"<pre><code>{escape(install(backend), quote=False)}\n{escape(check)}</code></pre>"
     yield ""
     yield "`lockkit doctor` reports what endangers locks on your servers, and how to fix it: "
     yield "see [Check your servers](../how-to/check-your-servers.md)."
-    yield f"Read more: {backend.more or f'[{backend.title}](../backends/{backend.page}.md)'}."
+    page = f"[{backend.title}](../backends/{backend.page}.md)" if backend.page else ""
+    yield f"Read more: {', '.join(filter(None, [page, backend.more]))}."
     yield ""
     yield f"### Choose another one if … {{ #instead-of-{name} }}"
     yield ""

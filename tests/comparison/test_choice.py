@@ -20,6 +20,20 @@ QUESTIONS_MAX = 5
 WITH_URL = {name: backend for name, backend in CHOICE.backends.items() if backend.url}
 
 
+def section_of(name: str) -> str:
+    """What the page says of a backend."""
+    return PAGE.read_text().partition(f'<section data-backend="{name}"')[2].partition("</section>")[0]
+
+
+def ends(wanted: str, *advice: str) -> set[str]:
+    """The backends that somebody who wants this is led to, with any of these pieces of advice."""
+    return {
+        end
+        for answers, end in PATHS
+        if answers[0].id == wanted and (not advice or {answer.advice for answer in answers} & {*advice})
+    }
+
+
 @pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.story)
 def test_need_leads_to_its_backend(need: Need) -> None:
     """Answered in the order in which the page asks: one click for each answer, and the result needs no more."""
@@ -49,11 +63,86 @@ def test_ids_of_answers_are_unique() -> None:
 
 
 def test_payments_end_at_a_key_once_and_a_guard() -> None:
-    """And never at Redlock, which has no `client.once`."""
+    """And at a backend that has `client.once`, whatever lock they wanted."""
     text = CHOICE.advice["outside"].text
 
     assert all(word in text for word in ("a key by which it recognises", "`client.once`", "guard"))
-    assert {end for answers, end in PATHS if "outside" in {answer.id for answer in answers}}.isdisjoint({"redlock"})
+    for wanted in ("one", "leader", "permits", "once", "readers"):
+        assert ends(wanted, "outside")
+        assert {end for end in ends(wanted, "outside") if not CHOICE.backends[end].capabilities.notes} == set()
+
+
+def test_permits_are_compared_by_slot() -> None:
+    """A guard for all would refuse a holder whose permit is valid, once one with a higher token has written."""
+    advised = {answer.advice for answers, _ in PATHS if answers[0].id == "permits" for answer in answers} - {""}
+
+    assert advised == {"permits", "efficiency", "slots", "outside"}
+    assert all(word in CHOICE.advice["slots"].text for word in ("per slot", "`permit.slot`", "use a lock"))
+
+
+def test_permits_are_promised_no_order_that_they_do_not_have() -> None:
+    """Where each slot is a lock, waiters try, and nothing wakes them."""
+    for end in ends("permits"):
+        can = CHOICE.backends[end].capabilities
+        if can.permits == "slots":
+            assert not can.fair
+            assert "- A permit is one of `limit` locks: its waiters try about twice a second, in no order." in (
+                section_of(end).splitlines()
+            )
+
+
+def test_wrong_data_come_with_what_keeps_them_right() -> None:
+    """Also those in one SQL database: no path ends without advice, but for the transaction, which needs no lock."""
+    for answers, end in PATHS:
+        expected = () if end == "transaction" else (answers[0].id, answers[1].advice)
+        assert tuple(answer.advice for answer in answers if answer.advice) == expected
+        assert "" not in expected
+    for text in (CHOICE.advice["guard"].text, CHOICE.backends["transaction"].because):
+        assert "condition" in text
+        assert "unique constraint" in text
+        assert "compare the token" in text
+
+
+def test_transaction_shows_its_own_code() -> None:
+    """Whoever needs no lock service is not shown how to connect to one."""
+    section = section_of("transaction")
+
+    assert 'lock_in(session, "invoice:2026")' in section.partition("```python")[2].partition("```")[0]
+    assert "lockkit.connect" not in section
+    assert {answer.advice for answers, end in PATHS if end == "transaction" for answer in answers} == {""}
+
+
+def test_django_settings_come_with_the_client_that_reads_them() -> None:
+    """`lockkit.connect()` does not: it would lock files of one machine, without a warning."""
+    told = {name for name in WITH_URL if "LOCKKIT = " in section_of(name)}
+
+    assert told == {"postgresql", "mariadb"}
+    for name in told:
+        section = section_of(name)
+        assert "`from lockkit.integrations.django import client`" in section
+        assert "`client().lock(…)`" in section
+        assert "[Django](../integrations/django.md)" in section
+
+
+def test_replicas_are_counted() -> None:
+    """Where there may be some, the number of all of them is asked for, and what they promise depends on it."""
+    for name in ("redis-replicas", "redis-sentinel"):
+        assert "?replicas=2" in CHOICE.backends[name].url
+        assert "- With a `replicas=` below the number of all replicas, " in section_of(name)
+    assert "`?replicas=N`" in section_of("redis-managed")
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_URL if name.startswith(("postgresql", "mariadb"))])
+def test_databases_link_managed_services(name: str) -> None:
+    """Most of them are somebody else's."""
+    assert "[Use a managed service](../how-to/managed-services.md)" in section_of(name)
+
+
+def test_records_that_end_with_the_process_are_told() -> None:
+    """Nothing is done once per day by a process that starts twice a day."""
+    limit = "- Locks, and the records of `client.once`, end with the process."
+
+    assert {name for name in WITH_URL if limit in section_of(name)} == {"memory"}
 
 
 def test_no_more_than_five_questions() -> None:
@@ -95,9 +184,13 @@ def test_url_can_be_pasted(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHOICE.backends)
 def test_servers_can_be_checked_with_what_is_installed(name: str) -> None:
-    """The two commands of a section belong together: the doctor needs the driver of its URL."""
-    section = PAGE.read_text().partition(f'<section data-backend="{name}"')[2].partition("</section>")[0]
-    extras, url = re.findall(r"\.\[(.*?)\].*\nlockkit doctor '?([^'<]*)", unescape(section))[0]
+    """
+    The two commands of a section belong together: the doctor needs the driver of its URL.
+
+    All users of the machine can see the arguments of a command, so the URL, with its password, is none.
+    """
+    found = re.findall(r"\.\[(.*?)\].*\nLOCKKIT_URL='?([^' ]*)'? lockkit doctor<", unescape(section_of(name)))
+    ((extras, url),) = found
 
     assert extras.split(",") == list(filter(None, ["cli", registry.BUILTIN[parse(url).scheme].extra]))
 
@@ -121,7 +214,7 @@ def test_answers_that_need_a_capability_say_so() -> None:
 def test_page_promises_what_the_backend_declares(name: str) -> None:
     """Each promise and each limit stands in the section of its backend, and no promise is also a limit."""
     backend = CHOICE.backends[name]
-    section = PAGE.read_text().partition(f'<section data-backend="{name}"')[2].partition("</section>")[0]
+    section = section_of(name)
     said = re.findall(r"^- (.*)$", section.replace("\n  ", " "), re.MULTILINE)
     can = backend.capabilities
 

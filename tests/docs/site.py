@@ -15,10 +15,18 @@ from typing import Any
 __all__ = ["on_page_content", "on_page_markdown"]
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = ("decisions/", "comparison/capabilities.md", "comparison/conformance.md", "comparison/measured")
+LEFT_OUT = (
+    "decisions/",
+    "comparison/capabilities.md",
+    "comparison/conformance.md",
+    "comparison/measured",
+    "comparison/peers.md",
+    "reference/extras.md",
+)
 RANKS = [
     (3.0, ("how-to/", "integrations/", "databases/", "tutorials/first-lock.md", "index.md", "changelog.md")),
     (2.0, ("backends/", "reference/api/sync.md", "comparison/redlock-debate.md")),
+    (0.5, ("reference/api/", "reference/backend-api.md")),
     (1.0, ("reference/",)),
     (0.6, ("explanation/", "comparison/", "choose/", "tutorials/")),
 ]

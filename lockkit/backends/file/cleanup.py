@@ -17,10 +17,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from lockkit.backends.file.client_file import NAME, has_ended
+from lockkit.backends.file.client_file import CONTENT, NAME, has_ended
 from lockkit.backends.file.directory import MARKER, boot_id, is_at, record_name, unlink
 from lockkit.backends.file.record import (
+    HEAD,
     REMOVED,
+    SIZE_MAX,
     DamagedError,
     FileClaim,
     RemovedError,
@@ -202,12 +204,12 @@ def _is_ours(fd: int, path: str) -> bool:
             return True
         except (DamagedError, VersionError, ConfigurationError):
             return False
-    start = os.pread(fd, 100, 0)
+    start = os.pread(fd, SIZE_MAX, 0)
     if NAME.fullmatch(name):
-        return start.startswith(b"lockkit-client ")
+        return CONTENT.match(start) is not None
     if not _UNFINISHED.fullmatch(path):
         return False
-    return start.startswith((b"lockkit-client ", b"lockkit-record ")) or not start.strip(b"\0")
+    return bool(CONTENT.match(start) or HEAD.match(start)) or not start.strip(b"\0")
 
 
 class _Folder:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from lockkit.runtime import Runtime
     from lockkit.units import Seconds
 
-__all__ = ["NAME", "ClientFile", "has_ended", "live_ttl_max", "notify"]
+__all__ = ["CONTENT", "NAME", "ClientFile", "has_ended", "live_ttl_max", "notify"]
 
 log = logging.getLogger("lockkit")
 
 NAME = re.compile("[0-9a-f]{1,16}")
-_CONTENT = re.compile(rb"lockkit-client 1 pid ([0-9]+) ttl_max_us ([0-9]{16})\n")
+CONTENT = re.compile(rb"lockkit-client 1 pid ([0-9]+) ttl_max_us ([0-9]{16})\n")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 CHECK_SECONDS = 1.0
@@ -196,7 +196,7 @@ def has_ended(directory: Directory, client_id: str) -> bool:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        ours = _CONTENT.match(os.pread(fd, 100, 0)) and is_at(os.fstat(fd), path)
+        ours = CONTENT.match(os.pread(fd, 100, 0)) and is_at(os.fstat(fd), path)
     except BlockingIOError:
         return False
     finally:
@@ -238,7 +238,7 @@ def _ttl_max(path: str) -> float:
     except FileNotFoundError:
         return 0.0  # the client has ended meanwhile
     try:
-        content = _CONTENT.match(os.pread(fd, 100, 0))
+        content = CONTENT.match(os.pread(fd, 100, 0))
     finally:
         os.close(fd)
     if content is None:

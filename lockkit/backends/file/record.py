@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from lockkit.backend import Mode
 
 __all__ = [
+    "HEAD",
     "REMOVED",
+    "SIZE_MAX",
     "DamagedError",
     "FileClaim",
     "RecordFile",
@@ -75,7 +77,7 @@ system another 2 µs."""
 
 _BLOCKED = -1  # of UNTIL_US: the head of the queue does not fit beside those that hold the lock
 
-_HEAD = re.compile(rb"lockkit-record 1 ([0-9a-f]{8}) ([0-9]{6})\n")
+HEAD = re.compile(rb"lockkit-record 1 ([0-9a-f]{8}) ([0-9]{6})\n")
 _HEAD_SIZE = len("lockkit-record 1 01234567 000000\n")
 _OTHER_VERSION = re.compile(rb"lockkit-record ([0-9]{1,9}) ")
 _WORD = re.compile(r"[!-~]+")
@@ -172,7 +174,7 @@ def _size(text: bytes) -> int:
     Raises:
         RemovedError, VersionError, DamagedError: See the classes.
     """
-    head = _HEAD.match(text)
+    head = HEAD.match(text)
     if head is None:
         if text.startswith(REMOVED):
             raise RemovedError

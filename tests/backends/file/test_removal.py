@@ -299,7 +299,12 @@ def test_record_of_a_name_that_is_used_once_stays_while_another_waits(
 
 @pytest.mark.usefixtures("thorough")
 @pytest.mark.parametrize("erase", [False, True])
-def test_files_of_others_are_left_alone(connect: Connect, host: StubHost, directory: Path, *, erase: bool) -> None:
+@pytest.mark.parametrize(
+    "content", ["of the user", "lockkit-client notes of the user", "lockkit-record of the year", "\0" * 200 + "data"]
+)
+def test_files_of_others_are_left_alone(
+    connect: Connect, host: StubHost, directory: Path, content: str, *, erase: bool
+) -> None:
     """In a home directory given as the directory of locks, whatever the names are."""
     others = {
         *(".bashrc", ".new-left", f".new-{'a' * 32}", "damaged.lock", "poetry.lock", "notes", ".lockkit-notes"),
@@ -307,7 +312,7 @@ def test_files_of_others_are_left_alone(connect: Connect, host: StubHost, direct
     }
     (directory / "clients").mkdir(parents=True, mode=0o700)
     for name in others:
-        (directory / name).write_text("of the user")
+        (directory / name).write_text(content)
     age(directory)
 
     client = connect(host)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.inspection import kind_table, local_time
+from lockkit.cli.inspection import local_time, print_holders
 from lockkit.cli.output import plain, print_json, refuse_private, say
 from lockkit.cli.slots import DAY, parse_period, parse_zone, slot
 from lockkit.cli.status import Status
-from lockkit.cli.tables import print_table
 from lockkit.errors import ConfigurationError, LockLost
 from lockkit.primitives.once import Once, OnceDone, OnceRunning
 from lockkit.runtime import drive
@@ -34,7 +33,7 @@ class Record:
     What is known of one slot or key of a command.
 
     Attributes:
-        key: ``NAME@SLOT`` or ``NAME@KEY``, once `begin` has been called.
+        key: ``NAME@SLOT`` or ``NAME@KEY``, once `begin` has been called; an ``@`` in NAME is ``%40`` there.
     """
 
     def __init__(self, client: Client, name: str, options: RunOptions) -> None:
@@ -47,7 +46,7 @@ class Record:
         """
         self._engine = client._engine  # noqa: SLF001 - the command and the client are one product
         self._engine.notes.require("--once-per or --once")
-        self._name = name
+        self._name = name.replace("%", "%25").replace("@", "%40")  # else "a@b" once "c" would be "a" once "b@c"
         self._ttl = options.ttl
         self._once = options.once
         self._attempts = options.attempts
@@ -56,7 +55,7 @@ class Record:
         self.key = ""
         self._attempt: Attempt | None = None
         self._described: Once | None = None
-        _ = validation.lock_name(f"{name}@{self._once or '2000-01-01.00000'}")
+        _ = validation.lock_name(f"{self._name}@{self._once or '2000-01-01.00000'}")
         if self._once == "":
             message = "--once must name what is done once"
             raise ConfigurationError(message)
@@ -152,7 +151,7 @@ def show_once(key: str, url: str | None, profile: str | None, *, forget: bool, a
         elif state is None:
             print(plain(f"{key!r} is not done at {client.url}"))
         elif isinstance(state, OnceRunning):
-            print_table(kind_table(key, client.url, [("once", state.holder)]))
+            print_holders(key, client.url, [("once", state.holder)])
         elif forget:
             print(plain(f"{'forgot' if forgotten else 'did not forget'} that {key!r} is done at {client.url}"))
         else:

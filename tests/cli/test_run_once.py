@@ -47,6 +47,15 @@ def test_key_is_done_once(cli: Cli) -> None:
     assert re.fullmatch(rf"lockkit: 'migrate@v42' {DONE}", done.stderr)
 
 
+def test_name_and_key_cannot_imitate_others(cli: Cli) -> None:
+    """Each pair of them is a record of its own."""
+    pairs = [("a@b", "c"), ("a", "b@c"), ("a%40b", "c")]
+
+    done = [cli.run("run", name, "--once", key, "--", "sh", "-c", "echo $LOCKKIT_ONCE") for name, key in pairs]
+
+    assert [one.stdout for one in done] == ["a%40b@c\n", "a@b@c\n", "a%2540b@c\n"]
+
+
 def test_only_status_0_counts(cli: Cli) -> None:
     """So an hourly cron with --once-per 1d catches up on what failed."""
     for script, status in (("exit 3", 3), ("kill -9 $$", 137), ("exit 0", 0)):

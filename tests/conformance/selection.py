@@ -88,15 +88,13 @@ ENGINE_OWNED = frozenset(
 
 VARIANTS = {
     "redis-resp3": "redis",
-    "redis-session": "redis",
     "redis-sentinel": "redis",
     "redis-cluster": "redis",
     "redlock-5": "redlock-3",
     "etcd-cluster": "etcd",
     "zookeeper-ensemble": "zookeeper",
 }
-"""Targets with the code of another one, that differ from it by the number of servers, how one is found, protocol, or
-what is renewed together."""
+"""Targets with the code of another one, that differ from it by the number of servers, how one is found, or protocol."""
 
 TOPOLOGY_FREE = frozenset(
     {

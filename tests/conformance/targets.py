@@ -77,7 +77,6 @@ TARGETS = [
     Entry("file", ("file",), _directory),
     Entry("redis", ("redis", "rediss", "unix", "valkey"), RedisServer),
     Entry("redis-resp3", ("redis",), RedisServer, {"protocol": 3}),
-    Entry("redis-session", ("redis",), RedisServer, {"leases": "session"}),
     Entry("redis-sentinel", ("redis+sentinel", "rediss+sentinel"), RedisSentinels),
     Entry("redis-cluster", ("redis+cluster", "rediss+cluster"), RedisCluster),
     Entry("redlock-3", ("redlock", "redlocks"), RedisNodes),

@@ -13,8 +13,7 @@ Algorithm: the lock is a string key ``PREFIX:NAME`` with the owner as its value,
 ``{PREFIX:NAME}:note``      the note on the lock, which ends by itself (``PX``)
 ==========================  =========================================================================================
 
-What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead. With ``leases=session``, one
-key ``PREFIX+session:ID`` keeps many leases (`lockkit.backends.redis.sessions`); the scripts know them always.
+What lives apart from the locks has the prefix ``PREFIX+once`` or ``PREFIX+sem`` instead.
 
 Each operation is one script (``scripts``), so one round trip. A release sets the lock to ``next:OWNER`` for the first
 waiter and notifies that client (`lockkit.backends.redis.wakeup`): no polling, no herd, no overtaking.
@@ -39,7 +38,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -64,19 +62,12 @@ from lockkit.backend import (
     granted_at,
     unproven,
 )
-from lockkit.backends.redis.keys import (
-    SESSION_SPACE,
-    KeysByName,
-    LockKeys,
-    fence_milliseconds,
-    ttl_milliseconds,
-)
-from lockkit.backends.redis.listing import Scan, held_names
+from lockkit.backends.redis.keys import KeysByName, LockKeys, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import delete_keys
-from lockkit.backends.redis.options import OPTIONS, adopt_topology, check_sessions, driver_options, open_topology
+from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
 from lockkit.backends.redis.resp import bulk
 from lockkit.backends.redis.script import Script
-from lockkit.backends.redis.sessions import SessionLease, Sessions
 from lockkit.backends.redis.topology import NotReplicatedError
 from lockkit.backends.redis.wakeup import gone_channel, warn_of_polling
 from lockkit.errors import BackendUnavailable, LockError
@@ -142,13 +133,6 @@ _CAPABILITIES = Capabilities(
 )
 
 
-_SESSION_CAPABILITIES = replace(
-    _CAPABILITIES,
-    caveat="A client of another kind may find the locks of a dead holder taken for up to ten ttls, and the holder "
-    "notices as late that somebody removed a lock by hand: guard storage by token.",
-)
-
-
 class RedisBackend(LockBackend):
     """Processes that reach the same Redis or Valkey."""
 
@@ -167,11 +151,6 @@ class RedisBackend(LockBackend):
         self._idle_ms = ttl_milliseconds(options["idle_ttl"])
         self._terms = _Terms(1.0, "", self._idle_ms)
         self._gone = bulk(gone_channel(self._prefix))
-        self._sessions: Sessions | None = None
-        if options["leases"] == "session":
-            check_sessions(url, topology, options)
-            self._sessions = Sessions(topology, self._prefix, self._runtime, self._gone, self._idle_ms)
-            self.capabilities = _SESSION_CAPABILITIES
         self._shortest_ttl = inf
         self._warned_of_polling = False
 
@@ -223,9 +202,7 @@ class RedisBackend(LockBackend):
             if type(reply) is int:
                 if request.state is not None:
                     self._left_queue(request)
-                in_session = self._sessions is not None and mode == "exclusive"
-                state = SessionLease(keys, owner) if in_session else keys
-                return Grant(request.name, owner, reply, terms.granted_ttl, None, state)
+                return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
             if type(reply) is bytes:
                 if request.state is not None:
                     self._left_queue(request)
@@ -314,11 +291,6 @@ class RedisBackend(LockBackend):
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One pipeline per node."""
-        if self._sessions is not None:
-            return await self._sessions.renew(grants, self._renew_each, self._clean_up)
-        return await self._renew_each(grants)
-
-    async def _renew_each(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         calls = []
         for grant in grants:
             keys: LockKeys = grant.state
@@ -332,17 +304,9 @@ class RedisBackend(LockBackend):
         replies = await self._topology.run_many(_RENEW, calls, replicas=self._replicas, answer_by=answer_by)
         return [Unknown(reply) if isinstance(reply, LockError) else _RENEWALS[cast("int", reply)] for reply in replies]
 
-    async def _clean_up(self, grants: Sequence[Grant]) -> None:
-        """Remove locks whose session has ended, best effort, for waiters and for clients of other kinds."""
-        await self._topology.run_many(_RELEASE, [(grant.state.lock, self._release_body(grant)) for grant in grants])
-
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """See `LockBackend.release`. Sent again by the engine only."""
-        keys: LockKeys = grant.state
-        reply = await self._run(_RELEASE, keys.lock, self._release_body(grant), answer_by=answer_by)
-        if self._sessions is not None:
-            self._sessions.forget(keys)
-        return reply == 1
+        return await self._run(_RELEASE, grant.state.lock, self._release_body(grant), answer_by=answer_by) == 1
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One pipeline per node."""
@@ -361,10 +325,7 @@ class RedisBackend(LockBackend):
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`."""
         keys: LockKeys = grant.state
-        ttl_ms = ttl_milliseconds(grant.ttl)
-        body = keys.body(_DOWNGRADE, grant.owner, grant.token, ttl_ms)
-        if self._sessions is not None:
-            self._sessions.becomes_reader(grant.state)
+        body = keys.body(_DOWNGRADE, grant.owner, grant.token, ttl_milliseconds(grant.ttl))
         return await self._change(_DOWNGRADE, keys, body) == 1
 
     async def holders(self, name: str) -> Sequence[Holder]:
@@ -417,11 +378,7 @@ class RedisBackend(LockBackend):
         """See `LockBackend.names`."""
         masters = self._topology.masters
         scan: Scan = Scan(self._prefix, prefix, await masters()) if after is None else after.next
-        page = await scan.page(masters)
-        if not page.names or not self._topology.has_sessions:
-            return page
-        node = await self._topology.node_for("")
-        return NamesPage(await held_names(node, page.names, [self._keys[name].lock for name in page.names]), page.next)
+        return await scan.page(masters)
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`."""
@@ -448,7 +405,7 @@ class RedisBackend(LockBackend):
     async def erase(self) -> None:
         """See `LockBackend.erase`."""
         for node in await self._topology.masters():
-            for prefix in (self._prefix, *(f"{self._prefix}+{space}" for space in (*SPACES, SESSION_SPACE))):
+            for prefix in (self._prefix, *(f"{self._prefix}+{space}" for space in SPACES)):
                 await delete_keys(node, prefix)
 
     async def ping(self) -> None:

@@ -19,7 +19,6 @@ __all__ = [
     "IDLE_SECONDS",
     "IDLE_SECONDS_MIN",
     "KNOWN_NAMES_MAX",
-    "SESSION_SPACE",
     "KeysByName",
     "LockKeys",
     "escape_glob",
@@ -42,10 +41,8 @@ IDLE_TTLS = 10
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
 
-SESSION_SPACE = "session"
-"""The keys of sessions begin with the prefix followed by ``+`` and this, so no lock has such a key."""
-
-_APART = tuple(f"+{space}:" for space in (*SPACES, SESSION_SPACE))
+# "session" was such a space once; a lock of that name keeps its key.
+_APART = tuple(f"+{space}:" for space in (*SPACES, "session"))
 
 
 def lock_key(prefix: str, name: str) -> str:

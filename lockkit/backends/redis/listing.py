@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     from lockkit.backends.redis.node import RedisNode
 
-__all__ = ["Scan", "held_names"]
-
-_IN_SESSION = b"lockkit:session "
+__all__ = ["Scan"]
 
 ENDLESS, GONE = -1, -2
 """Answers of ``PTTL``: for a key without expiry, and for none."""
@@ -111,26 +109,3 @@ class Scan:
         except (UnicodeDecodeError, ConfigurationError):
             return None
         return name if name.startswith(self._name_prefix) and lock_key(self._prefix, name) == text else None
-
-
-async def held_names(node: RedisNode, names: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """
-    Leave out the locks of which the session has ended; see ``scripts/session.lua``.
-
-    Args:
-        node: Which has all of them.
-        names: Of locks.
-        keys: Of the same locks.
-    """
-    values = cast("list[bytes | None]", await node.call(pack("MGET", *keys), resend=True))
-    of = {
-        name: value.split(b" ", 3)[3]
-        for name, value in zip(names, values, strict=True)
-        if value is not None and value.startswith(_IN_SESSION) and not value.endswith(b" ")
-    }
-    sessions = list(set(of.values()))
-    if not sessions:
-        return list(names)
-    replies = await node.call_many([pack("EXISTS", session) for session in sessions])
-    ended = {session for session, reply in zip(sessions, replies, strict=True) if reply == 0}
-    return [name for name in names if of.get(name) not in ended]

@@ -38,7 +38,6 @@ __all__ = [
     "adopt_topology",
     "check_arguments",
     "check_async",
-    "check_sessions",
     "database",
     "driver_options",
     "open_topology",
@@ -49,8 +48,6 @@ __all__ = [
 log = logging.getLogger("lockkit")
 
 REPLICAS_MAX = 100
-
-SESSION_URLS = "redis://, rediss://, unix://, valkey://"
 
 
 def parse_prefix(value: object) -> str:
@@ -88,11 +85,6 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             validation.parse_int(0, REPLICAS_MAX),
             "How many replicas must acknowledge a grant or a renewal before it counts.",
             0,
-        ),
-        "leases": Option(
-            validation.parse_choice("lease", "session"),
-            "session: all leases of a client with the same ttl are renewed by one command, and end together.",
-            "lease",
         ),
         "idle_ttl": IDLE_TTL,
         "db": Option(validation.parse_int(0, 2**31 - 1), "Number of the database; most URLs give it in the path."),
@@ -184,29 +176,6 @@ def _single(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
         target = Target.of(url.hosts[0], {"db": database(url, url.path, options), **arguments}, tls=_is_tls(url))
     check_arguments(url, target, host.runtime.kind)
     return SingleTopology(open_node(host.runtime, target, options["prefix"], Handshake(host)))
-
-
-def check_sessions(url: str, topology: Topology, options: Mapping[str, Any]) -> None:
-    """
-    Refuse the option ``leases=session`` where sessions are not offered.
-
-    Args:
-        url: For the message.
-        topology: Where the locks are.
-        options: Of the backend.
-
-    Raises:
-        ConfigurationError: They are not.
-    """
-    if not topology.has_sessions:
-        message = (
-            f"leases=session is for one node ({SESSION_URLS}), and {url} has several: leave the option out, so that "
-            "each lease is renewed by itself"
-        )
-        raise ConfigurationError(message, backend=url)
-    if options["replicas"]:
-        message = f"{url} cannot have leases=session with replicas={options['replicas']}: leave one of them out"
-        raise ConfigurationError(message, backend=url)
 
 
 def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:

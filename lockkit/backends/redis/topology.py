@@ -45,11 +45,9 @@ class Topology(ABC):
     Attributes:
         several: There are several nodes, and one that hangs must not delay renewals at the others.
         listening: There is or was a subscription, so `listener_for` is worth asking.
-        has_sessions: Leases may be in sessions there.
     """
 
     several = False
-    has_sessions = False
     listening = False
 
     def runner(self) -> Runner:
@@ -111,8 +109,6 @@ class Topology(ABC):
 
 class SingleTopology(Topology):
     """Always the same node."""
-
-    has_sessions = True
 
     def __init__(self, node: RedisNode) -> None:
         """Use this node."""

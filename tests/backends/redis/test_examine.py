@@ -186,24 +186,6 @@ def test_rights_missing() -> None:
         assert "redis-rights" not in found(url)
 
 
-def test_rights_for_sessions_missing() -> None:
-    """The keys of sessions are apart from those of the locks; only clients with the option are told."""
-    users = {"default": f"on >{SECRET} ~* &* +@all", "app": f"on >{SECRET} {RULES} {COMMANDS}"}
-    with RedisServer(appendonly=True, appendfsync="always", users=users, login=("default", SECRET)) as server:
-        url = f"redis://app:{SECRET}@{server.address}/0"
-        with server.connect() as connection:
-            connection.call("ACL", "SETUSER", "app", "resetkeys", "~lockkit:*", "~{lockkit:*")
-
-            assert "redis-rights" not in found(url)
-            finding = found(f"{url}?leases=session")["redis-rights"]
-            assert "PEXPIRE lockkit+session:x" in finding.seen
-            connection.call(*(word.strip("'") for word in finding.fix.removeprefix("redis-cli ").split()))
-        assert "redis-rights" not in found(f"{url}?leases=session")
-        with lockkit.connect(url, leases="session") as client, client.lock("x", timeout=PATIENCE) as lease:
-            lease.extend()
-            lease.extend()
-
-
 def test_rights_for_readers_missing() -> None:
     """Only read locks and semaphores need them: a lock is had, waited for and handed over."""
     users = {"default": "off", "app": f"on >{SECRET} {RULES} {COMMANDS} -zadd -hset"}

@@ -170,7 +170,7 @@ class TestOneNode:
         got[0].release()
 
     def test_full_memory_is_said_to_be_full(self, connect: Connect) -> None:
-        """With noeviction a full server grants nothing and says why; freeing still works, also by force."""
+        """With noeviction a full server grants nothing and says why; renewing and freeing still work, also by force."""
         with RedisServer() as server:
             client = connect(server.url)
             lease = client.lock("x").acquire()
@@ -179,6 +179,7 @@ class TestOneNode:
                 connection.call("CONFIG", "SET", "maxmemory", "1")
                 connection.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
+            lease.extend()
             with pytest.raises(lockkit.BackendUnavailable, match="maxmemory"):
                 client.lock("y").acquire(timeout=0)
             assert connect(server.url).break_lock("z")

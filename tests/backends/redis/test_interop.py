@@ -230,7 +230,7 @@ def test_empty_prefix_wakes_waiters_and_keeps_the_rest_of_the_keys(server: Redis
 @pytest.mark.usefixtures("theirs")
 @pytest.mark.parametrize("scheme", ["redis", "redlock"])
 def test_empty_prefix_keeps_locks_from_what_lives_apart(server: RedisServer, scheme: str) -> None:
-    """A lock may have any name, also that of the key of a semaphore, of a session or of what is done once."""
+    """A lock may have any name, also that of the key of a semaphore or of what is done once."""
     names = {"+sem:x", "+once:x", "+limit:x", "+session:x", "+sem", "+49 30 901820", "sem:x"}
     with lockkit.connect(f"{scheme}://{server.host}:{server.port}", prefix="") as client:
         with ExitStack() as held:

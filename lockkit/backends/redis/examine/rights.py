@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING, cast
 
-from lockkit.backends.redis.keys import SESSION_SPACE, lock_key, side_key
+from lockkit.backends.redis.keys import lock_key, side_key
 from lockkit.backends.redis.resp import ServerSaid
 from lockkit.doctor.findings import Check, Severity
 
@@ -43,8 +43,6 @@ async def examine_rights(examination: Examination, server: RedisServer, *, marks
     """
     prefix = examination.options["prefix"]
     needed = _commands(prefix, replicas=bool(examination.options.get("replicas")), marks=marks)
-    if examination.options.get("leases") == "session":
-        needed += _session_commands(prefix)
     commands = needed if marks else [*needed, *_share_commands(prefix)]
     words: list[str | int] = []
     for command in commands:
@@ -75,7 +73,6 @@ async def _find(check: Check, examination: Examination, server: RedisServer, see
     rules = [
         f"'~{prefix}:*'" if prefix else "'~*'",
         f"'~{{{prefix}*'",
-        *([f"'~{prefix}+*'"] if prefix and examination.options.get("leases") == "session" else []),
         f"'&{prefix}:wake:*'",
         *(f"'+{name}'" for name in names),
     ]
@@ -117,12 +114,6 @@ def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ..
         mark = f"{{{prefix}}}:redlock"
         commands += [("MGET", mark), ("SET", mark, "x")]
     return commands
-
-
-def _session_commands(prefix: str) -> list[tuple[str, ...]]:
-    """Give what sessions need besides."""
-    session = lock_key(f"{prefix}+{SESSION_SPACE}", "x")
-    return [("SET", session, "x"), ("GET", session), ("PEXPIRE", session, "1"), ("PTTL", session), ("EXISTS", session)]
 
 
 def _share_commands(prefix: str) -> list[tuple[str, ...]]:

@@ -55,7 +55,7 @@ if free then
   end
   redis.call('SET', fence, token .. '+', 'PX', ARGV[4])
 end
--- With the functions of holder.lua, shares.lua and offer.lua:
+-- With the functions of shares.lua and offer.lua:
 
 -- The lowest number of a permit that nobody has, or that which the owner has already.
 local function free_number()
@@ -115,18 +115,7 @@ local function has_place()
   return redis.call('EXISTS', queue) == 0 and (limit == '0' or count_shares(shares) < tonumber(limit))
 end
 
-local holder, session
-if not free then
-  holder, session = look(lock)
-  if session and not holder then
-    -- As if it had expired.
-    free = redis.call('SET', lock, limit == '' and owner or SHARED, 'PX', ttl_ms)
-    there = redis.call('EXISTS', queue, shares, shares)
-    if there == 0 then
-      return granted((next_token(' ')))
-    end
-  end
-end
+local holder
 if free then
   -- Leases from before a client of another kind removed the lock.
   if there > 1 then
@@ -139,6 +128,7 @@ if free then
     return granted((next_token('+')))
   end
 else
+  holder = redis.pcall('GET', lock)
   if type(holder) == 'table' then
     return redis.error_reply('WRONGTYPE the key ' .. lock .. ' holds no string')
   end
@@ -165,7 +155,7 @@ local offered = string.sub(holder, 1, 5) == 'next:'
 local record = redis.call('GET', fence)
 local last, sign, of = string.match(record or '', '^(%d+)(.?)(%S*)')
 local foreign = not offered and holder ~= SHARED and of ~= holder
-local left_ms = lease_left(lock, session)
+local left_ms = redis.call('PTTL', lock)
 local retry_ms = left_ms
 if holder == SHARED then
   local first = redis.call('ZRANGEBYSCORE', shares, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)

@@ -4,9 +4,9 @@
 -- ARGV  1 fence_ms   2 number of the permit to free, or "" for all that holds the lock
 --       3 "1" to leave alone what may be data of an application: a key without expiry and without a record beside it
 -- Returns 1, or 0 if it was not held, or -1 if it was left alone.
--- With the functions of holder.lua, shares.lua and offer.lua:
+-- With the functions of shares.lua and offer.lua:
 local lock, fence, shares, leases = KEYS[1], KEYS[2], KEYS[5], KEYS[6]
-local holder, session = look(lock)
+local holder = redis.pcall('GET', lock)
 if type(holder) == 'table' then
   return redis.error_reply('WRONGTYPE the key ' .. lock .. ' holds no string')
 end
@@ -35,11 +35,6 @@ if holder == SHARED then
   end
   holder = table.concat(holder, ' ')
 elseif not holder or string.sub(holder, 1, 5) == 'next:' then
-  if session then
-    -- It has ended with its session.
-    redis.call('DEL', lock)
-    offer(lock, KEYS[4], shares)
-  end
   return 0
 end
 local left_ms = redis.call('PTTL', lock)
@@ -48,9 +43,6 @@ local left_ms = redis.call('PTTL', lock)
 redis.call('DEL', lock, shares, leases)
 -- Kept for the owners' next renewal; after its ttl they have lost the lock anyway.
 redis.call('SET', KEYS[3], holder, 'PX', left_ms > 0 and left_ms + 1000 or 60000)
-if session and session ~= '' then
-  redis.call('SET', session, redis.call('GET', session) .. holder .. ' ', 'KEEPTTL')
-end
 local time = redis.call('TIME')
 local last = tonumber(string.match(redis.call('GET', fence) or '', '^%d+') or 0)
 local token = math.max(last + 1, time[1] * 1000000 + time[2])

@@ -3,9 +3,9 @@
 -- KEYS  1 lock   2 fence (see acquire.lua)   3 queue   4 shares   5 leases
 -- ARGV  1 owner  2 token  3 ttl_ms (for a lock that somebody made permanent)
 -- Returns 1, or 0 if the owner did not hold it.
--- With the functions of holder.lua, shares.lua and offer.lua:
+-- With the functions of shares.lua and offer.lua:
 local lock, shares, leases, owner = KEYS[1], KEYS[4], KEYS[5], ARGV[1]
-local holder, session = look(lock)
+local holder = redis.pcall('GET', lock)
 if holder == SHARED then
   -- Asked again: the first answer was lost.
   unfold(KEYS[2], shares, leases)
@@ -14,7 +14,7 @@ end
 if holder ~= owner then
   return 0
 end
-local left_ms = lease_left(lock, session)
+local left_ms = redis.call('PTTL', lock)
 if left_ms < 0 then
   left_ms = ARGV[3]
 end

@@ -4,8 +4,7 @@
 --       shares.lua)
 -- Returns {} if it is free, else {owner, ttl_ms left (-1: for ever), token ("" if unknown), metadata, waiters};
 -- or {waiters, {owner, ttl_ms left, "TOKEN METADATA", number of the permit ("" for a reader)}, ...} if it has shares.
--- With the functions of holder.lua:
-local holder, session = look(KEYS[1])
+local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then
   return redis.error_reply('WRONGTYPE the key ' .. KEYS[1] .. ' holds no string')
 end
@@ -44,4 +43,4 @@ local token, owner, metadata = string.match(record, '^(%d+)[ +](%S+) (.*)$')
 if owner ~= holder then
   token, metadata = '', ''
 end
-return {holder, lease_left(KEYS[1], session), token, metadata, waiters}
+return {holder, redis.call('PTTL', KEYS[1]), token, metadata, waiters}

@@ -10,14 +10,9 @@ if found.err then
   found = {redis.pcall('GET', lock)}
 end
 local holder, record = found[1], found[2]
-local alone_there, held = holder == owner, 1
+local alone_there = holder == owner
 if holder == SHARED then
   alone_there = record and string.match(record, '^%d+[ +](%S+ %S+)') == SHARED .. ' ' .. owner
-elseif not alone_there and type(holder) == 'string' and string.sub(holder, 1, 16) == 'lockkit:session ' then
-  -- See session.lua. If the session has ended, its client is late, and frees the lock for clients of other kinds.
-  local of, session = string.match(holder, '^%S+ %d+ (%S+) (.*)$')
-  alone_there = of == owner
-  held = (session == '' or redis.call('EXISTS', session) == 1) and 1 or 0
 end
 local first
 if alone_there then
@@ -25,7 +20,7 @@ if alone_there then
   first = not (record and string.find(record, '^%d+ ')) and side('LPOP', KEYS[3])
   if type(first) ~= 'string' then
     redis.call('DEL', lock)
-    return held
+    return 1
   end
 end
 -- With the functions of shares.lua and offer.lua:
@@ -36,7 +31,7 @@ if alone_there then
     -- The lock may have the same value again, for those to whom it is offered.
     side('SET', KEYS[2], string.match(record, '^%d+') .. '+', 'KEEPTTL')
   end
-  return held
+  return 1
 end
 if holder == SHARED then
   if not alone then

@@ -3,8 +3,8 @@
 -- KEYS  1 lock   2 fence (see acquire.lua)   3 shares   4 leases
 -- ARGV  1 owner  2 metadata (JSON)
 -- Returns 1 if replaced, 0 if the lock is free, -1 if another owner holds it.
--- With the functions of holder.lua and shares.lua:
-local holder = look(KEYS[1])
+-- With the functions of shares.lua:
+local holder = redis.pcall('GET', KEYS[1])
 if holder == SHARED then
   if alone then
     return try_again()

@@ -53,7 +53,10 @@ def bench(  # the signature is the command line
         typer.Option(help="Also start throw-away servers and measure on them: local programs, containers, or none."),
     ] = ServersChoice.NONE,
     workload: Annotated[
-        list[WorkloadChoice] | None, typer.Option(help="Run only this workload; can be repeated.")
+        list[WorkloadChoice] | None,
+        typer.Option(
+            metavar="NAME", help=f"Run only this workload; can be repeated. One of {', '.join(WORKLOAD_NAMES)}."
+        ),
     ] = None,
     face: Annotated[
         FaceChoice | None,
@@ -63,20 +66,20 @@ def bench(  # the signature is the command line
     quick: Annotated[
         bool, typer.Option(help="A first look in less than two minutes: fewer workloads, short turns, more noise.")
     ] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every subject.")] = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Turns of every subject.")] = None,
     long_rounds: Annotated[
-        int | None, typer.Option(min=1, help="Turns in long workloads; no more than --rounds.")
+        int | None, typer.Option(metavar="N", min=1, help="Turns in long workloads; no more than --rounds.")
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(metavar="TIME", parser=_time(0.01), help="Duration of a turn in pair and contention."),
     ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Contenders.")] = None,
-    waiters: Annotated[int | None, typer.Option(min=1, help="Idle waiters.")] = None,
+    processes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Contenders.")] = None,
+    waiters: Annotated[int | None, typer.Option(metavar="N", min=1, help="Idle waiters.")] = None,
     idle_seconds: Annotated[
         float | None, typer.Option(metavar="TIME", parser=_time(0.1), help="How long to observe the idle waiters.")
     ] = None,
-    leases: Annotated[int | None, typer.Option(min=1, help="Held leases.")] = None,
+    leases: Annotated[int | None, typer.Option(metavar="N", min=1, help="Held leases.")] = None,
     lease_ttl: Annotated[
         float | None,
         typer.Option(metavar="TIME", parser=_time(0.1), help="ttl of the held leases, and how long they are held."),
@@ -87,7 +90,7 @@ def bench(  # the signature is the command line
             metavar="TIME", parser=_time(1), help="Begin no turn after this time; the report says what was not reached."
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random order of the subjects.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the random order of the subjects.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the whole report as JSON.")] = False,
     html: Annotated[
         Path | None,

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
-from shutil import which
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 import lockkit
 from lockkit import validation
@@ -19,12 +19,17 @@ from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, LabOpti
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
+from lockkit.cli.usage import Command, CommandStarter
 from lockkit.errors import DOCUMENTATION
 
 __all__ = ["app"]
 
 WATCH_SECONDS_MIN = 0.1
 """The shortest ``--interval`` of ``lockkit watch``. Below it the looks take longer than the pauses, and are load."""
+
+
+_MEANT = {"lock": "'run'", "unlock": "'break'", "status": "'list' or 'holders'", "help": "'--help'"}
+"""Commands that people expect, too far from ours for a guess by the letters."""
 
 
 class _Commands(TyperGroup):
@@ -42,80 +47,24 @@ class _Commands(TyperGroup):
         import_module("lockkit.bench.command").register(holder)
         return typer.main.get_group(holder).commands["bench"]
 
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
+        """Find the command; of a word that other programs have for it, say what it is here."""
+        if args[0] in _MEANT and not ctx.resilient_parsing:  # as completion does
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {_MEANT[args[0]]}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
         """Run the command; report errors of the library as one line and an exit status."""
         with interrupted_by_signals(), reporting():
             return super().invoke(ctx)
 
 
-class _Command(TyperCommand):
-    """A command whose help and errors have the words of the documentation, without what versions of typer add."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """Have the help name arguments without their Python types."""
-        super().__init__(*args, **options)
-        for one in self.params:
-            if one.param_type_name == "argument":
-                one.display_type_rich = lambda ctx: None  # type: ignore[attr-defined] # noqa: ARG005
-
-    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Give the parts of the usage line: NAME, not {NAME}."""
-        return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Read the command line."""
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
-            raise
-
-
 class _App(typer.Typer):
-    """Makes each command a `_Command`."""
+    """Makes each command a `Command` of lockkit."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Add a command."""
-        return super().command(name, **{"cls": _Command, **options})
-
-
-class _CommandStarter(_Command):
-    """``run`` or ``elect``, which start another command: its options are easily taken for theirs."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """
-        Read the command line; refuse an option behind COMMAND without ``--`` before COMMAND, and a program as NAME.
-
-        Otherwise ``lockkit run NAME rsync --timeout 30 …`` would wait 30 s for the lock and run rsync without it, and
-        ``lockkit run NAME git checkout -- FILE`` would take the ``--``.
-        """
-        message = self._misplaced(args, f"lockkit {ctx.info_name}")
-        if message is not None:
-            raise typer.BadParameter(message, ctx)
-        return super().parse_args(ctx, args)
-
-    def _misplaced(self, args: list[str], program: str) -> str | None:
-        """Say what is not where it belongs: an option behind COMMAND, or ``--`` before NAME."""
-        options = {name for one in self.params if one.param_type_name == "option" for name in one.opts}
-        flags = {name for one in self.params if getattr(one, "is_flag", False) for name in one.opts}
-        words = iter(args)
-        arguments_count = 0
-        for word in words:
-            name, equals, _ = word.partition("=")
-            if word == "-" or not word.startswith("-"):
-                arguments_count += 1
-            elif arguments_count > 1:  # NAME and COMMAND
-                return (
-                    f"COMMAND is followed by {word}. If it is an option of COMMAND, put -- before COMMAND; "
-                    f"if it is one of {program}, put it before COMMAND"
-                )
-            elif word == "--" and arguments_count == 0 and which(first := next(words, "")) is not None:
-                return f"is NAME missing? {first} is a program, and would be the name: {program} NAME -- {first} …"
-            elif name not in options:
-                return None  # --, behind which all is COMMAND's; or a mistyped option, which has an error of its own
-            elif not equals and name not in flags:
-                next(words, None)  # its value
-        return None
+        return super().command(name, **{"cls": Command, **options})
 
 
 def _has_bench() -> bool:
@@ -255,7 +204,6 @@ def _lockkit(
     set_verbosity(verbose)
 
 
-_width = max(len(status) for status, _ in RUN_STATUSES)
 _RUN_HELP = """
 Run a command under a lock: lockkit run NAME --on-busy=skip -- COMMAND ARGUMENT...
 
@@ -271,20 +219,19 @@ you from processes that have left the process group (daemons) and from a machine
 COMMAND's environment has these variables:
 
 \b
-  LOCKKIT_NAME      the lock
-  LOCKKIT_TOKEN     the fencing token of this grant
-  LOCKKIT_OWNER     the random id of this acquisition
-  LOCKKIT_DEADLINE  end of the lease if it is never renewed: seconds of
-                    CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC)
-  LOCKKIT_ONCE      the slot or key, as NAME@SLOT (with --once-per or --once)
+LOCKKIT_NAME      the lock
+LOCKKIT_TOKEN     the fencing token of this grant
+LOCKKIT_OWNER     the random id of this acquisition
+LOCKKIT_DEADLINE  end of the lease if it is never renewed: seconds of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC)
+LOCKKIT_ONCE      the slot or key, as NAME@SLOT (with --once-per or --once)
 
 Exit status:
 
 \b
-""" + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in RUN_STATUSES)
+""" + "\n".join(map("  ".join, RUN_STATUSES))
 
 
-@app.command("run", cls=_CommandStarter, help=_RUN_HELP, short_help="Run a command under a lock.")
+@app.command("run", cls=CommandStarter, help=_RUN_HELP, short_help="Run a command under a lock.")
 def _run(
     *,
     name: Name,
@@ -392,10 +339,10 @@ again, and starts COMMAND again for the next term.
 Exit status:
 
 \b
-""" + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in ELECT_STATUSES)
+""" + "\n".join(map("  ".join, ELECT_STATUSES))
 
 
-@app.command("elect", cls=_CommandStarter, help=_ELECT_HELP, short_help="Run a command while leading an election.")
+@app.command("elect", cls=CommandStarter, help=_ELECT_HELP, short_help="Run a command while leading an election.")
 def _elect(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the election.", show_default=False)],
@@ -449,7 +396,7 @@ CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
 Exit status:
 
 \b
-""" + "\n".join(f"  {status:<{_width}}  {meaning}" for status, meaning in HOLD_STATUSES)
+""" + "\n".join(map("  ".join, HOLD_STATUSES))
 
 
 @app.command("hold", help=_HOLD_HELP, short_help="Hold a lock for a program in another language.")
@@ -485,8 +432,8 @@ def _demo(
         typer.Option("--url", metavar="URL", help="Backend of the lock. Default: files in a temporary directory."),
     ] = None,
     profile: Profile = None,
-    seats: Annotated[int, typer.Option(min=1, max=100_000, help="Seats to sell.")] = 100,
-    processes: Annotated[int, typer.Option(min=2, max=64, help="Processes that sell.")] = 8,
+    seats: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Seats to sell.")] = 100,
+    processes: Annotated[int, typer.Option(metavar="N", min=2, max=64, help="Processes that sell.")] = 8,
     as_json: Json = False,
 ) -> None:
     """
@@ -661,11 +608,23 @@ def _wait(
 def _cap(value: str | None) -> str | None:
     if value is None or value == "none" or (value.isascii() and value.isdigit()):
         return value
-    message = f"it must be 0 or more permits, or none; not {value}"
-    raise typer.BadParameter(message)
+    raise typer.BadParameter(_not_a_cap(value))
 
 
-@app.command("limit", short_help="Show, set or remove the cap of a semaphore.")
+def _not_a_cap(value: str) -> str:
+    return f"it must be 0 or more permits, or none; not {value}"
+
+
+class _Limit(Command):
+    """``limit``, where a negative number is a wrong N, and no option."""
+
+    def misused(self, args: list[str], program: str) -> str | None:
+        """Find a negative number."""
+        del program
+        return next((_not_a_cap(word) for word in takewhile("--".__ne__, args) if re.fullmatch(r"-\d+", word)), None)
+
+
+@app.command("limit", cls=_Limit, short_help="Show, set or remove the cap of a semaphore.")
 def _limit(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the semaphore.", show_default=False)],

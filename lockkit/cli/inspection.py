@@ -34,9 +34,9 @@ __all__ = [
     "break_shown",
     "facts",
     "holders_of",
-    "kind_table",
     "kind_text",
     "local_time",
+    "print_holders",
     "show_holders",
 ]
 
@@ -58,7 +58,7 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
             rows = [{"kind": kind, **dataclasses.asdict(holder)} for kind, holder in held]
             print_json({"name": name, "backend": client.url, "holders": rows})
         elif held:
-            print_table(kind_table(name, client.url, held))
+            print_holders(name, client.url, held)
         else:
             print(plain(f"nobody holds {name!r} at {client.url}"))
 
@@ -182,18 +182,18 @@ def _agreed(name: str, url: str, held: Sequence[tuple[Kind, Holder]]) -> bool:
     if not sys.stdin.isatty():
         message = "cannot ask for confirmation without a terminal: give --yes to break the lock"
         raise typer.BadParameter(message, param_hint="--yes")
-    print_table(kind_table(name, url, held), stderr=True)
+    print_holders(name, url, held, stderr=True)
     return typer.confirm("The holder keeps working until its next renewal. Break the lock?", err=True)
 
 
-def kind_table(name: str, url: str, held: Sequence[tuple[Kind, Holder]]) -> Table:
-    """Make a table with one row per fact: a holder has more of them than fit side by side."""
-    table = Table(title=Text(plain(f"{name!r} at {url}")), title_justify="left", show_header=False)
+def print_holders(name: str, url: str, held: Sequence[tuple[Kind, Holder]], *, stderr: bool = False) -> None:
+    """Print a table with one row per fact: a holder has more of them than fit side by side."""
+    table = Table(show_header=False)
     for kind, holder in held:
         for key, value in {"kind": kind_text(kind, holder), **facts(holder)}.items():
             table.add_row(key, Text(plain(value)))
         table.add_section()
-    return table
+    print_table(table, heading=(plain(repr(name)), plain(f"at {url}")), stderr=stderr)
 
 
 def facts(holder: Holder) -> dict[str, Any]:

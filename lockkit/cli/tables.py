@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
+from rich.measure import Measurement, measure_renderables
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,13 +22,19 @@ WIDTH_MAX = 10_000
 
 
 def print_table(
-    table: Table, *, stderr: bool = False, follow_columns: bool = False, optional: Sequence[str] = ()
+    table: Table,
+    *,
+    heading: Sequence[str] = (),
+    stderr: bool = False,
+    follow_columns: bool = False,
+    optional: Sequence[str] = (),
 ) -> None:
     """
     Print a table without cutting what is in it: a terminal gets lines of its width, a pipe or file one line a row.
 
     Args:
-        table: Its cells are folded where they do not fit.
+        table: Its cells are folded where they do not fit; between words, if each word does.
+        heading: The line above it; on a terminal that is too narrow, each part has a line of its own.
         stderr: Print it there, before a question.
         follow_columns: In a pipe or file too, print lines of the width in the variable COLUMNS, if that is set.
         optional: Columns to leave out, in this order, where words would be broken otherwise; a word of what is left
@@ -37,6 +45,10 @@ def print_table(
     def needed() -> Measurement:
         return Measurement.get(console, console.options.update(max_width=WIDTH_MAX), table)
 
+    if heading:
+        line = " ".join(heading)
+        fits = cell_len(line) <= console.width or not console.is_terminal
+        console.print(Text(line if fits else "\n".join(heading), style="table.title"), soft_wrap=True)
     if not console.is_terminal and not (follow_columns and "COLUMNS" in os.environ):
         console.width = needed().maximum
     for title in optional:
@@ -44,6 +56,14 @@ def print_table(
             table.columns = [column for column in table.columns if column.header != title]
     if optional:
         console.width = max(console.width, needed().minimum)
+    # Left to itself, rich narrows the widest columns, also below their longest word while others could be folded.
+    spare = console.width - needed().minimum
     for column in table.columns:
         column.overflow = "fold"
+        if spare >= 0:
+            cells = [column.header, *column.cells]
+            least, most = measure_renderables(console, console.options.update(max_width=WIDTH_MAX), cells)
+            least = max(least, column.min_width or 0)
+            column.width = min(least + spare, most)
+            spare -= column.width - least
     console.print(table)

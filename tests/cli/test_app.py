@@ -48,6 +48,19 @@ def test_each_command_has_help(cli: Cli, command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: lockkit {command}")
     assert "[[" not in done.stdout.partition("\n")[0]  # typer itself marks what may be left out
+    assert re.search(r"<int|<list|range>", done.stdout) is None
+
+
+@pytest.mark.parametrize("command", ["run", "elect", "hold"])
+def test_help_follows_the_width_of_the_terminal(cli: Cli, command: str) -> None:
+    """Its tables too."""
+    cli.env["COLUMNS"] = "60"
+
+    shown = cli.run(command, "--help").stdout
+
+    assert max(map(len, shown.splitlines())) <= 60
+    assert re.search(r"^    128 \+ n {2,}signal n ", shown, re.MULTILINE)
+    assert "option, profile, credentials" in " ".join(shown.split())
 
 
 def test_version(cli: Cli) -> None:
@@ -159,7 +172,7 @@ def test_backends_follow_the_width_that_is_asked_for(cli: Cli, width: int) -> No
     lines = cli.run("backends").stdout.splitlines()
 
     assert max(map(len, lines)) <= width
-    assert all(any(word in line for line in lines) for word in ("excludes", "etcd3:", "clients"))
+    assert all(any(word in line for line in lines) for word in ("excludes", "rediss+sentinel:", "clients"))
 
 
 def test_backends_as_json(cli: Cli) -> None:

@@ -282,13 +282,14 @@ def test_shell_gets_commands_options_and_names(cli: Cli) -> None:
 
 
 def test_completion_prints_no_warning(cli: Cli) -> None:
-    """Of a Redlock with few nodes, for example: it would be in the middle of the user's line."""
-    words = "lockkit holders --url redlock://127.0.0.1:1 n"
-    cli.env |= {"_LOCKKIT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    """Of a Redlock with few nodes, or about a wrong form: it would be in the middle of the user's line."""
+    for words in ("holders --url redlock://127.0.0.1:1 n", "run -- echo a", "limit a -1 b", "status a"):
+        line = f"lockkit {words}"
+        cli.env |= {"_LOCKKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
 
-    done = cli.run()
+        done = cli.run()
 
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
 # -- verbose -----------------------------------------------------------------------------------------------------------

@@ -67,6 +67,50 @@ def test_errors_are_in_the_words_of_the_command_line(
     assert PYTHON.search(line) is None
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["demo", "--processes", "abc"], "'--processes': must be a whole number, not 'abc'\n"),
+        (["break", "a", "--permit", "1.5"], "'--permit': must be a whole number, not '1.5'\n"),
+        (["break", "a", "--permit", "-1"], "'--permit': must be 0 or more, not -1\n"),
+        (["run", "a", "--once", "k", "--attempts", "0", "--", "true"], "must be 1 or more, not 0\n"),
+        (["demo", "--seats", "0"], "must be 1 or more, not 0\n"),
+        (["demo", "--seats", "100001"], "must be 100000 or less, not 100001\n"),
+        (["bench", "--rounds", "0"], "must be 1 or more, not 0\n"),
+        (["limit", "maps", "-1"], "must be 0 or more permits, or none; not -1\n"),
+        (["run", "--", "./job"], "is NAME missing? lockkit run NAME -- ./job\n"),
+        (["elect", "--url", "file:", "--", "backup"], "is NAME missing? lockkit elect NAME -- backup\n"),
+        (["run", "--", "--on-busy=skip", "a", "echo"], "--on-busy=skip is an option of lockkit run: put it before --"),
+        (["run", "a", "--", "--ttl", "5", "echo"], "--ttl is an option of lockkit run: put it before --"),
+        (["elect", "--", "a", "--ttl", "5", "echo"], "--ttl is an option of lockkit elect: put it before --"),
+        (["unlock", "a"], "No such command 'unlock'. Did you mean 'break'?\n"),
+        (["lock", "a"], "No such command 'lock'. Did you mean 'run'?\n"),
+        (["status"], "No such command 'status'. Did you mean 'list' or 'holders'?\n"),
+        (["help", "run"], "No such command 'help'. Did you mean '--help'?\n"),
+    ],
+)  # fmt: skip
+def test_wrong_form_says_what_is_right(args: list[str], words: str) -> None:
+    """With status 2, and the usage of the command."""
+    done = CliRunner().invoke(app, args, prog_name="lockkit")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.startswith("Usage: lockkit ")
+
+
+def test_behind_the_dashes_all_but_options_are_arguments(tmp_path: Path) -> None:
+    """A name may look like a number or an option, as long as it is none of the command's; so may COMMAND's words."""
+    url = f"file:{tmp_path}/locks"
+
+    def status(*args: str) -> int:
+        return CliRunner().invoke(app, list(args), prog_name="lockkit").exit_code
+
+    assert status("limit", "--url", url, "--", "-1", "5") == 0
+    assert status("run", "--url", url, "--", "--nightly", "true") == 0
+    assert status("run", "--url", url, "--", "a", "true", "--ttl") == 0
+    assert status("run", "--url", url, "a", "--", "true", "--ttl") == 0
+
+
 def test_busy_lock_names_options_and_commands(tmp_path: Path) -> None:
     """The error that users see most."""
     client, other = lockkit.connect(f"file:{tmp_path}"), lockkit.connect(f"file:{tmp_path}")

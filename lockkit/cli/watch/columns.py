@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockkit.cli.watch.changes import Record
     from lockkit.units import Instant, Seconds
 
-__all__ = ["COLUMNS", "UNKNOWN", "Column", "describe", "fitting"]
+__all__ = ["COLUMNS", "DROPPED", "UNKNOWN", "Column", "describe", "fitting"]
 
 UNKNOWN: Final = "-"
 
@@ -106,14 +106,14 @@ COLUMNS: Final = (
 )
 """In the order of the table."""
 
-_DROPPED: Final = ("kind", "age", "waiters", "token", "holder", "missed")
+DROPPED: Final = ("kind", "age", "waiters", "token", "holder", "missed")
 """What a narrow terminal goes without, in this order."""
 
 
 def fitting(width: int) -> list[Column]:
     """Choose the columns that fit side by side, with two spaces between."""
     chosen = list(COLUMNS)
-    for title in _DROPPED:
+    for title in DROPPED:
         if sum(column.width + 2 for column in chosen) <= width:
             break
         chosen = [column for column in chosen if column.title != title]

@@ -14,6 +14,7 @@ from lockkit.cli.output import plain, refuse_private
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.tables import print_table
 from lockkit.cli.watch.changes import Watched
+from lockkit.cli.watch.columns import DROPPED
 from lockkit.cli.watch.lines import JsonEvents, Printer, TextEvents
 from lockkit.cli.watch.looking import Failure, Look, Looker, Poller
 from lockkit.cli.watch.screen import Screen
@@ -108,7 +109,8 @@ class _Session:
         """Print the table once."""
         rows = sorted(self._watched.records, key=lambda row: row.name)
         if rows:
-            print_table(summary(rows, monotonic()))
+            optional = [title for title in DROPPED if title != "holder"]  # a line may be longer here
+            print_table(summary(rows, monotonic()), optional=optional)
         else:
             print(plain(f"no such lock is held at {self._url}"))
         return Status.OK

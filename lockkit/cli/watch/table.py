@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -56,6 +57,7 @@ def summary(rows: Sequence[Record], now: Instant) -> Table:
     """Draw the holders as a table that is printed once; what takes a second look to know is left out."""
     columns = [column for column in COLUMNS if column.title not in {"age", "missed"}]
     table = Table(*(column.title for column in columns))
+    table.columns[0].min_width = max(cell_len(plain(row.name)) for row in rows)
     for row in rows:
         table.add_row(*(Text(plain(column.cell(row, now)).strip()) for column in columns))
     return table

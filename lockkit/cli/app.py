@@ -836,15 +836,6 @@ def _lab(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a web page instead of printing.")
     ] = None,
-    real: Annotated[
-        bool,
-        typer.Option(
-            "--real",
-            help="Play it also on real processes and throw-away servers of this machine, and draw what is measured "
-            "beside it. Not for clock-jump: nobody sets the machine's clock. A scene takes some seconds; ttl 3 s "
-            "unless --ttl is given.",
-        ),
-    ] = False,
     toml: Annotated[bool, typer.Option("--toml", help="Print the scenario itself, to start your own from.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -854,8 +845,8 @@ def _lab(
     It runs in simulated time, in less than a second, without a server: lockkit's own code on simulated machines. The
     verdict says which promise held, which broke, and what to change. The same seed gives the same picture everywhere.
 
-    Exit status: 0, whatever the verdict; 1 if a scene expects another verdict, or --real measures another; 78 if the
-    scenario, its file or an option is wrong.
+    Exit status: 0, whatever the verdict; 1 if a scene expects another verdict; 78 if the scenario, its file or an
+    option is wrong.
     """
     from lockkit.cli.lab import lab, list_scenarios  # noqa: PLC0415 - see the module
 
@@ -863,6 +854,6 @@ def _lab(
         list_scenarios(as_json=as_json)
         return
     options = LabOptions(
-        backend=backend, fenced=fenced, ttl=ttl, seed=seed, svg=svg, html=html, toml=toml, real=real, as_json=as_json
+        backend=backend, fenced=fenced, ttl=ttl, seed=seed, svg=svg, html=html, toml=toml, as_json=as_json
     )
     raise typer.Exit(lab(scenario, options))

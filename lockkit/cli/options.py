@@ -91,7 +91,6 @@ class LabOptions:
     svg: Path | None = None
     html: Path | None = None
     toml: bool = False
-    real: bool = False
     as_json: bool = False
 
 

@@ -76,7 +76,7 @@ def subtitle(result: Result, seed: int) -> str:
     """Say on what a scene was played."""
     scene = result.scene
     fenced = "storage compares tokens" if scene.fenced else "storage does not compare tokens"
-    words = [str(scene.backends[0]), f"ttl {scene.ttl:g} s", "measured" if result.measured else f"seed {seed}"]
+    words = [str(scene.backends[0]), f"ttl {scene.ttl:g} s", f"seed {seed}"]
     if result.record.writes:
         words.append(fenced)
     return " · ".join(words)

@@ -29,27 +29,16 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """
-    A scene, what happened, and the verdict.
-
-    Attributes:
-        measured: What was real, if it was played for real; empty if it was simulated.
-        unmeasured: Why it could not be played for real, if that was asked for.
-    """
+    """A scene, what happened, and the verdict."""
 
     scene: Scene
     record: Record
     verdict: Verdict
-    measured: str = ""
-    unmeasured: str = ""
 
     @property
     def parts(self) -> str:
         """Say which code in it is lockkit's own, and what is a model."""
-        if self.measured:
-            return self.measured
-        parts = parts_of(self.scene.backends[0].kind)
-        return f"{parts}; simulated only: {self.unmeasured}" if self.unmeasured else parts
+        return parts_of(self.scene.backends[0].kind)
 
     @property
     def as_expected(self) -> bool:
@@ -165,7 +154,6 @@ def _scene_data(result: Result) -> dict[str, Any]:
         "about": scene.about,
         "backend": str(scene.backends[0]),
         "parts": result.parts,
-        "measured": bool(result.measured),
         "ttl": scene.ttl,
         "fenced": scene.fenced,
         "verdict": verdict.word,

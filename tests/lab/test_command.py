@@ -55,17 +55,6 @@ def test_wrong_input_is_one_line_and_the_status_of_configuration(arguments: list
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--svg", "--html"])
-def test_file_that_cannot_be_written_is_told_before_the_play(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    """With --real that takes half a minute."""
-    monkeypatch.setattr("lockkit.lab.run", lambda *_, **__: pytest.fail("it is played"))
-
-    done = call("gc-pause", "--real", option, "no/such/folder/x")
-
-    assert done.exit_code == 78
-    assert done.stderr == "lockkit: cannot write no/such/folder/x: there is no directory no/such/folder\n"
-
-
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     """Also bytes that are no UTF-8, and escape sequences do not reach the terminal."""
     binary, escape = tmp_path / "a.toml", tmp_path / "b.toml"

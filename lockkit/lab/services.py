@@ -16,6 +16,7 @@ from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.lab.record import Lane, Mark, Message, Span
+from lockkit.lab.scenario import TTL
 from lockkit.simulation.backend import SimulatedBackend, client_of
 from lockkit.simulation.history import Freed, Granted, History, Kept
 from lockkit.simulation.network import Network, Node
@@ -163,7 +164,7 @@ class Service:
             made.service, made.process = self, process
             return made
 
-        return client_of(process, make, ttl=self.scene.ttl)
+        return client_of(process, make, ttl=TTL)
 
     def add(self, node: Node) -> Keeping:
         """Make a machine known."""
@@ -180,10 +181,6 @@ class Service:
         if self.expires_by_time_of_day:
             node.clock.jump(seconds)
             self.keeping[name].jumped()
-
-    def stop(self, name: str, *, lose_data: bool) -> None:
-        """Crash a machine."""
-        self.nodes[name].stop(lose_data=lose_data)
 
     def start(self, name: str) -> None:
         """Let it run again."""
@@ -431,7 +428,7 @@ class RedlockService(Service):
             voting.record = record
             voting.keeping = self.add(voting.node)
             since_us = voting.node.wall_us() - int(RUNNING_SINCE * 1e6)
-            ttl_ms = int(scene.ttl * 1000)
+            ttl_ms = int(TTL * 1000)
             voting.mark = {"run": 1, "ttl_ms": ttl_ms, "since_us": since_us, "until_us": since_us + ttl_ms * 1000}
 
     def start(self, name: str) -> None:
@@ -485,11 +482,6 @@ class ModelService(Service):
         node = Node(world, self.backend.nodes[0])
         history: History = _WatchedHistory(self.add(node), node)
         self.server = LockServer(node, network, history)
-
-    def stop(self, name: str, *, lose_data: bool) -> None:
-        """Crash one member: the others have everything, and go on when they have elected a leader."""
-        del lose_data
-        super().stop(name, lose_data=False)
 
     def _backend(self, process: Process, host: Host) -> _Watched:
         del host

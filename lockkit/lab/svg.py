@@ -157,7 +157,7 @@ def draw(run: Run, *, words: bool = True) -> str:
         canvas = _Canvas(f"s{index}")
         if index:
             canvas.line((MARGIN, 2), (WIDTH - MARGIN, 2), "var(--line)")
-        _scene(canvas, result, run.scenario.seed, words=words)
+        _scene(canvas, result, run.seed, words=words)
         parts.append(f'<g transform="translate(0 {_n(y)})">{"".join(canvas.parts)}</g>')
         y += canvas.y + MARGIN
     title = run.scenario.title if len(run.results) > 1 else run.results[0].scene.title

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,9 +25,9 @@ UNFENCED = {
 BY_HAND = {"naive-setnx"}
 
 
-def words(name: str, *, fenced: bool, seed: int | None = None, ttl: float | None = None) -> list[str]:
+def words(name: str, *, fenced: bool, seed: int = 1) -> list[str]:
     """Return the verdict of each scene."""
-    return [result.verdict.word for result in run(load(name, ttl=ttl), fenced=fenced, seed=seed).results]
+    return [result.verdict.word for result in run(load(name), fenced=fenced, seed=seed).results]
 
 
 def only(name: str, *, backend: str, fenced: bool = False) -> Result:
@@ -70,15 +68,11 @@ def test_guard_contains_what_is_broken(name: str) -> None:
     assert words(name, fenced=True) == expected
 
 
-@pytest.mark.parametrize(
-    "name", ["gc-pause", "clock-jump", "failover", "restart-without-data", "partition", "election"]
-)
-def test_verdict_does_not_depend_on_seed_or_ttl(name: str) -> None:
+@pytest.mark.parametrize("name", UNFENCED)
+def test_verdict_does_not_depend_on_seed(name: str) -> None:
     """The scenes are about the order of events, not about luck."""
     for seed in range(2, 7):
         assert words(name, fenced=False, seed=seed) == UNFENCED[name], seed
-    for ttl in (3.0, 30.0, 120.0):
-        assert words(name, fenced=False, ttl=ttl) == UNFENCED[name], ttl
 
 
 @pytest.mark.parametrize("name", UNFENCED)
@@ -87,21 +81,6 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
     one, other = (json.dumps(as_data(run(load(name), seed=5))) for _ in range(2))
 
     assert one == other
-
-
-def test_plays_at_the_same_time_leave_the_log_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    """Each is quiet by itself: what other threads log meanwhile, and afterwards, is logged."""
-    log = logging.getLogger("lockkit")
-    for _ in range(10):
-        with ThreadPoolExecutor() as pool:
-            plays = [pool.submit(run, load(name)) for name in ("gc-pause", "client-death", "late-message")]
-            log.warning("meanwhile")
-        assert all(play.result() for play in plays)
-
-    log.warning("afterwards")
-
-    own = [message for message in caplog.messages if message in {"meanwhile", "afterwards"}]
-    assert own == ["meanwhile"] * 10 + ["afterwards"]
 
 
 def test_another_seed_gives_other_latencies() -> None:

@@ -17,7 +17,7 @@ from lockkit.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lockkit.aio import Client, Lease
+    from lockkit.aio import Lease
     from lockkit.lab.record import SpanKind, Tone
     from lockkit.lab.scenario import Scene, Step
     from lockkit.lab.services import Service
@@ -116,7 +116,7 @@ class Stage:
         self.storage = Storage(self)
         self.actors = {name: Actor(self, name) for name in scene.clients}
         self.record.lanes += [Lane(name, "client", name) for name in scene.clients]
-        self.record.lanes += self.service.lanes()
+        self.record.lanes += [Lane(name, "server", label_of(name)) for name in self.service.nodes]
         if any(step.action == "write" for step in scene.steps):
             self.record.lanes.append(Lane("storage", "storage", "storage"))
         self._chance = self.world.chance("storage").uniform
@@ -135,7 +135,7 @@ class Stage:
                 else:
                     actor.steps.append(step)
         for actor in self.actors.values():
-            actor.begin()
+            actor.process.start(actor.do_steps(), "steps")
         self.world.run(until=self.scene.until or last + 2.5 * TTL)
         assert not self.world.failures, self.world.failures
         self._finish()
@@ -209,7 +209,6 @@ class Stage:
         last = max(mark.at for mark in record.marks)
         record.end = self.scene.until or last + max(0.06 * last, 2 * self.scene.latency[1])
         record.marks.sort(key=lambda mark: mark.at)
-        record.marks[:] = [mark for mark in record.marks if mark.at <= record.end]
         for span in record.spans:
             span.end = min(span.end, record.end)
         record.overlaps += _overlaps(record)
@@ -221,7 +220,7 @@ def _overlaps(record: Record) -> Iterator[Overlap]:
     for index, one in enumerate(record.grants):
         for other in record.grants[index + 1 :]:
             start, end = max(one.start, other.start), min(one.end, other.end, record.end)
-            if one.client != other.client and end > start + 1e-6:
+            if end > start + 1e-6:
                 yield Overlap(start, end, one.client, other.client)
 
 
@@ -239,17 +238,14 @@ class Actor:
         self.recipe: Recipe | None = None
         if isinstance(stage.service, ByHand):
             self.recipe = RECIPES[stage.scene.backends[0].option("recipe")](self.process, stage.service)
-        self._client: Client | None = None
         self._lease: Lease | None = None
         self._grant: Grant | None = None
 
-    def begin(self) -> None:
-        """Start doing the steps."""
-        self.process.start(self._do_steps(), "steps")
-
-    async def _do_steps(self) -> None:
+    async def do_steps(self) -> None:
+        """Do what it does itself."""
         for step in self.steps:
-            await self._sleep(step.at - self.stage.world.now)
+            if (seconds := step.at - self.stage.world.now) > 0:
+                await self.process.waiter(seconds).park()
             if step.action in {"acquire", "lead"}:
                 await self._acquire(step)
             elif step.action == "check":
@@ -262,10 +258,6 @@ class Actor:
                 assert step.action == "release", step
                 await self._release()
 
-    async def _sleep(self, seconds: float) -> None:
-        if seconds > 0:
-            await self.process.waiter(seconds).park()
-
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _acquire(self, step: Step) -> None:
@@ -276,7 +268,7 @@ class Actor:
         try:
             if self.recipe is not None:
                 valid_until = await self.recipe.acquire(lambda: stage.world.now + self.clock_offset)
-                self._lease, grant = None, Grant(self.name, None, stage.world.now, valid_until)
+                grant = Grant(self.name, None, stage.world.now, valid_until)
             else:
                 lease = self._lease = await self._ask(step)
                 valid_until = self.process.clock.true_time(lease._record.valid_until)
@@ -295,13 +287,12 @@ class Actor:
         stage.mark(self.name, f"{self.name} {'leads' if step.action == 'lead' else 'gets the lock'}{token}.")
 
     async def _ask(self, step: Step) -> Lease:
-        if self._client is None:
-            self._client = self.stage.service.connect(self.process)
+        client = self.stage.service.connect(self.process)
         if step.action == "lead":
-            term = await self._client.election(NAME).campaign()
+            term = await client.election(NAME).campaign()
             self.process.start(self._stop_in_time(term), "stop")
             return term
-        return await self._client.lock(NAME).acquire(step.timeout)
+        return await client.lock(NAME).acquire(step.timeout)
 
     async def _stop_in_time(self, term: object) -> None:
         """Take down when a leader is told to stop, as its work would ask."""
@@ -341,7 +332,6 @@ class Actor:
         stage, grant = self.stage, self._grant
         if grant is None:
             return
-        self._grant = None
         if self.recipe is not None:
             grant.noticed, grant.how = stage.world.now, "released"
             stage.mark(self.name, f"{self.name} releases: it deletes the key, without looking whose it is.")
@@ -407,10 +397,9 @@ class Actor:
 
         At the fields: asking the lease would make it notice its loss.
         """
-        grants, lease = [grant for grant in self.stage.record.grants if grant.client == self.name], self._lease
-        if not grants or lease is None or grants[-1].noticed is not None:
+        grant, lease = self._grant, self._lease
+        if grant is None or lease is None or grant.noticed is not None:
             return
-        grant = grants[-1]
         record, now = lease._record, self.stage.world.now
         grant.valid_until = self.process.clock.true_time(record.valid_until)
         if record.lost_reason is not None:
@@ -423,9 +412,7 @@ class Actor:
     def finish(self) -> None:
         """Make spans of what it believed, and of its waits."""
         record, now = self.stage.record, self.stage.world.now
-        for grant in record.grants:
-            if grant.client != self.name:
-                continue
+        if (grant := self._grant) is not None:
             noticed = now if grant.noticed is None else grant.noticed
             record.spans.append(
                 Span(self.name, "holds", grant.start, min(grant.valid_until, noticed), self.name, grant.token)

@@ -1,4 +1,4 @@
-"""Each scenario of the lab comes to the verdict that its page says, fenced and unfenced, and the same from one seed."""
+"""What the scenarios of the lab show, and that a seed repeats them. Their verdicts are in the table of their page."""
 
 from __future__ import annotations
 
@@ -7,27 +7,6 @@ import json
 import pytest
 
 from lockkit.lab import Result, as_data, load, run, scenario_names, story
-
-UNFENCED = {
-    "gc-pause": ["broken"],
-    "late-message": ["broken"],
-    "client-death": ["kept"],
-    "partition": ["kept"],
-    "restart-without-data": ["broken", "kept", "broken"],
-    "clock-jump": ["broken", "broken"],
-    "failover": ["broken", "kept", "kept"],
-    "naive-setnx": ["broken", "broken", "broken"],
-    "redlock-debate": ["broken", "broken", "broken", "kept", "broken", "broken", "kept"],
-    "hand-off": ["kept"],
-    "two-rounds": ["kept"],
-    "election": ["kept"],
-}
-BY_HAND = {"naive-setnx"}
-
-
-def words(name: str, *, fenced: bool, seed: int = 1) -> list[str]:
-    """Return the verdict of each scene."""
-    return [result.verdict.word for result in run(load(name), fenced=fenced, seed=seed).results]
 
 
 def only(name: str, *, backend: str, fenced: bool = False) -> Result:
@@ -46,36 +25,15 @@ def texts(result: Result) -> list[str]:
     return [mark.text for mark in story(result)]
 
 
-def test_every_scenario_is_judged_here() -> None:
-    """A new scenario needs its verdict."""
-    assert set(UNFENCED) == set(scenario_names())
-
-
-@pytest.mark.parametrize("name", UNFENCED)
-def test_verdict_without_a_guard(name: str) -> None:
-    """What the lock alone comes to."""
-    assert words(name, fenced=False) == UNFENCED[name]
-
-
-@pytest.mark.parametrize("name", UNFENCED)
-def test_guard_contains_what_is_broken(name: str) -> None:
-    """Storage that compares tokens refuses every late write; a lock by hand has no token that it could compare."""
-    expected = [
-        word if name in BY_HAND else {"broken": "contained"}.get(word, word)
-        for word in UNFENCED[name]
-    ]  # fmt: skip
-
-    assert words(name, fenced=True) == expected
-
-
-@pytest.mark.parametrize("name", UNFENCED)
+@pytest.mark.parametrize("name", scenario_names())
 def test_verdict_does_not_depend_on_seed(name: str) -> None:
-    """The scenes are about the order of events, not about luck."""
-    for seed in range(2, 7):
-        assert words(name, fenced=False, seed=seed) == UNFENCED[name], seed
+    """The scenes are about the order of events, not about luck. Which verdict is right: tests/lab/test_docs.py."""
+    verdicts = {tuple(result.verdict.word for result in run(load(name), seed=seed).results) for seed in range(1, 7)}
+
+    assert len(verdicts) == 1
 
 
-@pytest.mark.parametrize("name", UNFENCED)
+@pytest.mark.parametrize("name", scenario_names())
 def test_the_same_seed_gives_the_same_run(name: str) -> None:
     """A picture in a bug report can be made again."""
     one, other = (json.dumps(as_data(run(load(name), seed=5))) for _ in range(2))

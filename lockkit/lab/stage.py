@@ -48,10 +48,9 @@ def play(scene: Scene, seed: int) -> Record:
         scene: What happens.
         seed: Draws latencies and the order of what happens at once.
     """
-    logger = logging.getLogger("lockkit")
+    stage, logger = Stage(scene, seed), logging.getLogger("lockkit")
     # The drawing shows what the engine would warn of.
     disabled, logger.disabled = logger.disabled, True
-    stage = Stage(scene, seed)
     try:
         stage.run()
     finally:

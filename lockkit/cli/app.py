@@ -760,7 +760,7 @@ def _lab(
         str | None,
         typer.Argument(
             metavar="SCENARIO",
-            help="Name of a scenario, or a TOML file. Without it: list the scenarios.",
+            help="Name of a scenario. Without it: list the scenarios.",
             show_default=False,
         ),
     ] = None,
@@ -781,30 +781,13 @@ def _lab(
             show_default=False,
         ),
     ] = None,
-    ttl: Annotated[
-        float | None,
-        _time("ttl of the leases. Default: as the scenario says."),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Seed of the simulated latencies. Default: as the scenario says."),
-    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulated latencies.")] = 1,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a web page instead of printing.")
     ] = None,
-    real: Annotated[
-        bool,
-        typer.Option(
-            "--real",
-            help="Play it also on real processes and throw-away servers of this machine, and draw what is measured "
-            "beside it. Not for clock-jump: nobody sets the machine's clock. A scene takes some seconds; ttl 3 s "
-            "unless --ttl is given.",
-        ),
-    ] = False,
-    toml: Annotated[bool, typer.Option("--toml", help="Print the scenario itself, to start your own from.")] = False,
     as_json: Json = False,
 ) -> None:
     """
@@ -813,15 +796,11 @@ def _lab(
     It runs in simulated time, in less than a second, without a server: lockkit's own code on simulated machines. The
     verdict says which promise held, which broke, and what to change. The same seed gives the same picture everywhere.
 
-    Exit status: 0, whatever the verdict; 1 if a scene expects another verdict, or --real measures another; 78 if the
-    scenario, its file or an option is wrong.
+    Exit status: 0, whatever the verdict; 78 if the scenario or an option is wrong.
     """
     from lockkit.cli.lab import lab, list_scenarios  # noqa: PLC0415 - see the module
 
     if list_all or scenario is None:
         list_scenarios(as_json=as_json)
         return
-    options = LabOptions(
-        backend=backend, fenced=fenced, ttl=ttl, seed=seed, svg=svg, html=html, toml=toml, real=real, as_json=as_json
-    )
-    raise typer.Exit(lab(scenario, options))
+    lab(scenario, LabOptions(backend=backend, fenced=fenced, seed=seed, svg=svg, html=html, as_json=as_json))

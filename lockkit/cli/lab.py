@@ -5,25 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.util import find_spec
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lockkit.cli.output import plain, print_json, say
-from lockkit.cli.status import Status
+from lockkit.cli.output import print_json
 from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lockkit.cli.options import LabOptions
-    from lockkit.lab import Run
 
 __all__ = ["lab", "list_scenarios"]
 
 
 def list_scenarios(*, as_json: bool) -> None:
-    """Print the scenarios that come with lockkit."""
+    """Print the scenarios."""
     _require_driver()
     from lockkit.lab import load, scenario_names  # noqa: PLC0415 - needs the driver
 
@@ -45,12 +43,12 @@ def list_scenarios(*, as_json: bool) -> None:
         print(f"{one.name:<{width}}  {one.title}")
 
 
-def lab(name: str, options: LabOptions) -> Status:
+def lab(name: str, options: LabOptions) -> None:
     """
     Run a scenario and print or write what happened.
 
     Args:
-        name: A scenario, or a TOML file.
+        name: A scenario.
         options: As given.
 
     Raises:
@@ -59,19 +57,9 @@ def lab(name: str, options: LabOptions) -> Status:
     _require_driver()
     from lockkit.lab import as_data, load, run, terminal  # noqa: PLC0415 - needs the driver
     from lockkit.lab.html import draw as draw_html  # noqa: PLC0415
-    from lockkit.lab.real import TTL, beside  # noqa: PLC0415
-    from lockkit.lab.run import source  # noqa: PLC0415
     from lockkit.lab.svg import draw as draw_svg  # noqa: PLC0415
 
-    _require_folders(options)
-    ttl = TTL if options.real and options.ttl is None else options.ttl
-    scenario = load(name, ttl=ttl)
-    if options.toml:
-        print(source(name) if Path(name).suffix != ".toml" else Path(name).read_text(encoding="utf-8"), end="")
-        return Status.OK
-    played = run(scenario, backend=options.backend, fenced=options.fenced, seed=options.seed)
-    if options.real:
-        played = beside(played)
+    played = run(load(name), backend=options.backend, fenced=options.fenced, seed=options.seed)
     if options.svg is not None:
         _write(options.svg, draw_svg(played))
     if options.html is not None:
@@ -83,19 +71,6 @@ def lab(name: str, options: LabOptions) -> Status:
         colour = console.is_terminal and not console.no_color
         unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
         print(terminal.draw(played, width=console.width, colour=colour, ascii_only=not unicode), end="")
-    wrong = [result for result in played.results if not result.as_expected]
-    for result in wrong:
-        say(f"{plain(result.scene.title)}: expected {result.scene.expect}, but the verdict is {result.verdict.word}")
-    differ = _differences(played) if options.real else []
-    for title in differ:
-        say(f"{plain(title)}: the verdict differs from the simulated one")
-    return Status.FAILED if wrong or differ else Status.OK
-
-
-def _differences(played: Run) -> list[str]:
-    """Name the measured scenes whose verdict is not that of the simulated ones before them."""
-    pairs = [(one, other) for one, other in pairwise(played.results) if other.measured]
-    return [measured.scene.title for simulated, measured in pairs if simulated.verdict.word != measured.verdict.word]
 
 
 def _require_driver() -> None:
@@ -108,19 +83,6 @@ def _require_driver() -> None:
     if find_spec("redis") is None:
         message = "lockkit lab runs the code of the Redis backends: install their driver, pip install 'lockkit[redis]'"
         raise ConfigurationError(message)
-
-
-def _require_folders(options: LabOptions) -> None:
-    """
-    Find out before the play, which takes its time with --real, that a file cannot be written.
-
-    Raises:
-        ConfigurationError: It would be in a directory that does not exist.
-    """
-    for path in (options.svg, options.html):
-        if path is not None and not path.absolute().parent.is_dir():
-            message = f"cannot write {path}: there is no directory {path.parent}"
-            raise ConfigurationError(message)
 
 
 def _write(path: Path, text: str) -> None:
@@ -137,12 +99,8 @@ def _command(name: str, options: LabOptions) -> str:
     words = ["lockkit", "lab", name]
     if options.backend is not None:
         words += ["--backend", options.backend]
-    if options.ttl is not None:
-        words += ["--ttl", f"{options.ttl:g}"]
     if options.fenced is not None:
         words.append("--fenced" if options.fenced else "--unfenced")
-    if options.seed is not None:
+    if options.seed != 1:
         words += ["--seed", str(options.seed)]
-    if options.real:
-        words.append("--real")
     return shlex.join(words)

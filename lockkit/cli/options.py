@@ -86,12 +86,9 @@ class LabOptions:
 
     backend: str | None = None
     fenced: bool | None = None
-    ttl: float | None = None
-    seed: int | None = None
+    seed: int = 1
     svg: Path | None = None
     html: Path | None = None
-    toml: bool = False
-    real: bool = False
     as_json: bool = False
 
 

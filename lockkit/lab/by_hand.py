@@ -9,48 +9,41 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from lockkit.errors import BackendUnavailable, LockTimeout
+from lockkit.lab.scenario import TTL
 from lockkit.lab.services import RedisKeys, RedisService
-from lockkit.simulation.network import NoAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lockkit.simulation.world import Process
-    from lockkit.units import Instant, Seconds
+    from lockkit.units import Instant
 
 __all__ = ["RECIPES", "GetSet", "Recipe", "SetNx", "UncheckedDelete"]
 
-POLL_SHARE = 0.02
-"""Pause between two tries, as a share of the ttl."""
+POLL_SECONDS = 0.2
+"""Pause between two tries."""
 
 
 class Recipe:
     """One client's way to lock."""
 
-    def __init__(self, process: Process, service: RedisService, ttl: Seconds) -> None:
+    def __init__(self, process: Process, service: RedisService) -> None:
         """Use the server of a service."""
         self._process = process
         self._service = service
-        self._ttl = ttl
 
-    async def acquire(self, timeout: Seconds | None, wall: Callable[[], float]) -> Instant:
+    async def acquire(self, wall: Callable[[], float]) -> Instant:
         """
         Poll until the lock is there.
 
         Args:
-            timeout: How long; None: without limit.
             wall: Tells the client's time of day.
 
         Returns:
             How long the client believes in it: `inf` if it knows no end.
         """
-        started = self._process.now()
         while (until := await self._try(wall)) is None:
-            if timeout is not None and self._process.now() - started >= timeout:
-                message = "still held"
-                raise LockTimeout(message)
-            await self._process.waiter(POLL_SHARE * self._ttl).park()
+            await self._process.waiter(POLL_SECONDS).park()
         return until
 
     async def release(self) -> None:
@@ -64,12 +57,7 @@ class Recipe:
         master = self._service.master
         # As the owner of the lock, for the drawing.
         self._service.owners[self._process.name] = self._process.name
-        try:
-            return await self._service.network.call(
-                self._process, master.node, lambda: command(master, *arguments), self._ttl
-            )
-        except NoAnswer as error:
-            raise BackendUnavailable(str(error)) from error
+        return await self._service.network.call(self._process, master.node, lambda: command(master, *arguments), TTL)
 
 
 class SetNx(Recipe):
@@ -86,16 +74,16 @@ class UncheckedDelete(Recipe):
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
         del wall
         sent = self._process.world.now
-        granted = await self._run(RedisKeys.set_if_absent, self._process.name, self._ttl)
-        return sent + self._ttl if granted else None
+        granted = await self._run(RedisKeys.set_if_absent, self._process.name, TTL)
+        return sent + TTL if granted else None
 
 
 class GetSet(Recipe):
     """``SETNX lock DEADLINE``, and ``GETSET`` once the deadline has passed by the client's own clock."""
 
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
-        mine = f"{self._process.name}.{wall() + self._ttl!r}"
-        until = self._process.world.now + self._ttl
+        mine = f"{self._process.name}.{wall() + TTL!r}"
+        until = self._process.world.now + TTL
         if await self._run(RedisKeys.set_if_absent, mine):
             return until
         seen = await self._run(RedisKeys.look)

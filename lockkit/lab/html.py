@@ -42,7 +42,7 @@ def draw(run: Run, command: str) -> str:
     if several:
         parts.append(f"<p>{escape(run.scenario.about)}</p>")
     for index, result in enumerate(run.results):
-        parts.append(_scene(result, run.scenario.seed, f"scene{index}", several=several))
+        parts.append(_scene(result, run.seed, f"scene{index}", several=several))
     parts.append(f"<h2>Repeat it</h2><p><code>{escape(command)}</code></p>")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'

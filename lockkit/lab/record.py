@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from lockkit.units import Instant, Seconds
+    from lockkit.units import Instant
 
 __all__ = [
     "Grant",
@@ -95,7 +95,6 @@ class Grant:
         valid_until: Its deadline, by its own clock; `inf` of a lock without.
         noticed: When the client itself counted it as over.
         how: ``released``, or why it was lost, or "" at the end of the scene.
-        paused_at_end: The client did not run when the deadline passed.
     """
 
     client: str
@@ -104,7 +103,6 @@ class Grant:
     valid_until: float
     noticed: float | None = None
     how: str = ""
-    paused_at_end: bool = False
 
     @property
     def end(self) -> Instant:
@@ -133,7 +131,6 @@ class Wait:
     start: float
     end: float | None = None
     granted: bool = False
-    limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +145,8 @@ class Overlap:
 
 @dataclass(slots=True)
 class Record:
-    """
-    Everything that a scene came to.
+    """Everything that a scene came to; `end` is that of the drawing."""
 
-    Attributes:
-        end: Of the drawing.
-        played: How long the scene was played, also after the end of the drawing.
-    """
-
-    ttl: Seconds
     lanes: list[Lane] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -166,6 +156,4 @@ class Record:
     waits: list[Wait] = field(default_factory=list)
     dead: dict[str, float] = field(default_factory=dict)
     overlaps: list[Overlap] = field(default_factory=list)
-    faults: set[str] = field(default_factory=set)
     end: float = 0.0
-    played: float = 0.0

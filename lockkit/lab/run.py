@@ -4,57 +4,34 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockkit.errors import ConfigurationError
-from lockkit.lab.scenario import TTL_MAX, TTL_MIN, Scenario, Scene, read_scenario
+from lockkit.lab.scenario import TTL
+from lockkit.lab.scenarios import SCENARIOS
 from lockkit.lab.services import parts_of
 from lockkit.lab.stage import play
 from lockkit.lab.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from lockkit.lab.record import Mark, Record
-    from lockkit.units import Seconds
+    from lockkit.lab.scenario import Scenario, Scene
 
 __all__ = ["Result", "Run", "as_data", "load", "run", "scenario_names", "story"]
-
-ORDER = (
-    "gc-pause", "late-message", "client-death", "partition", "restart-without-data", "clock-jump", "failover",
-    "naive-setnx", "redlock-debate", "hand-off", "two-rounds", "election",
-)  # fmt: skip
-"""The scenarios, in the order in which a newcomer would look at them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """
-    A scene, what happened, and the verdict.
-
-    Attributes:
-        measured: What was real, if it was played for real; empty if it was simulated.
-        unmeasured: Why it could not be played for real, if that was asked for.
-    """
+    """A scene, what happened, and the verdict."""
 
     scene: Scene
     record: Record
     verdict: Verdict
-    measured: str = ""
-    unmeasured: str = ""
 
     @property
     def parts(self) -> str:
         """Say which code in it is lockkit's own, and what is a model."""
-        if self.measured:
-            return self.measured
-        parts = parts_of(self.scene.backends[0].kind)
-        return f"{parts}; simulated only: {self.unmeasured}" if self.unmeasured else parts
-
-    @property
-    def as_expected(self) -> bool:
-        """Whether the verdict is the one that the file expects."""
-        return self.scene.expect in {None, self.verdict.word}
+        return parts_of(self.scene.backends[0].kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,47 +39,29 @@ class Run:
     """All scenes of a scenario."""
 
     scenario: Scenario
+    seed: int
     results: tuple[Result, ...]
 
 
 def scenario_names() -> tuple[str, ...]:
-    """Name the scenarios that come with lockkit."""
-    return ORDER
+    """Name the scenarios."""
+    return tuple(SCENARIOS)
 
 
-def load(name: str, *, ttl: Seconds | None = None) -> Scenario:
+def load(name: str) -> Scenario:
     """
-    Load a scenario that comes with lockkit, or a TOML file.
-
-    Args:
-        name: Its name, or the path of the file, which ends with ``.toml``.
-        ttl: In place of the ttl of each scene, seconds.
+    Give a scenario.
 
     Raises:
-        ConfigurationError: There is none, or something in it is wrong.
+        ConfigurationError: There is none of that name.
     """
-    if ttl is not None and not TTL_MIN <= ttl <= TTL_MAX:
-        message = f"ttl must be {TTL_MIN:g} to {TTL_MAX:g} seconds, not {ttl:g}"
+    if name not in SCENARIOS:
+        message = f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}"
         raise ConfigurationError(message)
-    if name in ORDER:
-        return read_scenario(source(name), name, ttl=ttl)
-    if not name.endswith(".toml"):
-        message = f"there is no scenario {name!r}; there are {', '.join(ORDER)}. A file's name ends with .toml"
-        raise ConfigurationError(message)
-    try:
-        text = Path(name).read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        message = f"cannot read {name}: {error}"
-        raise ConfigurationError(message) from error
-    return read_scenario(text, Path(name).name, ttl=ttl)
+    return SCENARIOS[name]
 
 
-def source(name: str) -> str:
-    """Give the TOML of a scenario that comes with lockkit."""
-    return files("lockkit.lab").joinpath("scenarios", f"{name}.toml").read_text(encoding="utf-8")
-
-
-def run(scenario: Scenario, *, backend: str | None = None, fenced: bool | None = None, seed: int | None = None) -> Run:
+def run(scenario: Scenario, *, backend: str | None = None, fenced: bool | None = None, seed: int = 1) -> Run:
     """
     Run a scenario.
 
@@ -110,22 +69,19 @@ def run(scenario: Scenario, *, backend: str | None = None, fenced: bool | None =
         scenario: Which; see `load`.
         backend: Only the scenes that can run there; None: all, each on its first.
         fenced: Storage compares tokens; None: as each scene says.
-        seed: Draws latencies; None: as the scenario says.
+        seed: Draws latencies and the order of what happens at once.
 
     Raises:
-        ConfigurationError: The backend does not fit, or a scene is too long.
+        ConfigurationError: The backend does not fit.
     """
     if backend is not None:
         scenario = scenario.on(backend)
-    if seed is not None:
-        scenario = replace(scenario, seed=seed)
-    if fenced is not None:
-        scenario = replace(scenario, scenes=tuple(replace(scene, fenced=fenced) for scene in scenario.scenes))
     results = []
     for scene in scenario.scenes:
-        record = play(scene, scenario.seed)
-        results.append(Result(scene, record, judge(scene, record)))
-    return Run(scenario, tuple(results))
+        played = scene if fenced is None else replace(scene, fenced=fenced)
+        record = play(played, seed)
+        results.append(Result(played, record, judge(played, record)))
+    return Run(scenario, seed, tuple(results))
 
 
 def story(result: Result) -> list[Mark]:
@@ -153,7 +109,7 @@ def as_data(run: Run) -> dict[str, Any]:
     return {
         "scenario": run.scenario.name,
         "title": run.scenario.title,
-        "seed": run.scenario.seed,
+        "seed": run.seed,
         "scenes": [_scene_data(result) for result in run.results],
     }
 
@@ -165,12 +121,10 @@ def _scene_data(result: Result) -> dict[str, Any]:
         "about": scene.about,
         "backend": str(scene.backends[0]),
         "parts": result.parts,
-        "measured": bool(result.measured),
-        "ttl": scene.ttl,
+        "ttl": TTL,
         "fenced": scene.fenced,
         "verdict": verdict.word,
         "headline": verdict.headline,
-        "expected": scene.expect,
         "promises": [
             {"name": one.name, "text": one.text, "state": one.state, "why": one.why} for one in verdict.promises
         ],
@@ -204,4 +158,4 @@ def _scene_data(result: Result) -> dict[str, Any]:
 
 def _rounded(seconds: float) -> float | None:
     """Give microseconds; None for never."""
-    return None if seconds == float("inf") else round(seconds, 6)
+    return None if seconds == float("inf") else round(float(seconds), 6)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockkit.backend import LockBackend
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.lab.record import Lane, Mark, Message, Span
+from lockkit.lab.record import Mark, Message, Span
+from lockkit.lab.scenario import TTL
 from lockkit.simulation.backend import SimulatedBackend, client_of
 from lockkit.simulation.history import Freed, Granted, History, Kept
 from lockkit.simulation.network import Network, Node
@@ -24,10 +24,10 @@ from lockkit.simulation.redlock import Hosting, SimulatedNodes, VotingNode
 from lockkit.simulation.server import LockServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from lockkit.aio import Client
-    from lockkit.backend import Busy, Grant, Host, Request
+    from lockkit.backend import Busy, Grant, Host, LockBackend, Request
     from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
     from lockkit.lab.record import Record
     from lockkit.lab.scenario import Backend, Scene
@@ -39,6 +39,8 @@ __all__ = ["NAME", "RecordingNetwork", "RedisKeys", "Service", "open_service", "
 
 NAME = "report"
 """The lock of every scene."""
+
+_KEY = lock_key(DEFAULTS["prefix"], NAME)
 
 WALL_CLOCK = -1_700_000_000.0 + 1.0
 """The servers' time of day starts at 1 s, so that tokens are small numbers."""
@@ -100,7 +102,7 @@ class Keeping:
         self._value, self._until = value, until
 
     def drop(self) -> None:
-        """The lock is free."""
+        """The lock is free, or the scene ends."""
         self.settle()
         self._close(self._node.world.now)
 
@@ -115,11 +117,6 @@ class Keeping:
         """Close what the jump of the clock has ended."""
         if self._node.now() >= self._until:
             self._close(self._node.world.now)
-
-    def finish(self) -> None:
-        """Close the last one at the end of the scene."""
-        self.settle()
-        self._close(self._node.world.now)
 
     def _close(self, at: float) -> None:
         if self._span is not None:
@@ -151,19 +148,21 @@ class Service:
         self.keeping: dict[str, Keeping] = {}
         self.owners: dict[str, str] = {}
 
-    def lanes(self) -> list[Lane]:
-        """Name the lanes of its machines."""
-        return [Lane(name, "server", label_of(name)) for name in self.nodes]
-
     def connect(self, process: Process) -> Client:
         """Make a client in a process."""
 
         def make(host: Host) -> LockBackend:
-            made = self._backend(process, host)
-            made.service, made.process = self, process
-            return made
+            backend = self._backend(process, host)
+            acquire = backend.try_acquire
 
-        return client_of(process, make, ttl=self.scene.ttl)
+            async def try_acquire(request: Request) -> Grant | Busy:
+                self.owners[request.owner] = process.name
+                return await acquire(request)
+
+            backend.try_acquire = try_acquire  # type: ignore[method-assign]  # of this one only, to know whose it is
+            return backend
+
+        return client_of(process, make, ttl=TTL)
 
     def add(self, node: Node) -> Keeping:
         """Make a machine known."""
@@ -181,10 +180,6 @@ class Service:
             node.clock.jump(seconds)
             self.keeping[name].jumped()
 
-    def stop(self, name: str, *, lose_data: bool) -> None:
-        """Crash a machine."""
-        self.nodes[name].stop(lose_data=lose_data)
-
     def start(self, name: str) -> None:
         """Let it run again."""
         self.nodes[name].start()
@@ -198,25 +193,13 @@ class Service:
     def finish(self) -> None:
         """End the spans, and name the clients in them."""
         for keeping in self.keeping.values():
-            keeping.finish()
+            keeping.drop()
         for span in self.record.spans:
             if span.kind in {"kept", "offered"}:
                 span.who = self.owners.get(span.who, span.who)
 
-    def _backend(self, process: Process, host: Host) -> _Watched:
+    def _backend(self, process: Process, host: Host) -> LockBackend:
         raise NotImplementedError
-
-
-class _Watched(LockBackend):
-    """Tells the service whose requests it sends. Stands before the backend that sends them."""
-
-    service: Service
-    process: Process
-
-    async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
-        self.service.owners[request.owner] = self.process.name
-        return await super().try_acquire(request)  # type: ignore[safe-super]  # the class that comes next has one
 
 
 def label_of(name: str) -> str:
@@ -230,61 +213,52 @@ def label_of(name: str) -> str:
 class RedisKeys(RedisModel):
     """A Redis whose lock is watched, and which runs the plain commands of the locks by hand."""
 
-    keeping: Keeping | None = None
+    keeping: Keeping
 
     def put(self, key: str, value: str, seconds: Seconds = inf) -> None:
         """See `RedisModel.put`."""
         super().put(key, value, seconds)
-        if key == lock_key(DEFAULTS["prefix"], NAME) and self.keeping is not None:
+        if key == _KEY:
             self.keeping.put(value, self.strings[key][1])
 
     def drop(self, key: str) -> None:
         """See `RedisModel.drop`."""
         super().drop(key)
-        if key == lock_key(DEFAULTS["prefix"], NAME) and self.keeping is not None:
+        if key == _KEY:
             self.keeping.drop()
 
     def forget(self) -> None:
         """See `RedisModel.forget`."""
         super().forget()
-        if self.keeping is not None:
-            self.keeping.drop()
+        self.keeping.drop()
 
     def _receive(self, version: int, strings: dict[str, tuple[str, float]], queues: dict[str, list[str]]) -> None:
         super()._receive(version, strings, queues)
-        key = lock_key(DEFAULTS["prefix"], NAME)
-        if self.keeping is not None:
-            if self.get(key) is None:
-                self.keeping.drop()
-            else:
-                self.keeping.put(*self.strings[key])
+        if self.get(_KEY) is None:
+            self.keeping.drop()
+        else:
+            self.keeping.put(*self.strings[_KEY])
 
     def set_if_absent(self, value: str, seconds: Seconds = inf) -> bool:
         """Run ``SET key value NX PX``."""
-        key = lock_key(DEFAULTS["prefix"], NAME)
-        if self.get(key) is not None:
+        if self.look() is not None:
             return False
-        self.put(key, value, seconds)
+        self.put(_KEY, value, seconds)
         return True
 
     def swap(self, value: str) -> str | None:
         """Run ``GETSET``."""
-        key = lock_key(DEFAULTS["prefix"], NAME)
-        old = self.get(key)
-        self.put(key, value)
+        old = self.look()
+        self.put(_KEY, value)
         return old
 
     def look(self) -> str | None:
         """Run ``GET``."""
-        return self.get(lock_key(DEFAULTS["prefix"], NAME))
+        return self.get(_KEY)
 
     def delete(self) -> None:
         """Run ``DEL``."""
-        self.drop(lock_key(DEFAULTS["prefix"], NAME))
-
-
-class _WatchedRedis(_Watched, RedisBackend):
-    """See `_Watched`."""
+        self.drop(_KEY)
 
 
 class RedisService(Service):
@@ -316,10 +290,10 @@ class RedisService(Service):
         for server in self.servers[1:]:
             server.lag = 0.001 if lag is None else lag
 
-    def _backend(self, process: Process, host: Host) -> _Watched:
+    def _backend(self, process: Process, host: Host) -> LockBackend:
         topology = SimulatedTopology(process, lambda: self.master, self.network)
         options = {**DEFAULTS, "replicas": self.backend.option("replicas", 0)}
-        return _WatchedRedis(f"{self.backend.kind}://simulated", topology, options, host)
+        return RedisBackend(f"{self.backend.kind}://simulated", topology, options, host)
 
 
 class ByHand(RedisService):
@@ -371,32 +345,14 @@ class _WatchedNodes(SimulatedNodes):
 
     record: Record | None = None
 
-    async def ask(
-        self,
-        op: Op,
-        keys: LockKeys,
-        arguments: Sequence[Argument],
-        *,
-        last_arguments: Sequence[Argument] | None = None,
-        only: Collection[int] | None = None,
-        send_later_seconds: float = 0.0,
-        until: Instant = inf,
-    ) -> list[Answer]:
+    async def ask(self, op: Op, keys: LockKeys, arguments: Sequence[Argument], **options: Any) -> list[Answer]:
         """See `Nodes.ask`."""
         if self.record is not None and op.name in _ROUNDS:
-            count = len(self.labels) if only is None else len(only)
+            count = len(options.get("only") or self.labels)
             name = self._process.name
             text = _ROUNDS[op.name].format(name=name, count=count)
             self.record.marks.append(Mark(self._process.world.now, name, text))
-        return await super().ask(
-            op,
-            keys,
-            arguments,
-            last_arguments=last_arguments,
-            only=only,
-            send_later_seconds=send_later_seconds,
-            until=until,
-        )
+        return await super().ask(op, keys, arguments, **options)
 
     async def _ask_one(
         self, index: int, op: Op, lock: str, arguments: Sequence[Argument], until: Instant = inf
@@ -413,10 +369,6 @@ _ROUNDS = {
 """What is said about the rounds of a request, where messages are drawn."""
 
 
-class _WatchedRedlock(_Watched, RedlockBackend):
-    """See `_Watched`."""
-
-
 class RedlockService(Service):
     """Five independent nodes."""
 
@@ -431,7 +383,7 @@ class RedlockService(Service):
             voting.record = record
             voting.keeping = self.add(voting.node)
             since_us = voting.node.wall_us() - int(RUNNING_SINCE * 1e6)
-            ttl_ms = int(scene.ttl * 1000)
+            ttl_ms = int(TTL * 1000)
             voting.mark = {"run": 1, "ttl_ms": ttl_ms, "since_us": since_us, "until_us": since_us + ttl_ms * 1000}
 
     def start(self, name: str) -> None:
@@ -439,7 +391,7 @@ class RedlockService(Service):
         super().start(name)
         self.voting[name].started = self.world.now
 
-    def _backend(self, process: Process, host: Host) -> _Watched:
+    def _backend(self, process: Process, host: Host) -> LockBackend:
         options: dict[str, Any] = {name: option.default for name, option in REDLOCK_OPTIONS.items()}
         options.update(self.backend.options)
         timeout = max(float(options["node_timeout"]), 4 * self.scene.latency[1])
@@ -447,7 +399,7 @@ class RedlockService(Service):
         if self.scene.messages:
             nodes.record = self.record
         del host  # `Hosting` serves this backend, which reports no losses by itself
-        return _WatchedRedlock("redlock://simulated", nodes, options, Hosting(process))
+        return RedlockBackend("redlock://simulated", nodes, options, Hosting(process))
 
 
 # -- a replicated service ---------------------------------------------------------------------------------------------
@@ -469,10 +421,6 @@ class _WatchedHistory(list[Any]):
             self._keeping.drop()
 
 
-class _WatchedModel(_Watched, SimulatedBackend):
-    """See `_Watched`."""
-
-
 class ModelService(Service):
     """A service whose members agree before they answer: the loss of one of them loses nothing."""
 
@@ -486,14 +434,9 @@ class ModelService(Service):
         history: History = _WatchedHistory(self.add(node), node)
         self.server = LockServer(node, network, history)
 
-    def stop(self, name: str, *, lose_data: bool) -> None:
-        """Crash one member: the others have everything, and go on when they have elected a leader."""
-        del lose_data
-        super().stop(name, lose_data=False)
-
-    def _backend(self, process: Process, host: Host) -> _Watched:
+    def _backend(self, process: Process, host: Host) -> LockBackend:
         del host
-        return _WatchedModel(process, self.server, self.network, 1.0)
+        return SimulatedBackend(process, self.server, self.network, 1.0)
 
 
 _SERVICES: dict[str, type[Service]] = {

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout, NoQuorum
+from lockkit.errors import LockError, LockLost, LockTimeout, NoQuorum
 from lockkit.lab.by_hand import RECIPES, Recipe
 from lockkit.lab.record import Grant, Lane, Mark, Message, Overlap, Record, Span, Wait, Write
+from lockkit.lab.scenario import TTL
 from lockkit.lab.services import NAME, ByHand, RecordingNetwork, label_of, open_service
 from lockkit.simulation.network import Conditions
-from lockkit.simulation.world import Overrun, World
+from lockkit.simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
 
-    from lockkit.aio import Client, Lease
-    from lockkit.lab.record import Tone
+    from lockkit.aio import Lease
+    from lockkit.lab.record import SpanKind, Tone
     from lockkit.lab.scenario import Scene, Step
     from lockkit.lab.services import Service
     from lockkit.simulation.world import Process
+    from lockkit.units import Seconds
 
-__all__ = ["REASONS", "WAIT_SHOWN", "Setting", "Storage", "find_overlaps", "play"]
+__all__ = ["Stage", "Storage", "play"]
 
-WAIT_SHOWN = 0.06
-"""A wait is part of the story if it is longer than this share of the ttl. Shorter ones are the network."""
+WAIT_SHOWN = 0.06 * TTL
+"""A wait is part of the story if it is longer than this, seconds. Shorter ones are the network."""
 
-STEPS_MAX = 400_000
+REJOIN_SECONDS = 0.5 * TTL
+"""When a former master comes back after another was promoted."""
 
 REASONS: Final = {
     "expired": "its deadline has passed",
     "paused": "it did not run for longer than its lease",
     "taken": "the lock is another client's now",
     "gone": "the server does not know it any more",
-    "session": "its session has ended",
-    "broken": "it was ended by force",
 }
 
 
@@ -49,67 +47,22 @@ def play(scene: Scene, seed: int) -> Record:
     Args:
         scene: What happens.
         seed: Draws latencies and the order of what happens at once.
-
-    Raises:
-        ConfigurationError: The scene is too long for a simulation.
     """
-    with _quiet():
-        stage = Stage(scene, seed)
-        try:
-            stage.run()
-        except Overrun as error:
-            message = f"scene {scene.title!r} does not come to an end: use a shorter time or a longer ttl ({error})"
-            raise ConfigurationError(message) from error
-        finally:
-            stage.world.end()
-    return stage.record
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the engine's warnings of this thread from being printed: the drawing shows what they say."""
-    logger, own = logging.getLogger("lockkit"), threading.get_ident()
-
-    def of_another_thread(record: logging.LogRecord) -> bool:
-        return record.thread != own
-
-    # Not `disabled`: a play in another thread that ends later would leave it as it found it.
-    logger.addFilter(of_another_thread)
+    stage, logger = Stage(scene, seed), logging.getLogger("lockkit")
+    # The drawing shows what the engine would warn of.
+    disabled, logger.disabled = logger.disabled, True
     try:
-        yield
+        stage.run()
     finally:
-        logger.removeFilter(of_another_thread)
-
-
-class HasNow(Protocol):
-    """Something that knows the time."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the start of the scene."""
-        ...
-
-
-class Setting(Protocol):
-    """A scene that is being played, simulated or for real, as far as the storage needs it."""
-
-    scene: Scene
-    record: Record
-
-    @property
-    def world(self) -> HasNow:
-        """What tells the time."""
-        ...
-
-    def mark(self, lane: str, text: str, tone: Tone = "plain") -> Mark:
-        """Write a line of the story."""
-        ...
+        stage.world.end()
+        logger.disabled = disabled
+    return stage.record
 
 
 class Storage:
     """What the lock protects. Fenced, it refuses a token that is lower than the highest it has seen."""
 
-    def __init__(self, stage: Setting) -> None:
+    def __init__(self, stage: Stage) -> None:
         """Start without data."""
         self._stage = stage
         self._newest_token = 0
@@ -155,14 +108,14 @@ class Stage:
     def __init__(self, scene: Scene, seed: int) -> None:
         """Make the machines and the clients. Nothing runs yet."""
         self.scene = scene
-        self.record = Record(scene.ttl)
-        self.world = World(seed, steps_max=STEPS_MAX)
+        self.record = Record()
+        self.world = World(seed)
         self.network = RecordingNetwork(self.world, Conditions(latency=scene.latency), self.record)
         self.service: Service = open_service(self.world, self.network, self.record, scene)
         self.storage = Storage(self)
         self.actors = {name: Actor(self, name) for name in scene.clients}
         self.record.lanes += [Lane(name, "client", name) for name in scene.clients]
-        self.record.lanes += self.service.lanes()
+        self.record.lanes += [Lane(name, "server", label_of(name)) for name in self.service.nodes]
         if any(step.action == "write" for step in scene.steps):
             self.record.lanes.append(Lane("storage", "storage", "storage"))
         self._chance = self.world.chance("storage").uniform
@@ -171,19 +124,18 @@ class Stage:
         """Let it happen."""
         last = 0.0
         for step in self.scene.steps:
-            if step.backends and self.scene.backends[0].kind not in step.backends:
-                continue
-            last = max(last, step.at + (step.seconds or 0.0) + step.delay)
-            if step.on_node:
-                if step.who in self.service.nodes:
-                    self.world.call_at(step.at, self._fault, step)
-            elif step.action in _SUFFERED:
-                self.world.call_at(step.at, self.actors[step.who].suffer, step)
-            else:
-                self.actors[step.who].steps.append(step)
+            last = max(last, step.at + step.lasts + step.delay)
+            if step.who in self.service.nodes:
+                self.world.call_at(step.at, self._fault, step)
+            elif step.who in self.actors:
+                actor = self.actors[step.who]
+                if step.action in {"pause", "kill", "cut", "clock"}:
+                    self.world.call_at(step.at, actor.suffer, step)
+                else:
+                    actor.steps.append(step)
         for actor in self.actors.values():
-            actor.begin()
-        self.world.run(until=self.scene.until or last + 2.5 * self.scene.ttl)
+            actor.process.start(actor.do_steps(), "steps")
+        self.world.run(until=self.scene.until or last + 2.5 * TTL)
         assert not self.world.failures, self.world.failures
         self._finish()
 
@@ -201,69 +153,50 @@ class Stage:
 
     def _fault(self, step: Step) -> None:
         name, label = step.who, label_of(step.who)
-        self.record.faults.add(f"node {step.action}" + (" without data" if step.lose_data else ""))
-        end = inf if step.seconds is None else self.world.now + step.seconds
-        if step.action == "pause":
-            self.mark(name, f"{label} stops answering.", "fault")
-            self._span("paused", name, end)
-            self.service.nodes[name].pause()
-            self._later(end, self._resume, name)
-        elif step.action == "stop":
-            self.mark(name, f"{label} crashes{' and loses its data' if step.lose_data else ''}.", "fault")
-            self._span("down", name, end)
-            self.service.stop(name, lose_data=step.lose_data)
-            self._later(end, self._start, name, step.lose_data)
+        if step.action == "stop":
+            self.mark(name, f"{label} crashes and loses its data.", "fault")
+            self._span("down", name, step.lasts)
+            self.service.nodes[name].stop(lose_data=True)
+            self.world.call_in(step.lasts, self._start, name)
         elif step.action == "clock":
-            ahead = "ahead" if step.by > 0 else "back"
-            self.mark(name, f"{label}'s clock jumps {ahead} by {abs(step.by):g} s.", "fault")
+            self.mark(name, f"{label}'s clock jumps ahead by {step.by:g} s.", "fault")
             self.service.jump(name, step.by)
         elif step.action == "lag":
             self.mark(name, "Replication stalls: the replica gets nothing new.", "fault")
             self.service.set_lag(inf)
-            self._later(end, self._catch_up)
+            self.world.call_in(step.lasts, self._catch_up, name)
         else:
             assert step.action == "failover", step
-            whole = len(self.scene.backends[0].nodes) > 1
-            self.mark(name, f"{label}{'' if whole else chr(39) + 's leader'} crashes.", "fault")
-            self._span("down", name, inf)
-            self.service.stop(name, lose_data=False)
-            self._later(end, self._promote, name)
+            *_, other = self.service.nodes
+            who, longer = (f"{label}'s leader", 0.0) if other == name else (label, REJOIN_SECONDS)
+            self.mark(name, f"{who} crashes.", "fault")
+            self._span("down", name, step.lasts + longer)
+            self.service.nodes[name].stop()
+            self.world.call_in(step.lasts, self._promote, name, other)
 
-    def _resume(self, name: str) -> None:
-        self.service.nodes[name].resume()
-        self.mark(name, f"{label_of(name)} answers again.")
-
-    def _start(self, name: str, lost: bool) -> None:  # noqa: FBT001 - called by a timer
+    def _start(self, name: str) -> None:
         self.service.start(name)
-        self.mark(name, f"{label_of(name)} is back{', empty' if lost else ' with its data'}.")
+        self.mark(name, f"{label_of(name)} is back, empty.")
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, name: str) -> None:
         self.service.set_lag(None)
-        self.mark(self.scene.backends[0].nodes[-1], "Replication goes on.")
+        self.mark(name, "Replication goes on.")
 
-    def _promote(self, name: str) -> None:
-        self.service.promote()
-        nodes = self.scene.backends[0].nodes
-        if len(nodes) > 1:
-            self.mark(nodes[-1], f"{nodes[-1]} is promoted to master.", "fault")
-            self.world.call_in(self.scene.ttl * 0.5, self._rejoin, name)
-        else:
+    def _promote(self, name: str, other: str) -> None:
+        if other == name:
             self.service.start(name)
             self.mark(name, "The members elect a new leader, which has everything.")
-        for span in self.record.spans:
-            if span.kind == "down" and span.end == inf:
-                span.end = self.world.now + (self.scene.ttl * 0.5 if len(nodes) > 1 else 0.0)
+        else:
+            self.service.promote()
+            self.mark(other, f"{other} is promoted to master.", "fault")
+            self.world.call_in(REJOIN_SECONDS, self._rejoin, name)
 
     def _rejoin(self, name: str) -> None:
         self.service.start(name)
         self.mark(name, f"{name} is back, as a replica.")
 
-    def _span(self, kind: str, lane: str, end: float) -> None:
-        self.record.spans.append(Span(lane, kind, self.world.now, end))  # type: ignore[arg-type]  # a kind of span
-
-    def _later(self, at: float, function: object, *arguments: object) -> None:
-        if at < inf:
-            self.world.call_at(at, function, *arguments)  # type: ignore[arg-type]  # a method of this class
+    def _span(self, kind: SpanKind, lane: str, seconds: Seconds) -> None:
+        self.record.spans.append(Span(lane, kind, self.world.now, self.world.now + seconds))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -272,31 +205,22 @@ class Stage:
         for actor in self.actors.values():
             actor.finish()
         self.service.finish()
-        record.played = self.world.now
-        last = max([mark.at for mark in record.marks], default=0.0)
-        if self.scene.until is None:
-            record.end = min(self.world.now, last + max(0.06 * last, 2 * self.scene.latency[1]))
-        else:
-            record.end = self.scene.until
-        record.end = max(record.end, 1e-3)
+        last = max(mark.at for mark in record.marks)
+        record.end = self.scene.until or last + max(0.06 * last, 2 * self.scene.latency[1])
         record.marks.sort(key=lambda mark: mark.at)
-        record.marks[:] = [mark for mark in record.marks if mark.at <= record.end]
         for span in record.spans:
             span.end = min(span.end, record.end)
-        record.overlaps += find_overlaps(record)
+        record.overlaps += _overlaps(record)
         record.spans[:] = [span for span in record.spans if span.start < record.end and span.end > span.start]
 
 
-def find_overlaps(record: Record) -> Iterator[Overlap]:
+def _overlaps(record: Record) -> Iterator[Overlap]:
     """Yield from when to when two clients had valid leases."""
     for index, one in enumerate(record.grants):
         for other in record.grants[index + 1 :]:
             start, end = max(one.start, other.start), min(one.end, other.end, record.end)
-            if one.client != other.client and end > start + 1e-6:
+            if end > start + 1e-6:
                 yield Overlap(start, end, one.client, other.client)
-
-
-_SUFFERED: Final[AbstractSet[str]] = {"pause", "kill", "cut", "clock"}
 
 
 class Actor:
@@ -312,49 +236,43 @@ class Actor:
         self.clock_offset = 0.0
         self.recipe: Recipe | None = None
         if isinstance(stage.service, ByHand):
-            recipe = RECIPES[str(stage.scene.backends[0].option("recipe"))]
-            self.recipe = recipe(self.process, stage.service, stage.scene.ttl)
-        self._client: Client | None = None
+            self.recipe = RECIPES[stage.scene.backends[0].option("recipe")](self.process, stage.service)
         self._lease: Lease | None = None
         self._grant: Grant | None = None
 
-    def begin(self) -> None:
-        """Start doing the steps."""
-        self.process.start(self._do_steps(), "steps")
-
-    async def _do_steps(self) -> None:
+    async def do_steps(self) -> None:
+        """Do what it does itself."""
         for step in self.steps:
-            await self._sleep(step.at - self.stage.world.now)
+            if (seconds := step.at - self.stage.world.now) > 0:
+                await self.process.waiter(seconds).park()
             if step.action in {"acquire", "lead"}:
                 await self._acquire(step)
             elif step.action == "check":
-                self._check()
+                assert self._lease is not None, "a scene checks what it has"
+                self._lease.check()
+                self.stage.mark(self.name, f"{self.name} checks its lease: {self._lease.remaining():.1f} s left.")
             elif step.action == "write":
                 await self._write(step)
             else:
                 assert step.action == "release", step
                 await self._release()
 
-    async def _sleep(self, seconds: float) -> None:
-        if seconds > 0:
-            await self.process.waiter(seconds).park()
-
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def _acquire(self, step: Step) -> None:
         stage = self.stage
-        wait = Wait(self.name, stage.world.now, limited=step.timeout is not None)
+        wait = Wait(self.name, stage.world.now)
         stage.record.waits.append(wait)
         what = "the term" if step.action == "lead" else "the lock"
         try:
             if self.recipe is not None:
-                valid_until = await self.recipe.acquire(step.timeout, lambda: stage.world.now + self.clock_offset)
-                self._lease, grant = None, Grant(self.name, None, stage.world.now, valid_until)
+                valid_until = await self.recipe.acquire(lambda: stage.world.now + self.clock_offset)
+                grant = Grant(self.name, None, stage.world.now, valid_until)
             else:
                 lease = self._lease = await self._ask(step)
                 valid_until = self.process.clock.true_time(lease._record.valid_until)
                 grant = Grant(self.name, lease.token, stage.world.now, valid_until)
-        except LockError as error:
+        except (LockTimeout, NoQuorum) as error:
             wait.end = stage.world.now
             stage.mark(self.name, f"{self.name} does not get {what}: {self._why(error)}.", "notice")
             return
@@ -368,13 +286,12 @@ class Actor:
         stage.mark(self.name, f"{self.name} {'leads' if step.action == 'lead' else 'gets the lock'}{token}.")
 
     async def _ask(self, step: Step) -> Lease:
-        if self._client is None:
-            self._client = self.stage.service.connect(self.process)
+        client = self.stage.service.connect(self.process)
         if step.action == "lead":
-            term = await self._client.election(NAME).campaign(step.timeout)
+            term = await client.election(NAME).campaign()
             self.process.start(self._stop_in_time(term), "stop")
             return term
-        return await self._client.lock(NAME, renew=step.renew).acquire(step.timeout)
+        return await client.lock(NAME).acquire(step.timeout)
 
     async def _stop_in_time(self, term: object) -> None:
         """Take down when a leader is told to stop, as its work would ask."""
@@ -387,25 +304,7 @@ class Actor:
 
     def _waited_long(self, wait: Wait) -> bool:
         end = self.stage.world.now if wait.end is None else wait.end
-        return end - wait.start > WAIT_SHOWN * self.stage.scene.ttl + 8 * self.stage.scene.latency[1]
-
-    def _check(self) -> bool:
-        """Look at the lease; tell whether it is held."""
-        if self._lease is None:
-            held = self._grant is not None
-            left = ""
-        else:
-            try:
-                self._lease.check()
-                held, left = True, f": {self._lease.remaining():.1f} s left"
-            except LockLost:
-                held, left = False, ""
-        self.stage.mark(
-            self.name,
-            f"{self.name} checks its lease{left}." if held else f"{self.name} checks its lease: lost. It stops here.",
-            "plain" if held else "good",
-        )
-        return held
+        return end - wait.start > WAIT_SHOWN + 8 * self.stage.scene.latency[1]
 
     async def _write(self, step: Step) -> None:
         stage, grant = self.stage, self._grant
@@ -419,7 +318,6 @@ class Actor:
         stage.record.messages.append(message)
         if step.delay:
             stage.mark(self.name, f"{self.name} sends a write, and the network holds it up.", "fault")
-            stage.record.faults.add("message late")
         waiter = self.process.waiter(None)
 
         def arrive() -> None:
@@ -433,14 +331,10 @@ class Actor:
         stage, grant = self.stage, self._grant
         if grant is None:
             return
-        self._grant = None
         if self.recipe is not None:
             grant.noticed, grant.how = stage.world.now, "released"
-            mark = stage.mark(self.name, f"{self.name} releases: it deletes the key, without looking whose it is.")
-            try:
-                await self.recipe.release()
-            except BackendUnavailable:
-                mark.text = f"{self.name} wants to delete the key, and the server does not answer."
+            stage.mark(self.name, f"{self.name} releases: it deletes the key, without looking whose it is.")
+            await self.recipe.release()
             return
         assert self._lease is not None, "granted by lockkit"
         lost = self._lease.lost
@@ -449,8 +343,6 @@ class Actor:
             await self._lease.release()
         except LockLost:
             mark.text, mark.tone = f"{self.name} releases: too late, and lockkit says so (LockLost).", "good"
-        except BackendUnavailable:
-            mark.text = f"{self.name} releases the lock, and the server does not answer."
         assert not lost or mark.tone == "good", "a lost lease is never released"
 
     # -- what is done to it --------------------------------------------------------------------------------------------
@@ -458,22 +350,19 @@ class Actor:
     def suffer(self, step: Step) -> None:
         """Have a fault done to it."""
         stage, process = self.stage, self.process
-        if process.dead:
-            return
-        stage.record.faults.add(f"client {step.action}")
         now = stage.world.now
-        end = inf if step.seconds is None else now + step.seconds
+        end = now + (step.lasts or inf)
         if step.action == "pause":
             process.pause()
             stage.mark(self.name, f"{self.name} is paused: its program stands still and cannot know.", "fault")
             stage.record.spans.append(Span(self.name, "paused", now, end))
-            if end < inf:
-                stage.world.call_at(end, self._resume)
+            stage.world.call_at(end, self._resume)
         elif step.action == "kill":
             stage.mark(self.name, f"{self.name} dies.", "fault")
             stage.record.dead[self.name] = now
             process.crash()
-            self._died()
+            assert self._grant is not None, "a holder dies"
+            self._grant.noticed, self._grant.how = now, "died"
         elif step.action == "cut":
             nodes = [stage.service.nodes[name] for name in step.nodes or stage.service.nodes]
             for node in nodes:
@@ -481,26 +370,23 @@ class Actor:
             from_what = " and ".join(label_of(node.name) for node in nodes) if step.nodes else "the lock service"
             stage.mark(self.name, f"{self.name} is cut off from {from_what}.", "fault")
             stage.record.spans.append(Span(self.name, "cut", now, end, note=f"cut off from {from_what}"))
-            if end < inf:
+            if step.lasts:
                 stage.world.call_at(end, self._heal, step)
         else:
             assert step.action == "clock", step
             self.clock_offset += step.by
-            ahead = "ahead" if step.by > 0 else "back"
             effect = "" if self.recipe is not None else " lockkit does not look at it."
-            stage.mark(self.name, f"{self.name}'s time of day jumps {ahead} by {abs(step.by):g} s.{effect}", "fault")
+            stage.mark(self.name, f"{self.name}'s time of day jumps ahead by {step.by:g} s.{effect}", "fault")
 
     def _resume(self) -> None:
-        if not self.process.dead:
-            # Before anything runs: what it finds follows in the story.
-            self.stage.mark(self.name, f"{self.name} runs again.")
-            self.process.resume()
+        # Before anything runs: what it finds follows in the story.
+        self.stage.mark(self.name, f"{self.name} runs again.")
+        self.process.resume()
 
     def _heal(self, step: Step) -> None:
         for name in step.nodes or self.stage.service.nodes:
             self.stage.network.heal(self.process, self.stage.service.nodes[name])
-        if not self.process.dead:
-            self.stage.mark(self.name, f"{self.name} is connected again.")
+        self.stage.mark(self.name, f"{self.name} is connected again.")
 
     # -- what it believes ----------------------------------------------------------------------------------------------
 
@@ -510,7 +396,7 @@ class Actor:
 
         At the fields: asking the lease would make it notice its loss.
         """
-        grant, lease = self._current()
+        grant, lease = self._grant, self._lease
         if grant is None or lease is None or grant.noticed is not None:
             return
         record, now = lease._record, self.stage.world.now
@@ -522,33 +408,20 @@ class Actor:
         elif record.released:
             grant.noticed, grant.how = now, "released"
 
-    def _current(self) -> tuple[Grant | None, Lease | None]:
-        grants = [grant for grant in self.stage.record.grants if grant.client == self.name]
-        return (grants[-1] if grants else None), self._lease
-
-    def _died(self) -> None:
-        grant, _ = self._current()
-        if grant is not None and grant.noticed is None:
-            grant.noticed, grant.how = self.stage.world.now, "died"
-
     def finish(self) -> None:
         """Make spans of what it believed, and of its waits."""
         record, now = self.stage.record, self.stage.world.now
-        for grant in record.grants:
-            if grant.client != self.name:
-                continue
+        if (grant := self._grant) is not None:
             noticed = now if grant.noticed is None else grant.noticed
             record.spans.append(
                 Span(self.name, "holds", grant.start, min(grant.valid_until, noticed), self.name, grant.token)
             )
-            if noticed > grant.valid_until + 0.005 * self.stage.scene.ttl:
+            if noticed > grant.valid_until + 0.005 * TTL:
                 record.spans.append(Span(self.name, "believes", grant.valid_until, noticed, self.name, grant.token))
-                paused = any(
+                if any(
                     span.kind == "paused" and span.lane == self.name and span.start <= grant.valid_until <= span.end
                     for span in record.spans
-                )
-                grant.paused_at_end = paused
-                if paused:
+                ):
                     text = f"{self.name}'s lease ends. {self.name} stands still and does not know."
                     record.marks.append(Mark(grant.valid_until, self.name, text, "notice"))
         for wait in record.waits:
@@ -563,6 +436,4 @@ class Actor:
             return "the replica never confirmed the grant, so lockkit undid it"
         if isinstance(error, LockTimeout):
             return "another client held it for the whole wait"
-        if isinstance(error, NoQuorum):
-            return "too few nodes granted it in time"
-        return "the service does not answer"
+        return "too few nodes granted it in time"

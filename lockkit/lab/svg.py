@@ -143,21 +143,15 @@ def wrap(text: str, width: float, size: float) -> list[str]:
     return [*lines, line] if line else lines
 
 
-def draw(run: Run, *, words: bool = True) -> str:
-    """
-    Draw all scenes of a scenario, one below the other.
-
-    Args:
-        run: What happened.
-        words: Write the story and the verdict below each scene, too.
-    """
+def draw(run: Run) -> str:
+    """Draw all scenes of a scenario with their stories and verdicts, one below the other."""
     parts: list[str] = []
     y = 0.0
     for index, result in enumerate(run.results):
         canvas = _Canvas(f"s{index}")
         if index:
             canvas.line((MARGIN, 2), (WIDTH - MARGIN, 2), "var(--line)")
-        _scene(canvas, result, run.scenario.seed, words=words)
+        _scene(canvas, result, run.seed)
         parts.append(f'<g transform="translate(0 {_n(y)})">{"".join(canvas.parts)}</g>')
         y += canvas.y + MARGIN
     title = run.scenario.title if len(run.results) > 1 else run.results[0].scene.title
@@ -203,7 +197,7 @@ def _description(run: Run) -> str:
     return " ".join(words)
 
 
-def _scene(canvas: _Canvas, result: Result, seed: int, *, words: bool) -> None:
+def _scene(canvas: _Canvas, result: Result, seed: int) -> None:
     drawing = prepare(result)
     canvas.y = 8
     canvas.paragraph(result.scene.title, 16, "title")
@@ -214,9 +208,8 @@ def _scene(canvas: _Canvas, result: Result, seed: int, *, words: bool) -> None:
     canvas.y += 8
     _lanes(canvas, drawing)
     _legend(canvas, drawing)
-    if words:
-        canvas.y += 8
-        _story(canvas, drawing)
+    canvas.y += 8
+    _story(canvas, drawing)
     canvas.y += 8
     _verdict(canvas, result)
 
@@ -368,8 +361,6 @@ def _server(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str,
 
 def _faults(canvas: _Canvas, drawing: Drawing, place: _Place) -> None:
     for span in drawing.spans(place.lane, "paused", "cut"):
-        if place.lane.kind == "server" and span.kind == "cut":
-            continue
         start, end = _x(drawing, span.start), _x(drawing, span.end)
         y = place.bar + place.height + 4
         canvas.line((start, y), (end, y), "var(--fault)", ' stroke-width="3"')

@@ -88,7 +88,7 @@ def draw(run: Run, *, width: int = 80, colour: bool = False, ascii_only: bool = 
     for index, result in enumerate(run.results):
         if index:
             lines += ["", paint.styled("─" * width, "dim"), ""]
-        lines += paint.scene(result, run.scenario.seed)
+        lines += paint.scene(result, run.seed)
     text = "\n".join(lines) + "\n"
     return text.translate(_PLAIN) if ascii_only else text
 

@@ -7,12 +7,13 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
+from lockkit.lab.scenario import TTL
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lockkit.lab.record import Grant, Record
     from lockkit.lab.scenario import Scene
-    from lockkit.units import Instant
 
 __all__ = ["Promise", "Verdict", "Word", "judge"]
 
@@ -29,12 +30,8 @@ HEADLINES: Final[dict[Word, str]] = {
 }
 
 
-WAIT_SHARE = 0.03
-"""A wait says something about the promise if it is longer than this share of the ttl. Shorter ones are the network."""
-
-HAND_OVER_SHARE = 0.1
-"""How long a free lock may take to reach its next holder, as a share of the ttl. A scene that ends sooner has not shown
-that it never does."""
+WAIT_SECONDS = 0.03 * TTL
+"""A wait says something about the promise if it is longer than this. Shorter ones are the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,6 @@ def judge(scene: Scene, record: Record) -> Verdict:
 def _one(record: Record) -> Promise:
     text = "One client at a time holds a valid lease"
     leases = sorted(record.grants, key=lambda grant: grant.start)
-    if not leases:
-        return Promise("one", text, "none", "nobody got the lock")
     if record.overlaps:
         first = record.overlaps[0]
         why = f"{first.older} and {first.newer} both held it, from {first.start:.1f} s to {first.end:.1f} s"
@@ -160,27 +155,17 @@ def _tokens(record: Record) -> Promise:
 
 def _free(record: Record) -> Promise:
     text = "The lock comes free when its holder is gone"
-    open_waits = [wait for wait in record.waits if wait.end is None and wait.client not in record.dead]
-    free_since = max((_kept_until(grant) for grant in record.grants), default=0.0)
-    for wait in open_waits:
-        if record.played - max(free_since, wait.start) > HAND_OVER_SHARE * record.ttl:
-            lasted = _span(record.played - wait.start)
+    for wait in record.waits:
+        # Whoever holds it in a scene releases it or dies, and the scene goes on for long enough after that.
+        if wait.end is None and wait.client not in record.dead:
+            lasted = _span(record.end - wait.start)
             why = f"{wait.client} still waits at the end, after {lasted}, and no client holds it"
             return Promise("free", text, "broken", why)
     waited = [wait.end - wait.start for wait in record.waits if wait.end is not None and wait.granted]
     longest = max(waited, default=0.0)
-    if len(record.grants) > 1 and longest >= WAIT_SHARE * record.ttl:
-        return Promise("free", text, "held", f"the longest wait was {_span(longest)}, with a ttl of {record.ttl:g} s")
-    if open_waits:
-        return Promise("free", text, "none", "the scene ends before it could come free")
+    if len(record.grants) > 1 and longest >= WAIT_SECONDS:
+        return Promise("free", text, "held", f"the longest wait was {_span(longest)}, with a ttl of {TTL:g} s")
     return Promise("free", text, "none", "nobody had to wait")
-
-
-def _kept_until(grant: Grant) -> Instant:
-    """Tell until when the lock is rightly kept for a client: one that died cannot give it back before its deadline."""
-    if grant.noticed is None or (grant.how == "died" and grant.valid_until < inf):
-        return grant.valid_until
-    return grant.noticed
 
 
 def _advice(scene: Scene, record: Record, broken: set[str], word: Word) -> list[str]:
@@ -195,7 +180,7 @@ def _advice(scene: Scene, record: Record, broken: set[str], word: Word) -> list[
     if word == "broken" and not scene.fenced and broken & {"one", "late", "data"}:
         found.append("Have storage compare fencing tokens: see Guard your storage. --fenced shows it refuse the write.")
     if "one" in broken:
-        found += _against_two_holders(scene, record.faults)
+        found += _against_two_holders(scene)
     if word == "contained" and "one" not in broken:
         found.append("Nothing: no lock stops a late write. The guard did.")
     elif word == "contained":
@@ -203,13 +188,14 @@ def _advice(scene: Scene, record: Record, broken: set[str], word: Word) -> list[
     return found
 
 
-def _against_two_holders(scene: Scene, faults: set[str]) -> Iterator[str]:
+def _against_two_holders(scene: Scene) -> Iterator[str]:
     backend = scene.backends[0]
-    if "node stop without data" in faults and backend.kind == "redlock":
+    faults = {step.action for step in scene.steps if step.who in backend.nodes}
+    if "stop" in faults and backend.kind == "redlock":
         yield "Leave durable off, so that restarted nodes wait until everything that they forgot has ended."
-    elif "node stop without data" in faults:
+    elif "stop" in faults:
         yield "Keep the data over a restart (appendonly yes, appendfsync always), or use Redlock, etcd or ZooKeeper."
-    if "node failover" in faults and not backend.option("replicas", 0):
+    if "failover" in faults and not backend.option("replicas", 0):
         yield "Set replicas= to the number of all replicas: a grant that none of them has is then undone."
-    if "node clock" in faults:
+    if "clock" in faults:
         yield "Have the servers' time service slew the clock, and never step it."

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from lockkit.cli.app import app
 from lockkit.lab import scenario_names
-from lockkit.lab.scenario import ACTIONS, BACKENDS, NODE_ACTIONS
 from tests.lab.drawings import COMMAND, DRAWINGS, FOLDER, make
 
 DOCS = FOLDER.parent
@@ -49,12 +48,3 @@ def test_verdicts_of_the_page_are_those_of_the_command(command: str, unfenced: s
     for option, verdicts in (("--unfenced", unfenced), ("--fenced", fenced)):
         done = CliRunner().invoke(app, [*shlex.split(command)[1:], option, "--json"])
         assert [scene["verdict"] for scene in json.loads(done.stdout)["scenes"]] == verdicts.split(", ")
-
-
-def test_page_names_all_that_a_file_may_have() -> None:
-    """The page explains every key of a scenario."""
-    keys = set().union(*ACTIONS.values(), *NODE_ACTIONS.values())
-    words = {*ACTIONS, *NODE_ACTIONS, *BACKENDS, *keys, *(node for nodes in BACKENDS.values() for node in nodes)}
-    words -= {f"node{index}" for index in range(2, 5)}
-
-    assert [word for word in sorted(words) if f"`{word}`" not in PAGE] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import cache
 from xml.etree import ElementTree as ET
 
@@ -138,19 +137,6 @@ def test_terminal_shows_the_broken_promise() -> None:
     assert "BROKEN: a newer write was lost." in text
     assert "two holders" in terminal.draw(play("clock-jump", fenced=False))
     assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True))
-
-
-def test_names_from_a_file_cannot_break_the_picture() -> None:
-    """A title may have any character that XML must not have bare."""
-    scenario = load("client-death")
-    (result,) = run(scenario).results
-    odd = Run(scenario, (replace(result, scene=replace(result.scene, title='<b> & "c" </svg>')),))
-
-    root = parsed(pictures.draw(odd))
-    page = pages.draw(odd, "x")
-
-    assert root.findtext(f"{SVG}title") == '<b> & "c" </svg>'
-    assert "<b>" not in page
 
 
 def test_text_is_broken_where_it_does_not_fit() -> None:

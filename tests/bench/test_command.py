@@ -96,6 +96,8 @@ def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path
 
     assert list(tmp_path.iterdir()) == []
     labels = {row["subject"].split(" (")[0]: row["status"] for row in found["workloads"][0]["results"]}
+    # It asks for an older redis-py than the tests have.
+    assert labels.pop("mithril-locks") in {"ok", "skipped"}
     assert labels == dict.fromkeys(["lockkit", "flock + read + write", "portalocker", "filelock", "tooz"], "ok")
 
 

@@ -143,6 +143,13 @@ def break_lock(name: str, options: BreakOptions) -> Status:
             print_json({"name": name, "backend": client.url, "broken": broken})
         else:
             print(plain(f"{'broke' if broken else 'nobody held'} {what} at {client.url}"))
+        if not broken and permit is None and (permits := holders_of(client, name, "semaphore")):
+            slots = ", ".join(str(holder.slot) for holder in permits)
+            say(f"{name!r} is a semaphore, of which permits are held ({slots}): give --permit N to free one")
+            return Status.FAILED
+        if not broken and permit is None and holders_of(client, name, "once"):
+            say(f"{name!r} is a key of once whose run is under way: that ends when its process does")
+            return Status.FAILED
     return Status.OK
 
 

@@ -115,6 +115,10 @@ def test_break_frees_one_permit(cli: Cli, url: str) -> None:
         assert not second.confirm()
         assert first.confirm()
         assert lock.confirm()
+        lock.release()
+        nobody = cli.run("break", "pool", "--yes", "--url", url)
+        assert nobody.returncode == 1
+        assert "'pool' is a semaphore, of which permits are held (0): give --permit N" in nobody.stderr
     assert cli.run("break", "pool", "--permit", "1000", "--yes", "--url", url).returncode == 2
 
 

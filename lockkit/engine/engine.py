@@ -368,7 +368,7 @@ class Engine(Generic[L]):
             message = f"{self.url} has no semaphores (capabilities.permits): use another backend for them"
             raise Unsupported(message, name=name, backend=self.url)
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= LIMIT_MAX:
-            message = f"limit must be a whole number from 1 to {LIMIT_MAX}, not {limit!r}"
+            message = f"limit must be a whole number from 1 to {LIMIT_MAX}, not {validation.shown(limit)}"
             raise ConfigurationError(message, name=name, backend=self.url)
         if permits == "slots" and len(name.encode()) > SLOT_NAME_BYTES_MAX:
             message = (
@@ -554,7 +554,7 @@ class Engine(Generic[L]):
         if self.client.closed:
             raise self.client.closed_error()
         if kind not in SPACE_OF:
-            message = f"kind must be one of {', '.join(map(repr, SPACE_OF))}, not {kind!r}"
+            message = f"kind must be one of {', '.join(map(repr, SPACE_OF))}, not {validation.shown(kind)}"
             raise ConfigurationError(message, backend=self.url)
         with validation.about(None, self.url):
             return Listing(self.client, validation.name_prefix(prefix), kind)
@@ -593,7 +593,7 @@ class Engine(Generic[L]):
         assert settings.mode == "permit", "only semaphores have permits"
         name = split_space(settings.name)[1]
         if type(slot) is not int or not 0 <= slot < LIMIT_MAX:
-            message = f"slot must be a whole number from 0 to {LIMIT_MAX - 1}, not {slot!r}"
+            message = f"slot must be a whole number from 0 to {LIMIT_MAX - 1}, not {validation.shown(slot)}"
             raise ConfigurationError(message, name=name, backend=self.url)
         backend = self.client.ready()
         if self.capabilities.permits == "native":

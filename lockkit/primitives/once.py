@@ -152,9 +152,9 @@ def check_settings(
     if seconds > validation.TTL_MAX:
         problem = f"keep must be at most {validation.TTL_MAX:g} seconds, not {seconds:g}"
     elif not (match is None or isinstance(match, str)):
-        problem = f"match must be a str, such as '{{amount}}:{{currency}}', not {match!r}"
+        problem = f"match must be a str, such as '{{amount}}:{{currency}}', not {validation.shown(match)}"
     elif not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-        problem = f"store_errors must be a tuple of exception classes, not {store_errors!r}"
+        problem = f"store_errors must be a tuple of exception classes, not {validation.shown(store_errors)}"
     if problem:
         raise ConfigurationError(problem, name=lock.name, backend=url)
     assert match is None or isinstance(match, str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lockkit import validation
 from lockkit.backend import split_space
 from lockkit.engine.semaphore_caps import CAPS_NAME
 from lockkit.engine.settings import INHERIT, LIMIT_MAX
@@ -45,7 +46,8 @@ async def set_cap(engine: Engine[Any], name: str, cap: int | None) -> None:
     engine.caps.require(name)
     given: object = cap
     if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= LIMIT_MAX):
-        message = f"the cap of a semaphore must be a whole number from 0 to {LIMIT_MAX}, or None, not {cap!r}"
+        shown = validation.shown(cap)
+        message = f"the cap of a semaphore must be a whole number from 0 to {LIMIT_MAX}, or None, not {shown}"
         raise ConfigurationError(message, name=name, backend=engine.url)
     settings = replace(engine.settings("semaphores", ttl=None, timeout=INHERIT), name=CAPS_NAME)
     lease = await engine.acquire(settings, settings.timeout)

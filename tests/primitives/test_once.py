@@ -34,6 +34,10 @@ KEEP = 600.0
 
 WRITE = "write_note"
 
+NESTED: list[Any] = []
+for _ in range(3000):
+    NESTED = [NESTED]
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
@@ -91,6 +95,7 @@ def test_messages_name_the_key(client: lockkit.Client) -> None:
         ({"keep": 1e10}, "keep must be at most"),
         ({"keep": "day"}, "keep must be seconds"),
         ({"keep": 1, "match": 5}, "match must be a str"),
+        ({"keep": 1, "match": NESTED}, "match must be a str.*RecursionError"),
         ({"keep": 1, "store_errors": ("ValueError",)}, "store_errors must be a tuple of exception classes"),
         ({"keep": 1, "store_errors": [ValueError]}, "store_errors must be a tuple of exception classes"),
         ({"keep": 1, "ttl": 0}, "ttl"),

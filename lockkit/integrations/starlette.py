@@ -53,6 +53,9 @@ log = logging.getLogger("lockkit")
 STATE = "lockkit"
 """Key of the client in the lifespan's state, so ``request.state.lockkit``."""
 
+_WITHIN = {"process": "threads of this process only", "machine": "processes of this machine only"}
+"""Which others the locks of each narrow scope exclude."""
+
 CLIENT_CLOSED_REQUEST = 499
 """What nginx logs for a client that went away. No client sees it."""
 
@@ -70,7 +73,8 @@ def lifespan(
     In a lifespan of your own, yield its state: ``async with lifespan()(app) as state: yield {**state, …}``.
 
     Args:
-        url: As for `lockkit.connect`; no I/O happens at the start.
+        url: As for `lockkit.connect`; no I/O happens at the start. Without a URL or profile, and unless the application
+            has ``debug=True``, lockkit warns if workers on other machines would not be locked out.
         profile: As there.
         leading: Election names, and for each a coroutine function that runs in only one of the processes: see `lead`.
         **options: As for `lockkit.connect`.
@@ -81,14 +85,24 @@ def lifespan(
 
     @asynccontextmanager
     async def run(app: object) -> AsyncIterator[dict[str, Any]]:
-        del app
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(aio.connect(url, profile=profile, **options))
+            if url is None and profile is None and not getattr(app, "debug", False):
+                _warn_if_narrow(client)
             for name, work in (leading or {}).items():
                 await stack.enter_async_context(lead(client.election(name), work))
             yield {STATE: client}
 
     return run
+
+
+def _warn_if_narrow(client: aio.Client) -> None:
+    whom = _WITHIN.get(client.capabilities.scope)
+    if whom is not None:
+        log.warning(
+            "the application locks at %s, which locks out %s: if workers run elsewhere too, set the URL of a lock "
+            "server", client.url, whom,
+        )  # fmt: skip
 
 
 @asynccontextmanager

@@ -589,6 +589,46 @@ def test_deployment_check_names_aliases_of_one_process_or_machine(tmp_path: Path
     assert all(one.hint for one in found)
 
 
+@pytest.mark.parametrize(
+    ("debug", "configured", "usual", "deploying"),
+    [
+        (False, "", ["W003"], ["W003"]),
+        (True, "", [], ["W003"]),
+        (False, "LOCKKIT = {'default': {'OPTIONS': {'ttl': 9}}, 'x': 'file:'}", ["W003"], ["W003", "W002"]),
+        (False, "LOCKKIT = {'default': 'file:'}", [], ["W002"]),
+        (False, "import os; os.environ['LOCKKIT_URL'] = 'file:'", [], ["W002"]),
+        (False, "import os; os.environ['LOCKKIT_URL'] = 'redis://h'", [], []),
+        (False, "LOCKKIT = {}", [], []),
+        (False, "LOCKKITS = {}", ["E001"], ["E001"]),
+    ],
+)
+def test_site_that_says_nothing_of_its_locks_is_told_where_they_are(
+    tmp_path: Path, configured: str, usual: list[str], deploying: list[str], *, debug: bool
+) -> None:
+    """In production, and before it. In development, tests included, files of the machine are right."""
+    code = f"""
+import sys, django
+from django.conf import settings
+from django.core import checks
+from django.test.utils import setup_test_environment
+{configured}
+given = {{name: value for name, value in globals().items() if name.startswith("LOCKKIT")}}
+settings.configure(DEBUG={debug}, INSTALLED_APPS=["lockkit.integrations.django"], **given)
+django.setup()
+setup_test_environment(debug=False)
+for deploy in (False, True):
+    print(*[one.id for one in checks.run_checks(tags=["lockkit"], include_deployment_checks=deploy)])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKKIT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=LIMIT,
+    )  # fmt: skip
+
+    assert not done.returncode, done.stderr
+    assert done.stdout.splitlines() == [" ".join(f"lockkit.{one}" for one in found) for found in (usual, deploying)]
+
+
 def test_server_check_is_asked_for_by_its_tag() -> None:
     """A site must start although its lock service does not answer yet."""
     setting = {"default": f"redis://:{SECRET}@127.0.0.1:1", "other": "memory://"}

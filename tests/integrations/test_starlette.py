@@ -34,6 +34,7 @@ from tests.conventions.sources import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+    from pathlib import Path as FilePath
 
     from starlette.types import ASGIApp
 
@@ -111,6 +112,36 @@ async def test_endpoint_that_waits_gets_the_whole_body() -> None:
         )
 
     assert b"".join(length) == b"11"
+
+
+@pytest.mark.parametrize("make", [Starlette, FastAPI])
+@pytest.mark.parametrize(
+    ("configured", "whom"),
+    [("memory://narrow", "threads of this process"), (None, "processes of this machine")],
+)
+def test_locks_that_other_machines_do_not_see_are_warned_of(
+    make: Callable[..., Starlette],
+    configured: str | None,
+    whom: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: FilePath,
+) -> None:
+    """Unless the application gives their URL itself, then it knows; or it is being developed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOCKKIT_URL", raising=False)
+    if configured is not None:
+        monkeypatch.setenv("LOCKKIT_URL", configured)
+
+    with TestClient(make(lifespan=lifespan(configured or "file:"))):
+        assert not caplog.records
+    with TestClient(make(lifespan=lifespan(), debug=True)):
+        assert not caplog.records
+    with TestClient(make(lifespan=lifespan())):
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+    assert f"which locks out {whom} only: if workers run elsewhere too, set the URL" in caplog.text
 
 
 def test_missing_or_too_long_parameter_is_422(starlette: TestClient) -> None:

@@ -6,6 +6,7 @@ import inspect
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from lockkit.backend import Host
     from lockkit.url import Url
 
-__all__ = ["adopt_database", "driver_options", "mode_option", "open_database"]
+__all__ = ["VERIFIED", "adopt_database", "driver_options", "mode_option", "open_database", "postgresql_sslmode"]
+
+VERIFIED = "verify-full"
+"""libpq's only ``sslmode`` with which the server must prove that it is the host of the URL."""
 
 # lockkit uses the first that is installed. The page on URLs promises this order.
 _DRIVERS: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
@@ -88,6 +92,8 @@ def _keywords(driver: str) -> frozenset[str]:
         names = {one.keyword.decode() for one in _submodule("psycopg", "pq").Conninfo.get_defaults()}
     elif driver in {"sqlite3", "pysqlite", "aiosqlite"}:
         names = {"cached_statements"}  # not timeout, which is the option of the client's locks
+    elif driver == "pg8000":
+        names = {*inspect.signature(import_module(driver).connect).parameters}
     else:
         module = _submodule(driver, "connections" if driver == "pymysql" else "connection")
         names = {*inspect.signature(module.Connection.__init__).parameters, *TLS_OPTIONS}
@@ -166,6 +172,8 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
         target = URL.create(f"sqlite+{driver}", database=_sqlite_path(url))
     else:
         target = _server_url(url, dialect.name, driver, arguments)
+    if (sslmode := postgresql_sslmode(arguments)) is not None:
+        arguments["sslmode"] = sslmode
     if driver == "psycopg":
         _keep_password_secret(arguments)
     guard = None
@@ -193,6 +201,16 @@ def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Opti
     return Database(engine, host.runtime, url.safe_text, adopted=False, arguments=arguments, guard=guard)
 
 
+def postgresql_sslmode(options: Mapping[str, Any]) -> str | None:
+    """
+    Return the ``sslmode`` of a URL; None leaves it to libpq.
+
+    With ``sslrootcert`` alone, libpq would check no host, and would do without TLS if the server claims to have none.
+    """
+    sslmode: str | None = options.get("sslmode") or (VERIFIED if options.get("sslrootcert") else None)
+    return sslmode
+
+
 def _keep_password_secret(arguments: dict[str, Any]) -> None:
     """
     Have libpq send no password in clear text to an unverified server.
@@ -200,8 +218,9 @@ def _keep_password_secret(arguments: dict[str, Any]) -> None:
     By default libpq does so when asked: "34.1.2. Parameter Key Words", ``require_auth`` (since version 16).
     """
     verified = str(arguments.get("sslmode", "")).startswith("verify-")
-    if not verified and "require_auth" in _keywords("psycopg"):
-        arguments.setdefault("require_auth", "!password")
+    with suppress(ImportError):  # it cannot be loaded, which the caller reports
+        if not verified and "require_auth" in _keywords("psycopg"):
+            arguments.setdefault("require_auth", "!password")
 
 
 def _other_api(url: str, driver: str, kind: str) -> ConfigurationError:

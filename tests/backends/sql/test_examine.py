@@ -195,6 +195,21 @@ def test_postgresql_tls_absent_across_a_network(postgres: PostgresServer, monkey
             assert "sql-tls-unverified" in found(safe.url.replace("verify-full", mode))
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+def test_postgresql_tls_is_judged_with_every_driver(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that do not tell how they connected, too."""
+    monkeypatch.setattr(postgresql, "is_loopback", lambda host: False)  # noqa: ARG005
+
+    with PostgresServer(password=SECRET, durable=True, tls=True) as server:
+        lock_once(server.url)
+        bare, _, query = server.url.replace("postgresql:", f"postgresql+{driver}:").partition("?")
+        assert "sql-tls-unverified" in found(bare)
+        if driver != "pg8000":  # which takes neither from a URL
+            assert found(f"{bare}?{query}") == {}
+            assert found(f"{bare}?sslrootcert={server.certificates.ca}") == {}
+            assert set(found(f"{bare}?sslmode=require")) == {"sql-tls-unverified"}
+
+
 def test_mariadb_tls_absent_or_unverified_across_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an address that is not this machine's own."""
     monkeypatch.setattr(mariadb, "is_loopback", lambda host: False)  # noqa: ARG005

@@ -97,6 +97,15 @@ def test_driver_that_cannot_be_loaded_is_no_traceback(query: str) -> None:
     assert words.endswith("pip install 'lockkit[postgresql]'\n")
 
 
+def test_option_that_another_driver_takes_is_unknown() -> None:
+    """Not a TypeError of the driver when a lock is wanted."""
+    words = refusal("postgresql+pg8000://h/db?sslmode=require")
+
+    assert words.startswith("unknown option 'sslmode' for postgresql+pg8000://h/db?sslmode=require")
+    assert words.endswith("the driver pg8000 does not take it\n")
+    assert not refusal("postgresql+pg8000://h/db?application_name=jobs")
+
+
 def test_driver_of_another_database_does_not_matter() -> None:
     """It is not loaded."""
     assert "unknown option 'tll' for sqlite:///x.db" in refusal("sqlite:///x.db?tll=3", PSYCOPG_IMPL="none")

@@ -170,6 +170,8 @@ class TestPostgresql:
             ("localhost", "sslmode=verify-full&sslrootcert={ca}"),
             ("127.0.0.1", "sslmode=verify-ca&sslrootcert={ca}"),
             ("127.0.0.1", "sslmode=require"),
+            ("localhost", "sslrootcert={ca}"),
+            ("127.0.0.1", "sslmode=require&sslrootcert={ca}"),  # said so: libpq then checks the authority alone
         ],
     )
     def test_server_is_accepted(
@@ -183,6 +185,8 @@ class TestPostgresql:
         ("host", "options"),
         [
             ("127.0.0.1", "sslmode=verify-full&sslrootcert={ca}"),
+            ("127.0.0.1", "sslrootcert={ca}"),
+            ("localhost", "sslrootcert={stranger}"),
             ("localhost", "sslmode=verify-ca&sslrootcert={stranger}"),
             ("localhost", "sslmode=require&sslrootcert={stranger}"),  # libpq: as verify-ca
         ],
@@ -193,6 +197,16 @@ class TestPostgresql:
         """Another host than its certificate's, or an authority that is not known."""
         with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*certificate"):
             lock(self.url(postgresql, host, options.format(ca=postgresql.certificates.ca, stranger=stranger)))
+
+    @ON_POSTGRESQL
+    def test_server_without_tls_is_refused(
+        self, postgresql: PostgresServer, lock: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A certificate of an authority asks for TLS, also where the environment would do without."""
+        monkeypatch.setenv("PGSSLMODE", "prefer")
+        with Rogue(b"", b"N") as rogue, pytest.raises(lockkit.ConfigurationError, match="TLS"):
+            lock(f"postgresql://lockkit:{SECRET}@{rogue.address}/app?sslrootcert={postgresql.certificates.ca}")
+        assert b"lockkit" not in rogue.got
 
     @ON_POSTGRESQL
     def test_password_is_not_told_in_clear_text(self, lock: Callable[[str], None]) -> None:

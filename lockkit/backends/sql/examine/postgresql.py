@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from lockkit.backends.sql.examine import common
+from lockkit.backends.sql.options import VERIFIED, postgresql_sslmode
 from lockkit.backends.sql.schema import quoted
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.findings import Check, Severity
@@ -105,12 +106,14 @@ async def examine(examination: Examination) -> None:
 def _examine_access(examination: Examination, server: SqlServer, facts: dict[str, Any]) -> None:
     host = examination.url.host
     local = host is None or is_loopback(host)
-    fix = "ALTER SYSTEM SET ssl = on, and ?sslmode=verify-full in the URL"
-    # Other drivers do not tell. By its name: where psycopg is missing, its class cannot be imported.
+    fix = f"ALTER SYSTEM SET ssl = on, and ?sslmode={VERIFIED} in the URL"
+    # Other drivers do not tell: the URL does. By its name: where psycopg is missing, its class cannot be imported.
     tells = server.database.engine.dialect.driver == "psycopg"
     pgconn = cast("PsycopgConnection", server.connection).pgconn if tells else None
-    # Also from the environment (PGSSLMODE).
-    verified = pgconn is None or any((one.keyword, one.val) == (b"sslmode", b"verify-full") for one in pgconn.info)
+    if pgconn is not None:  # also from the environment (PGSSLMODE)
+        verified = any((one.keyword, one.val) == (b"sslmode", VERIFIED.encode()) for one in pgconn.info)
+    else:
+        verified = postgresql_sslmode(examination.options) == VERIFIED
     common.examine_network(examination, encrypted=facts["encrypted"], verified=verified, loopback=local, fix=fix)
     asked = pgconn is None or pgconn.used_password
     # A certificate, Kerberos or the socket's owner would do as well, but none of them looks so from here.

@@ -27,13 +27,13 @@ PAGE = BENCH.parent.parent / "measured.md"
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"
-SUSPECT = "suspect, unless the lock by hand can be improved there"
+SUSPECT = "faster than its baseline: suspect, unless the lock by hand can be improved there"
 
 HEAD = (
     "# Measured\n\n"
     "<!-- Written by `nox -s comparison` from the runs in runs/: measure again to change it. -->\n\n"
-    "A run of `lockkit bench` in three parts: lockkit on every backend, other libraries on the same servers, and baselines: "
-    "minimal locks, written by hand.\n"
+    "A run of `lockkit bench` in three parts: lockkit on every backend, other libraries on the same servers, "
+    "and baselines: minimal locks, written by hand.\n"
     "Every subject ran in its own processes, and all took turns in random order.\n"
     "A witness outside every backend checked whether two contenders were ever inside at the same time.\n"
     "Measurements on your own servers say more than any page: see "
@@ -120,7 +120,7 @@ def in_short(report: Report, workloads: Sequence[str]) -> Iterator[str]:
     # Not the overhead: a difference of two figures, negative where it drowns in noise.
     names = [name for name in workloads if name != "overhead"]
     sections = [section for section in report.sections if section.workload.name in names]
-    several = [section for section in sections if len(list(filter(_first, section.rows))) > 1]
+    several = [section for section in sections if len({row.subject.group for row in section.rows if _first(row)}) > 1]
     yield "**In short**, for lockkit's sync API:"
     yield ""
     for section in several[:3]:
@@ -300,7 +300,7 @@ def remarks(rows: Sequence[Row]) -> Iterator[str]:
     """The remarks on figures, each once with all subjects that it concerns."""
     said: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        doubt = [f"{row.suspect}: {SUSPECT}"] if row.suspect else []
+        doubt = [SUSPECT] if row.suspect else []
         for remark in ([f"{row.status}: {row.reason}"] if row.reason else []) + doubt + row.notes:
             said[remark].append(f"{row.subject.label} at {title(row.subject.group)}")
     if said:

@@ -183,6 +183,8 @@ def _seen(report: Report, peer: Peer) -> Iterator[str]:
     polls = sorted({row.subject.poll for row in rows if row.subject.poll})
     if polls:
         said = "Its waiters poll" if peer.waits else "It does not wait: the benchmark polled"
+        if not all(row.subject.poll for row in rows):
+            said += f" at {'; '.join(sorted({title(row.subject.group) for row in rows if row.subject.poll}))}"
         yield f"{said}, every {' or '.join(f'{poll:g}' for poll in polls)} s."
     if peer.ttl and not any(row.subject.renews for row in rows):
         yield "It does not renew its locks."

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import ConfigurationError, LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lockkit.backend import Capabilities, LockBackend
     from lockkit.runtime import Event, Runtime
@@ -194,14 +194,6 @@ class ClientState:
         """Return the error of every call after ``close()``."""
         assert self.closed, "only a closed client refuses calls"
         return LockError(f"the client of {self.url} is closed; connect again", backend=self.url)
-
-    @contextmanager
-    def asking(self, action: str, name: str | None) -> Iterator[None]:
-        """Say of a failure to `action`, on which lock and at which backend; the driver's exception stays the cause."""
-        try:
-            yield
-        except BackendUnavailable as error:
-            raise self.unavailable(error, action, name) from error.__cause__ or error
 
     def unavailable(self, error: LockError, action: str, name: str | None) -> LockError:
         """Say what was tried, on which lock and at which backend; the driver's exception stays the cause."""

@@ -440,10 +440,14 @@ class Engine(Generic[L]):
         grant, client = record.grant, self.client
         with validation.about(grant.name, self.url):
             wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
-        with client.asking(f"extend lock {grant.name!r}", grant.name):
+        action = f"extend lock {grant.name!r}"
+        try:
             outcome = await self.renewer.extend(record, client.ready(), wanted)
-            if isinstance(outcome, Unknown):
-                raise BackendUnavailable(str(outcome.error)) from outcome.error
+        except BackendUnavailable as error:
+            raise client.unavailable(error, action, grant.name) from error.__cause__ or error
+        if isinstance(outcome, Unknown):
+            failure = BackendUnavailable(str(outcome.error))
+            raise client.unavailable(failure, action, grant.name) from outcome.error
         record.check()
 
     async def update(self, record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> None:
@@ -467,8 +471,10 @@ class Engine(Generic[L]):
             raise Unsupported(message, name=name, backend=url)
         with validation.about(name, url):
             text = validation.metadata(metadata, self._about)
-        with client.asking(f"update the metadata of lock {name!r}", name):
+        try:
             gone = await client.ready().update(grant, text)
+        except BackendUnavailable as error:
+            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error.__cause__ or error
         if gone is not None:
             self.leases.lose(record, gone.reason)
             record.check()
@@ -485,8 +491,12 @@ class Engine(Generic[L]):
         if not record.held:
             return False
         backend, name = self.client.ready(), record.grant.name
-        with self.client.asking(f"ask for the holders of lock {name!r}", name):
+        try:
             gone = await backend.confirm(record.grant)
+        except BackendUnavailable as error:
+            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
+                error.__cause__ or error
+            )
         if gone is None:
             return record.held
         self.leases.lose(record, gone.reason)
@@ -508,8 +518,10 @@ class Engine(Generic[L]):
             message = f"the lease of lock {grant.name!r} at {self.url} is no write lease: only those can be downgraded"
             raise LockError(message, name=grant.name, backend=self.url)
         backend = client.ready()
-        with client.asking(f"downgrade lock {grant.name!r}", grant.name):
+        try:
             held = await backend.downgrade(grant)
+        except BackendUnavailable as error:
+            raise client.unavailable(error, f"downgrade lock {grant.name!r}", grant.name) from error.__cause__ or error
         if not held:
             self.leases.lose(record, "gone")
         record.check()
@@ -540,8 +552,12 @@ class Engine(Generic[L]):
 
     async def _holders(self, name: str) -> list[Holder]:
         backend = self.client.ready()
-        with self.client.asking(f"ask for the holders of lock {name!r}", name):
+        try:
             return list(await backend.holders(name))
+        except BackendUnavailable as error:
+            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
+                error.__cause__ or error
+            )
 
     def names(self, prefix: str, kind: Kind = "lock") -> Listing:
         """
@@ -568,8 +584,11 @@ class Engine(Generic[L]):
         return await self._broken(backend.break_unproven(name) if force else backend.break_lock(name), name)
 
     async def _broken(self, work: Awaitable[bool], name: str) -> bool:
-        with self.client.asking(f"break lock {name!r}", split_space(name)[1]):
+        given = split_space(name)[1]
+        try:
             broken = await work
+        except BackendUnavailable as error:
+            raise self.client.unavailable(error, f"break lock {name!r}", given) from error.__cause__ or error
         if broken:
             log.warning("lock %r at %s was broken by force", name, self.url)
         return broken
@@ -603,8 +622,10 @@ class Engine(Generic[L]):
     async def ping(self) -> None:
         """Ask the backend for any answer."""
         backend = self.client.ready()
-        with self.client.asking("ping the backend", None):
+        try:
             await backend.ping()
+        except BackendUnavailable as error:
+            raise self.client.unavailable(error, "ping the backend", None) from error.__cause__ or error
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

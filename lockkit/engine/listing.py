@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from lockkit.backend import apart, split_space
+from lockkit.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,8 +57,12 @@ class Listing:
         asked = apart(space, self._prefix) if space else self._prefix
         while self._last is None or self._last.next is not None:
             backend = self._client.ready()
-            with self._client.asking("list the locks that are held", None):
+            try:
                 page = await backend.names(asked, self._last)
+            except BackendUnavailable as error:
+                raise self._client.unavailable(error, "list the locks that are held", None) from (
+                    error.__cause__ or error
+                )
             self._last = page
             names = self._given(page.names) if space else page.names
             if names:

@@ -64,8 +64,13 @@ class Notes:
             BackendUnavailable: No answer.
         """
         backend = self._client.ready()
-        with self._client.asking(f"read the note on lock {name!r}", split_space(name)[1]):
+        try:
             return await backend.read_note(name)
+        except BackendUnavailable as error:
+            plain = split_space(name)[1]
+            raise self._client.unavailable(error, f"read the note on lock {name!r}", plain) from (
+                error.__cause__ or error
+            )
 
     async def clock(self) -> float:
         """
@@ -74,9 +79,10 @@ class Notes:
         Raises:
             BackendUnavailable: No answer.
         """
-        backend = self._client.ready()
-        with self._client.asking("ask for the time", None):
-            return await backend.clock()
+        try:
+            return await self._client.ready().clock()
+        except BackendUnavailable as error:
+            raise self._client.unavailable(error, "ask for the time", None) from error.__cause__ or error
 
     async def write(self, record: LeaseRecord, text: str, keep: Seconds) -> None:
         """

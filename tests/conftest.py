@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from lockkit.testing.servers._template import VARIABLE as TEMPLATES
 from lockkit.testing.temporary import TemporaryDirectory
+from tests.comparison.conformance import record
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -78,6 +79,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(templates.close)
     config.add_cleanup(patch.undo)
     trust_one_authority(patch, templates.path / "authority.pem")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep what the conformance cases found; here, since with pytest-xdist the main process collects no test folder."""
+    option, reporter = session.config.option, session.config.pluginmanager.get_plugin("terminalreporter")
+    if option.conformance_report is None or option.collectonly or hasattr(session.config, "workerinput"):
+        return
+    assert reporter is not None
+    outcomes = ("passed", "failed", "error", "skipped")
+    record([report for outcome in outcomes for report in reporter.stats.get(outcome, [])], option.conformance_report)
 
 
 def trust_one_authority(patch: pytest.MonkeyPatch, path: Path) -> None:

@@ -11,7 +11,6 @@ from lockkit.testing.face_driver import FACES
 from lockkit.testing.plugin import TALLY, Count
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.provisioning import in_ci
-from tests.comparison.conformance import record
 from tests.conformance.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -49,12 +48,6 @@ def service_url() -> Iterator[Callable[[Entry], str]]:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail a whole run in which a target or a face did not run a single case (on a desk, a server may be missing)."""
     config = session.config
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if (path := config.option.conformance_report) and reporter is not None and not hasattr(config, "workerinput"):
-        record(
-            [report for kind in ("passed", "failed", "error", "skipped") for report in reporter.stats.get(kind, [])],
-            path,
-        )
     selected = any(getattr(config.option, name, None) for name in ("keyword", "markexpr", "lf", "target"))
     if exitstatus != pytest.ExitCode.OK or selected or config.option.collectonly or hasattr(config, "workerinput"):
         return
@@ -69,6 +62,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ]
     whole = all("::" not in argument for argument in config.args)
     if whole and idle:
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.write_line(f"no conformance case ran on: {', '.join(idle)}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

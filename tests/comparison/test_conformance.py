@@ -22,6 +22,7 @@ def test_run_is_kept_and_drawn(tmp_path: Path) -> None:
         "-m",
         "pytest",
         "-q",
+        "--numprocesses=1",
         "tests/conformance/test_suite.py",
         "--target=memory",
         "-k",

@@ -69,7 +69,7 @@ CRASH = {
     "connection": "with its connection",
     "process": "at once",
 }
-PERMITS = {"native": "one record", "slots": "a lock a slot", "none": "no"}
+PERMITS = {"native": "together", "slots": "by slot", "none": "no"}
 WAKEUP = {"push": "woken", "poll": "polling"}
 
 HEAD = """\
@@ -161,11 +161,11 @@ PARTS = (
     Part(
         "Readers, writers and permits",
         "Whether a waiting writer stops new readers, a write lease can become a read lease in one step "
-        "(`lease.downgrade`), and whether a semaphore is one record or a lock for each slot.",
+        "(`lease.downgrade`), and whether the permits of a semaphore are kept together or as a lock for each slot.",
         {
-            "writers are not overtaken": lambda can: yes_no(can.fair_shared),
+            "fair": lambda can: yes_no(can.fair_shared),
             "downgrade": lambda can: yes_no(can.downgrade),
-            "semaphore": lambda can: PERMITS[can.permits],
+            "permits": lambda can: PERMITS[can.permits],
         },
     ),
     Part(

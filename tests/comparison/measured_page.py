@@ -12,7 +12,7 @@ from lockkit.bench.page.conclusion import compare_backends
 from lockkit.bench.page.page import glance
 from lockkit.bench.table import described, limited
 from tests.comparison.markdown import cell, code, table
-from tests.comparison.runs import BENCH, PRIMITIVES, SCALE, bench, measured
+from tests.comparison.runs import BENCH, IDLE, PRIMITIVES, SCALE, bench, measured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ SUSPECT = "faster than its baseline: suspect, unless the lock by hand can be imp
 HEAD = (
     "# Measured\n\n"
     "<!-- Written by `nox -s comparison` from the runs in runs/: measure again to change it. -->\n\n"
-    "A run of `lockkit bench` in three parts: lockkit on every backend, other libraries on the same servers, "
+    "A run of `lockkit bench` in four parts: lockkit on every backend, other libraries on the same servers, "
     "and baselines: minimal locks, written by hand.\n"
     "Every subject ran in its own processes, and all took turns in random order.\n"
     "A witness outside every backend checked whether two contenders were ever inside at the same time.\n"
@@ -91,7 +91,7 @@ def text() -> str:
         "",
     ]
     lines += [*_at_a_glance(report), "", "## The runs", "", *run(bench(), "runs/bench.json")]
-    for path in (PRIMITIVES, SCALE):
+    for path in (PRIMITIVES, SCALE, IDLE):
         names = ", ".join(f"`{section.workload.name}`" for section in bench(path).sections)
         lines += ["", f"Another part has {names}:", "", *run(bench(path), f"runs/{path.name}")]
     lines += ["", *_servers(report)]

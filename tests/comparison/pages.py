@@ -6,6 +6,7 @@ Writes the pages of the docs that are made from runs and declarations; a test ho
 ``nox -s comparison -- FILE``                   takes over a run of ``lockkit bench --json`` first
 ``nox -s comparison -- primitives FILE``        the same with the part about readers, permits, elections and once
 ``nox -s comparison -- scale FILE``             the same with the part about scale
+``nox -s comparison -- idle FILE``              the same with the part about idle waiters
 ``nox -s comparison -- extras``                 installs each extra of lockkit and measures it first
 ==============================================  =======================================================
 """
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument == "extras":
             extras.record()
-        elif argument in {"primitives", "scale"}:
+        elif argument in {"primitives", "scale", "idle"}:
             run = runs.RUNS / f"{argument}.json"
         else:
             run.write_text(runs.dump(runs.kept(json.loads(Path(argument).read_text()))))

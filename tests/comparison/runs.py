@@ -20,12 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["BENCH", "CONFORMANCE", "PRIMITIVES", "RUNS", "SCALE", "bench", "dump", "kept", "measured", "neutral"]
+__all__ = [
+    "BENCH",
+    "CONFORMANCE",
+    "IDLE",
+    "PRIMITIVES",
+    "RUNS",
+    "SCALE",
+    "bench",
+    "dump",
+    "kept",
+    "measured",
+    "neutral",
+]
 
 RUNS = ROOT / "docs" / "comparison" / "runs"
 BENCH = RUNS / "bench.json"
 PRIMITIVES = RUNS / "primitives.json"
 SCALE = RUNS / "scale.json"
+IDLE = RUNS / "idle.json"
 CONFORMANCE = RUNS / "conformance.json"
 
 SCRATCH = re.compile(r"(?:/[\w.+-]+)+?/lockkit-bench-\w+")
@@ -47,7 +60,7 @@ def bench(path: Path = BENCH) -> Report:
 @cache
 def measured() -> Report:
     """All parts of the committed run: workloads that a later part has are taken from there."""
-    parts = [bench(path) for path in (PRIMITIVES, SCALE)]
+    parts = [bench(path) for path in (PRIMITIVES, SCALE, IDLE)]
     report, later = copy(bench()), {section.workload.name: section for part in parts for section in part.sections}
     report.sections = [later.pop(section.workload.name, section) for section in report.sections]
     report.sections += later.values()

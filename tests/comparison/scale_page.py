@@ -8,7 +8,7 @@ from lockkit.bench.addresses import title
 from lockkit.bench.settings import CONTENDERS
 from tests.comparison.markdown import table
 from tests.comparison.measured_page import DASH, run
-from tests.comparison.runs import SCALE, bench
+from tests.comparison.runs import IDLE, SCALE, bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ HEAD = (
 def text() -> str:
     """The whole page."""
     report = bench(SCALE)
-    figures = _figures(report)
+    figures = _figures(report, bench(IDLE))
     lines = [
         HEAD,
         *_in_short(figures),
@@ -66,9 +66,9 @@ Figures = dict[str, dict[str, dict[str, float]]]
 """By backend and workload."""
 
 
-def _figures(report: Report) -> Figures:
+def _figures(*reports: Report) -> Figures:
     found: Figures = {}
-    for section in report.sections:
+    for section in (section for report in reports for section in report.sections):
         for row in section.rows:
             if row.subject.role == "lockkit" and row.subject.face == "blocking" and row.status == "ok":
                 found.setdefault(title(row.subject.group), {})[section.workload.name] = dict(row.figures)

@@ -30,16 +30,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
-from lockkit.runtime import wall_clock
+from lockkit.runtime import Event, Runtime, wall_clock
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 from lockkit.validation import decode_json
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
 
 __all__ = [
     "CALL_SECONDS",

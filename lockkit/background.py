@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lockkit.runtime import Event, Runtime, Work
+from lockkit.runtime import Event, Runtime, Work
 
 __all__ = ["Background", "SingleRun"]
 

@@ -11,13 +11,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Seconds
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Seconds
 
 __all__ = ["DriverLoop", "in_thread"]
 

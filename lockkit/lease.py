@@ -5,24 +5,17 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from collections.abc import Callable, Mapping
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
-from lockkit.backend import decode_metadata
+from lockkit.backend import Mode, decode_metadata
 from lockkit.engine import observation
-from lockkit.engine.lease_record import RELEASED
-from lockkit.engine.settings import INHERIT, Inherit
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import RELEASED, LeaseRecord
+from lockkit.engine.settings import INHERIT, Inherit, LostCallback
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import FrameType
-
-    from lockkit.backend import Mode
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.settings import LostCallback
 
 __all__ = ["INHERIT", "BaseLease", "Inherit", "MakesLeases", "OtherApi", "SharedWithStack", "WithStack"]
 

@@ -17,15 +17,12 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
+from lockkit.backend import Mode
 from lockkit.errors import ConfigurationError
-from lockkit.runtime import BlockingRuntime, drive, in_forked_child
-
-if TYPE_CHECKING:
-    from lockkit.backend import Mode
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Seconds
+from lockkit.runtime import BlockingRuntime, Event, Runtime, drive, in_forked_child
+from lockkit.units import Seconds
 
 __all__ = ["CALLS", "Call", "LockEvent", "Observer", "add_observer", "remove_observer"]
 

@@ -27,10 +27,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from weakref import ref
 
+from lockkit.units import Seconds
+
 if TYPE_CHECKING:
     import asyncio
 
-    from lockkit.units import Seconds
 
 __all__ = ["AsyncioRuntime", "Begun", "BlockingRuntime", "Event", "Mutex", "Runtime", "drive", "let_go", "monotonic"]
 

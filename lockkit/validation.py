@@ -14,12 +14,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from lockkit.errors import ConfigurationError, plain
-
-if TYPE_CHECKING:
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = [
     "JSON_CHARS_MAX",

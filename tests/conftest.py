@@ -8,9 +8,11 @@ import os
 import signal
 import ssl
 import sys
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,13 +20,7 @@ from hypothesis import HealthCheck, settings
 from lockkit.testing.servers._template import VARIABLE as TEMPLATES
 from lockkit.testing.temporary import TemporaryDirectory
 from tests.comparison.conformance import record
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-    from types import FrameType
-
-    from tests.storage.sql.support import Bases
-
+from tests.storage.sql.support import Bases
 
 # A busy machine is no failure: the time of one example says nothing about the code, nor does that of making it.
 settings.register_profile("lockkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -172,10 +168,6 @@ def rank_of(nodeid: str, *, slow: bool) -> int:
 
     First what has slow tests, then the targets of the conformance suite, then files that start servers and processes;
     last what is a single test. (Of each kind first those with many tests.)
-
-    Args:
-        nodeid: Of any test of the group.
-        slow: Whether one of its tests is marked as slow.
     """
     if slow:
         return 0

@@ -7,15 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockkit.configuration.registry import BUILTIN
 from lockkit.testing.fork_servers import environment, fork_server
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PATIENCE = 100.0
 """Seconds that another process may take on a busy machine."""
@@ -57,12 +54,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """
-        Wait for its end; give its exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: It has not ended in time.
-        """
+        """Wait for its end; give its exit status."""
         if self.returncode is None:
             self.returncode = self._server.reap(self.pid, timeout)
         if self.returncode is None:
@@ -121,13 +113,7 @@ def arguments() -> list[str]:
 
 
 def forking(*modules: str, path: str | None) -> dict[str, str]:
-    """
-    Give the variables with which what a program spawns is forked: see `tests.spawned.sitecustomize`.
-
-    Args:
-        modules: What its processes import beside the program.
-        path: Its ``PYTHONPATH`` otherwise.
-    """
+    """Give the variables with which what a program spawns is forked: see `tests.spawned.sitecustomize`."""
     if not sys.platform.startswith("linux"):
         return {} if path is None else {"PYTHONPATH": path}
     return {

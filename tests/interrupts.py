@@ -6,16 +6,11 @@ import dis
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
 
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType, FrameType
-    from typing import Any
-
-__all__ = ["CallStrike", "LockStrike", "OpcodeStrike", "elsewhere"]
 
 ENTER = threading.Condition.__enter__.__code__
 EXIT = threading.Condition.__exit__.__code__

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -24,9 +25,6 @@ from lockkit.testing.servers import RedisServer, require
 from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,9 +17,6 @@ from lockkit.errors import BackendUnavailable, LockHolder, LockTimeout, StoredEr
 from lockkit.validation import plain
 from tests.engine.scripted import MovableClock, ScriptedBackend, fail, pass_time, scripted
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORGED = [
     "\x1b[2J\r\nERROR root: forged",

@@ -6,8 +6,10 @@ import _thread
 import asyncio
 import gc
 import itertools
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from lockkit.sync.once import Once
 from lockkit.testing.timing import PATIENCE
 from tests.interrupts import CallStrike
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning"),

@@ -10,25 +10,21 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit
-from lockkit import observers
+from lockkit import LockEvent, observers
 from lockkit.errors import BackendUnavailable
 from lockkit.observers import CALLS
 from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
 from tests.tries import begin_to_wait, until, until_async, wait_for_observers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit import LockEvent
 
 
 @pytest.fixture(autouse=True)

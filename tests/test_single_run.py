@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+
+import pytest
 
 from lockkit.background import SingleRun
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from tests.backends.redis.support import Face
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.backends.support import StubHost
+from tests.backends.support import StubHost
 
 
 def test_one_run_at_a_time() -> None:

@@ -7,14 +7,11 @@ import itertools
 import unittest
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
-
-if TYPE_CHECKING:
-    from lockkit.sync import ThreadingLock
+from lockkit.sync import ThreadingLock
 
 LOCK_TESTS: ModuleType | None = None
 with suppress(ImportError):

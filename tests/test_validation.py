@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from lockkit import validation
 from lockkit.backend import decode_metadata
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BASE = {"host": "h", "pid": 7, "started": 1.5}
 SPECIALS = ["", "{}", "/", "/.\x00 ", "%", "]^-\\[", frozenset("é/😀")]

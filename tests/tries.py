@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable
+from typing import Literal, TypeVar, cast
 
+import pytest
+
+import lockkit
+import lockkit.aio
 from lockkit import observers
 from lockkit.engine import acquisition
 from lockkit.engine.acquisition import Acquisition
 from lockkit.errors import BackendUnavailable
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Literal
-
-    import pytest
-
-    import lockkit
-    import lockkit.aio
-
-__all__ = [
-    "begin_to_wait",
-    "busy",
-    "busy_async",
-    "have_time_to_answer",
-    "tried",
-    "until",
-    "until_async",
-    "until_renewed",
-    "until_renewed_async",
-    "wait_for_observers",
-]
 
 T = TypeVar("T")
 UNTIL_SECONDS = 3 * PATIENCE

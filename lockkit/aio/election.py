@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Cancellation
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.lease import MakesLeases, OtherApi
-from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Self
-
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.primitives.election import Leader, Observer, StopSignal
-    from lockkit.units import Seconds
+from lockkit.primitives.election import Candidate, Leader, Observer, ObservingEnded, StopSignal, Tenure, with_value
+from lockkit.units import Seconds
 
 __all__ = ["Campaign", "Election", "Term"]
 

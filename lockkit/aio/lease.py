@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
 
 from lockkit.lease import BaseLease, OtherApi
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Self
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["Lease"]
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 from lockkit import validation
+from lockkit.aio.lease import Lease
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.configuration.peer_parameters import unknown_parameter
+from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
+from lockkit.engine.engine import Engine
+from lockkit.engine.settings import LockSettings, LostCallback
 from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, OtherApi, SharedWithStack, WithStack
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Literal, Unpack
-
-    from lockkit.aio.lease import Lease
-    from lockkit.configuration.peer_parameters import NoOthers
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.settings import LockSettings, LostCallback
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]
 

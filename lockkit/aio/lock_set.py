@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
+from lockkit.engine.settings import LostCallback
 from lockkit.errors import LockTimeout
 from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Self
-
-    from lockkit.engine.settings import LostCallback
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["LeaseSet", "LockSet", "locks"]
 

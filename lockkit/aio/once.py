@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 from lockkit.errors import ConfigurationError
 from lockkit.lease import OtherApi, SharedWithStack
 from lockkit.primitives import once as core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from lockkit.primitives.once import OnceDone, OnceRunning
+from lockkit.primitives.once import OnceDone, OnceRunning
 
 __all__ = ["Attempt", "Once"]
 

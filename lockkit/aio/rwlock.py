@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lockkit import validation
+from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
+from lockkit.engine.engine import Engine
+from lockkit.engine.settings import LockSettings
 from lockkit.lease import MakesLeases, OtherApi
-
-if TYPE_CHECKING:
-    from lockkit.aio.lease import Lease
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.settings import LockSettings
 
 __all__ = ["RWLock"]
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockkit.aio.lock import Lock
-from lockkit.backend import split_space
+from lockkit.backend import Holder, split_space
 from lockkit.primitives.semaphore_cap import read_cap, set_cap
-
-if TYPE_CHECKING:
-    from lockkit.backend import Holder
 
 __all__ = ["Semaphore"]
 

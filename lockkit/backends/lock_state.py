@@ -36,14 +36,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from lockkit.backend import Busy, Gone, Grant, Holder, Mode, Renewal, Renewed, decode_metadata, granted_at
-
-if TYPE_CHECKING:
-    from lockkit.units import Seconds
-
-__all__ = ["OFFER_SECONDS_MAX", "Claim", "LockState", "Share", "offer_seconds", "wall_clock_us"]
+from lockkit.units import Seconds
 
 OFFER_SECONDS_MAX = 1.0
 """Longest offer to a waiter. A longer one lets a stopped waiter delay the others for longer; if it is shorter than the
@@ -158,20 +154,7 @@ class LockState(Generic[C]):
         queue: bool,  # noqa: FBT001 - as above
         dead: Callable[[C], bool] = _never,
     ) -> tuple[Grant | Busy, Sequence[C]]:
-        """
-        Take the lock if it is this claim's turn. Otherwise, with `queue`, add the claim to the queue.
-
-        Args:
-            name: Of the lock.
-            claim: Who asks. A waiter asks again under the same owner.
-            now: The time.
-            token_min: Lower bound of the new token.
-            queue: Add the claim to the queue if the lock is busy.
-            dead: Tells whether the client of a claim has ended.
-
-        Returns:
-            The outcome, and the waiters to notify.
-        """
+        """Take the lock if it is this claim's turn. Otherwise, with `queue`, add the claim to the queue."""
         notify: Sequence[C] = ()
         if self.holder is not None:
             notify = self._free_if_over(now, dead)
@@ -324,12 +307,7 @@ class LockState(Generic[C]):
         return len(self.queue)
 
     def downgrade(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
-        """
-        Turn the lease of a holder into that of a reader, in one step: no waiting writer gets in between.
-
-        Returns:
-            Whether `owner` held the lock, and the waiters to notify.
-        """
+        """Turn the lease of a holder into that of a reader, in one step: no waiting writer gets in between."""
         holder = self.holder
         if owner in self.shares:
             return now < self.shares[owner].until, ()  # asked again: the first answer was lost

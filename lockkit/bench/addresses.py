@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["addresses", "redirected", "title", "why_not_through"]
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType(
     {
@@ -38,13 +33,7 @@ def addresses(url: str) -> list[tuple[str, int]]:
 
 
 def redirected(url: str, new_addresses: Sequence[str]) -> str:
-    """
-    Give the URL with other servers, and all else as it is.
-
-    Args:
-        url: The URL.
-        new_addresses: ``host:port`` for each of its servers, in order.
-    """
+    """Give the URL with other servers, and all else as it is."""
     scheme, _, rest = url.partition("://")
     end = min((index for index in (rest.find("/"), rest.find("?")) if index >= 0), default=len(rest))
     users = [part.rpartition("@")[:2] for part in rest[:end].split(",")]
@@ -65,12 +54,7 @@ def why_not_through(url: str) -> str:
 
 
 def title(group: str) -> str:
-    """
-    Name a place for a person: ``postgresql, mode=row``.
-
-    Args:
-        group: See `lockkit.bench.subject.Subject.group`.
-    """
+    """Name a place for a person: ``postgresql, mode=row``."""
     if ":" not in group:
         return group
     url = parse(group)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self, get_args
+from typing import Self, get_args
 from urllib.parse import quote
 
 import lockkit
+from lockkit.backend import Capabilities
 from lockkit.bench.subject import Face, Kind, Role, Scope, Subject
 from lockkit.configuration import profiles, registry
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from lockkit.backend import Capabilities
-
-__all__ = ["imports", "lock_directory", "subjects"]
 
 _POLL_SECONDS = 0.25
 """Longest back-off of lockkit's own polling, where a backend cannot wake its waiters."""
@@ -416,20 +411,7 @@ def subjects(
     peers: bool = True,
     quick: bool = False,
 ) -> list[Subject]:
-    """
-    List who is measured.
-
-    Args:
-        urls: lockkit's backends. The same one twice gives two equal entries of lockkit, and no more of the others.
-        faces: Which faces.
-        scratch: For each ``file:`` URL a directory in which everybody lays their lock files instead, so that none of
-            them stays behind.
-        peers: Libraries and baselines too.
-        quick: Of those, the ones for a first look.
-
-    Raises:
-        ConfigurationError: A URL is wrong.
-    """
+    """List who is measured."""
     locations = {url: _Location.of(url, (scratch or {}).get(url)) for url in urls}
     found = [subject for url in urls for subject in locations[url].lockkit()]
     if peers:
@@ -467,12 +449,7 @@ def imports() -> list[Subject]:
 
 
 def lock_directory(url: str) -> Path | None:
-    """
-    Find a directory for scratch files on the file system where a ``file:`` URL locks. None: it is no such URL.
-
-    Raises:
-        ConfigurationError: The URL is wrong.
-    """
+    """Find a directory for scratch files on the file system where a ``file:`` URL locks. None: it is no such URL."""
     parsed = parse(url)
     if parsed.scheme != "file":
         return None

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lockkit import validation
 from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES, FaceChoice, ServersChoice, WorkloadChoice
 from lockkit.bench.settings import QUICK, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.bench.subject import Face
-
-__all__ = ["bench", "register"]
+from lockkit.bench.subject import Face
 
 
 def _time(least: float) -> Callable[[str | float], float]:

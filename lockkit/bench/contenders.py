@@ -5,31 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from lockkit.bench.adapters.base import Adapter
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from lockkit.bench.adapters.base import Adapter
-
-__all__ = ["enter", "leave", "pause", "run_contenders"]
 
 T = TypeVar("T")
 
 
 async def run_contenders(adapter: Adapter, contenders: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
-    """
-    Run coroutine functions side by side: in threads, or as tasks. One alone runs where the caller runs.
-
-    Returns:
-        Their results, in order.
-
-    Raises:
-        BaseException: What the first that failed raised. The others are left running: a process ends with them.
-    """
+    """Run coroutine functions side by side: in threads, or as tasks. One alone runs where the caller runs."""
     if len(contenders) == 1:
         return [await contenders[0]()]
     if adapter.face == "asyncio":

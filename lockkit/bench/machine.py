@@ -7,8 +7,6 @@ import platform
 import sys
 from pathlib import Path
 
-__all__ = ["CpuTime", "file_system", "machine"]
-
 
 def machine() -> dict[str, str | int | float]:
     """Describe processor, system and interpreter, and what else the machine was doing."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-__all__ = ["Observer"]
+from types import TracebackType
+from typing import Self
 
 
 class Observer:

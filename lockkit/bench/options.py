@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["QUICK_WORKLOADS", "WORKLOAD_NAMES", "FaceChoice", "ServersChoice", "WorkloadChoice"]
-
 WORKLOAD_NAMES = (
     "pair",
     "contention",

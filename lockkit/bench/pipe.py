@@ -5,27 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["ParentPipe", "readable"]
 
 
 class ParentPipe:
     """The worker's end of the line to the process that started it."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
-        """
-        Keep the file descriptors.
-
-        Args:
-            incoming: To read from.
-            outgoing: To write to.
-        """
+        """Keep the file descriptors."""
         self._incoming = incoming
         self._outgoing = outgoing
         self._buffer = b""

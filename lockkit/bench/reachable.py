@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import lockkit
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import monotonic
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-__all__ = ["ANSWER_SECONDS", "require_answers"]
 
 ANSWER_SECONDS = 10.0
 """How long the servers have to answer, all at the same time. Longer keeps the user waiting for what will fail; shorter
@@ -20,16 +15,7 @@ gives up on servers that are starting, or far away."""
 
 
 def require_answers(urls: Collection[str]) -> None:
-    """
-    Ask every server for an answer, of any kind.
-
-    Args:
-        urls: Backends.
-
-    Raises:
-        BackendUnavailable: Some did not answer in time. Names them all.
-        LockError: What else the first of them raised: wrong credentials, a missing driver.
-    """
+    """Ask every server for an answer, of any kind."""
     until = monotonic() + ANSWER_SECONDS
     asked = [_Question(url) for url in dict.fromkeys(urls)]
     for question in asked:

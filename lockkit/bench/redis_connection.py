@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 from urllib.parse import quote
 
-from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lockkit.url import HostPort, Url
-
-__all__ = [
-    "FENCE", "FENCED_SET", "PERMIT", "READ", "RELEASE", "RELEASE_AND_SIGNAL", "WRITE", "RawConnection", "connect_to",
-    "encode", "node_urls",
-]  # fmt: skip
+from lockkit.url import HostPort, Url, parse
 
 RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
@@ -166,13 +157,7 @@ class RawConnection:
         return answer
 
     def receive(self) -> object:
-        """
-        Read one answer: bytes, int, list or None.
-
-        Raises:
-            ConnectionError: The server ended the connection.
-            RuntimeError: The answer is an error.
-        """
+        """Read one answer: bytes, int, list or None."""
         line = self._line()
         kind, rest = line[:1], line[1:]
         if kind == b"+":

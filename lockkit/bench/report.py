@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from lockkit.bench.run import Cell, Outcome
+from lockkit.bench.run import Cell, Outcome, Status
 from lockkit.bench.settings import Settings
 from lockkit.bench.subject import Subject
 from lockkit.bench.workloads import WORKLOADS
-from lockkit.bench.workloads.base import Measured
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lockkit.bench.run import Status
-    from lockkit.bench.workloads.base import Figure, Workload
-
-__all__ = ["Ratio", "Report", "Row", "Section"]
+from lockkit.bench.workloads.base import Figure, Measured, Workload
 
 FASTER_MIN = 1.15
 """A subject this many times as fast as its baseline is suspect. Ratios repeat to within about 15 %: with less, some are
@@ -130,12 +123,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """
-        Read `to_json` back, as from a file. What follows from the rounds (figures, ratios) is worked out anew.
-
-        Raises:
-            ValueError: It was written by another version, which laid it out in another way.
-        """
+        """Read `to_json` back, as from a file. What follows from the rounds (figures, ratios) is worked out anew."""
         if data.get("schema") != SCHEMA:
             message = f"a report of schema {SCHEMA} is wanted, this is {data.get('schema')}: measure again"
             raise ValueError(message)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-    from lockkit.bench.workloads.base import Measured, Workload
-    from lockkit.units import Instant
-
-__all__ = ["Cell", "Outcome", "Run", "Status"]
+from lockkit.bench.workloads.base import Measured, Workload
+from lockkit.units import Instant
 
 Status = Literal["ok", "broken", "failed", "skipped", "pending"]
 
@@ -124,9 +119,6 @@ class Run:
         Measure everything; after Ctrl-C, what there was time for.
 
         The processes that workers are forked from stay for the next run of this process, and end with it.
-
-        Args:
-            progress: Called before each turn, with its cell and how many turns are over.
         """
         began, limit = time.monotonic(), self.outcome.settings.limit
         try:

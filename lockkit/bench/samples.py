@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["now_ns", "spread"]
+from collections.abc import Sequence
 
 now_ns = time.monotonic_ns
 """The machine's monotonic clock: the same for all its processes, so that times of two of them may be compared."""
 
 
 def spread(samples_ns: Sequence[int], unit: str) -> dict[str, float]:
-    """
-    Summarise samples: how many, minimum, quartiles, p90, p99 and maximum.
-
-    Args:
-        samples_ns: At least one time, nanoseconds.
-        unit: ``us`` or ``ms``; ends the names of what is returned (``median_us``).
-    """
+    """Summarise samples: how many, minimum, quartiles, p90, p99 and maximum."""
     scale = {"us": 1e3, "ms": 1e6}[unit]
     # One sample has no quantiles; `inclusive`, because the samples are all there is, not drawn from more.
     cuts = statistics.quantiles(samples_ns, n=100, method="inclusive") if len(samples_ns) > 1 else [samples_ns[0]] * 99

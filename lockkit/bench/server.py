@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.bench.addresses import addresses, why_not_through
 from lockkit.bench.machine import file_system
 from lockkit.bench.observer import Observer
 from lockkit.bench.redis_connection import node_urls
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = ["watch"]
 
 
 class _Directory(Observer):
@@ -27,18 +23,12 @@ class _Directory(Observer):
         self._path = Path(parse(url).path)
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`."""
         found = file_system(self._path)
         return {"files on": found} if found else {}
 
 
 def watch(url: str) -> Observer:
-    """
-    Make the observer for a URL; one that gives no figures where the server cannot be asked.
-
-    Raises:
-        OSError: It could be asked, but does not answer.
-    """
+    """Make the observer for a URL; one that gives no figures where the server cannot be asked."""
     if not url:
         return Observer()
     parsed = parse(url)

@@ -11,8 +11,6 @@ from lockkit.bench.machine import file_system
 from lockkit.bench.observer import Observer
 from lockkit.testing.servers.readiness import etcd_metrics, four_letters
 
-__all__ = ["EtcdObserver", "ZooKeeperObserver"]
-
 
 class _Counting(Observer):
     """Sums over all members, of two counters that each has."""
@@ -24,12 +22,10 @@ class _Counting(Observer):
         self._began = 0.0
 
     def begin(self) -> None:
-        """See `Observer.begin`."""
         self._at_begin = self._counts()
         self._began = time.monotonic()
 
     def end(self) -> dict[str, float]:
-        """See `Observer.end`."""
         seconds = time.monotonic() - self._began
         now = self._counts()
         if now is None or self._at_begin is None or self._at_first is None:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from lockkit.bench.observer import Observer
-from lockkit.bench.redis_connection import connect_to, encode
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lockkit.bench.redis_connection import RawConnection
-
-__all__ = ["RedisObserver"]
+from lockkit.bench.redis_connection import RawConnection, connect_to, encode
 
 
 class RedisObserver(Observer):
@@ -39,12 +32,10 @@ class RedisObserver(Observer):
         self._commands = 0
 
     def begin(self) -> None:
-        """See `Observer.begin`."""
         self._commands = self._count_commands()
         self._began = time.monotonic()
 
     def end(self) -> dict[str, float]:
-        """See `Observer.end`."""
         seconds = time.monotonic() - self._began
         return {
             "commands_per_second": (self._count_commands() - self._commands) / seconds,

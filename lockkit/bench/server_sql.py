@@ -8,18 +8,12 @@ from abc import abstractmethod
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from lockkit.bench.machine import file_system
 from lockkit.bench.observer import Observer
-from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lockkit.url import Url
-
-__all__ = ["MysqlObserver", "PostgresObserver", "SqliteObserver"]
+from lockkit.url import Url, parse
 
 _CONNECT_SECONDS = 5
 
@@ -46,11 +40,9 @@ class _SqlObserver(Observer):
         self._began = 0.0
 
     def begin(self) -> None:
-        """See `Observer.begin`."""
         self._began = time.monotonic()
 
     def end(self) -> dict[str, float]:
-        """See `Observer.end`."""
         return {"connections": self._count_connections()}
 
     @abstractmethod
@@ -83,7 +75,6 @@ class PostgresObserver(_SqlObserver):
     driver = "psycopg"
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`."""
         names = ("fsync", "synchronous_commit", "full_page_writes", "wal_sync_method")
         settings = {name: value for name, value in self._ask("SELECT name, setting FROM pg_settings") if name}
         about = {"server": "PostgreSQL", "version": settings["server_version"].split()[0]}
@@ -117,18 +108,15 @@ class MysqlObserver(_SqlObserver):
     driver = "pymysql"
 
     def begin(self) -> None:
-        """See `Observer.begin`."""
         super().begin()
         self._commands = self._status("Questions")
 
     def end(self) -> dict[str, float]:
-        """See `Observer.end`."""
         seconds = time.monotonic() - self._began
         commands = self._status("Questions") - self._commands - 1  # our second question counts itself
         return {"commands_per_second": commands / seconds, **super().end()}
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`."""
         names = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "innodb_flush_method")
         settings = dict(self._ask("SHOW GLOBAL VARIABLES"))
         about = {"server": "MariaDB" if "MariaDB" in settings["version"] else "MySQL"}
@@ -165,7 +153,6 @@ class SqliteObserver(Observer):
         self._path = Path(parse(url).path.removeprefix("/"))
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`."""
         about = {"server": "SQLite", "version": sqlite3.sqlite_version}
         if self._path.is_file():
             with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as connection:

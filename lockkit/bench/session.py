@@ -7,10 +7,12 @@ import os
 import secrets
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,23 +23,15 @@ from lockkit.bench.adapters.base import BlockingAdapter, load
 from lockkit.bench.machine import machine
 from lockkit.bench.reachable import require_answers
 from lockkit.bench.report import Report
-from lockkit.bench.run import Run
+from lockkit.bench.run import Cell, Outcome, Run
 from lockkit.bench.server import watch
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Face, Subject
 from lockkit.bench.table import render
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.runtime import drive
 from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from lockkit.bench.run import Cell, Outcome
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Face, Subject
-
-__all__ = ["Wanted", "run"]
 
 EXIT_BROKEN = 1
 """lockkit itself broke exclusion, or failed."""
@@ -80,14 +74,7 @@ class Wanted:
 
 
 def run(wanted: Wanted) -> int:
-    """
-    Measure and report; give the exit status.
-
-    Raises:
-        BackendUnavailable: A server does not answer. Nothing was measured.
-        ConfigurationError: A URL is wrong; or the page cannot be written, after the report was printed.
-        KeyboardInterrupt: Before anything was measured.
-    """
+    """Measure and report; give the exit status."""
     seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
     with ExitStack() as stack:
         if wanted.servers != "none":
@@ -121,12 +108,7 @@ def run(wanted: Wanted) -> int:
 
 
 def _plan(wanted: Wanted, urls: Sequence[str], scratch: Mapping[str, Path], seed: int) -> Run:
-    """
-    List what is to be measured on some URLs.
-
-    Raises:
-        ConfigurationError: A URL is wrong.
-    """
+    """List what is to be measured on some URLs."""
     subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
     kinds = {WORKLOADS[name].kind for name in wanted.workloads}
     # A library that has none of what is measured is not listed; lockkit is, with the reason.

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["CONTENDERS", "QUICK", "ROUND_TRIPS_MS", "Settings"]
+from typing import Any, Self
 
 CONTENDERS = (1, 2, 4, 8, 16)
 ROUND_TRIPS_MS = (1, 5, 20)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Face", "Kind", "Role", "Scope", "Subject"]
+from typing import Any, Literal
 
 Face = Literal["blocking", "asyncio"]
 Role = Literal["lockkit", "peer", "baseline"]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from lockkit.bench.report import Report, Row, Section
+from lockkit.bench.workloads.base import Figure
 
+if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lockkit.bench.report import Report, Row, Section
-    from lockkit.bench.workloads.base import Figure
-
-__all__ = ["described", "limited", "render"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"

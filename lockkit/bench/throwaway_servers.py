@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import lockkit
 from lockkit.configuration import registry
-from lockkit.testing.servers import ServerError
+from lockkit.testing.servers import ServerError, Service
 from lockkit.testing.servers.kinds import KINDS
 from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-
-    from lockkit.testing.servers import Service
-
-__all__ = ["SPECS", "ServerSpec", "ThrowawayServers"]
 
 NODES = 5
 """Of Redlock: what its description uses."""

@@ -8,14 +8,10 @@ false alarm. A section that did not overlap any other proves nothing about the n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["Section", "Verdict", "judge", "judge_permits", "judge_readers"]
+from typing import NamedTuple
 
 
 class Section(NamedTuple):

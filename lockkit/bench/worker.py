@@ -21,18 +21,14 @@ import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from lockkit.bench.adapters.base import load
 from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.subject import Subject
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["main"]
 
 
 def main() -> NoReturn:

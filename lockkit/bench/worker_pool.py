@@ -9,21 +9,15 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from lockkit.bench.samples import now_ns
-from lockkit.testing.fork_servers import ForkServerGone, environment, fork_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
-
-    from lockkit.bench.subject import Subject
-    from lockkit.testing.fork_servers import ForkServer
-    from lockkit.units import Seconds
-
-__all__ = ["WorkerFailed", "WorkerPool", "WorkerProcess"]
+from lockkit.bench.subject import Subject
+from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
+from lockkit.units import Seconds
 
 _START_SECONDS = 0.1
 """From the word to go to the common start: long enough for the word to reach every process."""
@@ -53,16 +47,7 @@ class WorkerPool:
     def start(
         self, subject: Subject, workload: str, part: Mapping[str, Any], *, ttl: Seconds, pass_fds: Sequence[int] = ()
     ) -> WorkerProcess:
-        """
-        Start a process that does its part of a workload for a subject.
-
-        Args:
-            subject: Whom it measures.
-            workload: Name of the workload.
-            part: Arguments for the workload's `work`.
-            ttl: Lease time, seconds.
-            pass_fds: File descriptors that it inherits under the same numbers.
-        """
+        """Start a process that does its part of a workload for a subject."""
         job = {"subject": subject.to_worker(), "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
         with _uninterrupted():
             worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
@@ -72,15 +57,7 @@ class WorkerPool:
         return worker
 
     def start_together(self) -> int:
-        """
-        Wait until all workers are ready, and tell them when to begin, as ``start_ns``.
-
-        Returns:
-            That time, as of `lockkit.bench.samples.now_ns`.
-
-        Raises:
-            WorkerFailed: One did not get there.
-        """
+        """Wait until all workers are ready, and tell them when to begin, as ``start_ns``."""
         for worker in self._workers:
             worker.ready()
         start_ns = now_ns() + int(_START_SECONDS * 1e9)
@@ -89,12 +66,7 @@ class WorkerPool:
         return start_ns
 
     def results(self) -> list[dict[str, Any]]:
-        """
-        Wait for the end of all workers; give their results in the order in which they were started.
-
-        Raises:
-            WorkerFailed: The first that failed, without waiting for the others, which may wait for that one.
-        """
+        """Wait for the end of all workers; give their results in the order in which they were started."""
         found: dict[int, dict[str, Any]] = {}
         poll = select.poll()
         by_fd = {worker.fileno(): index for index, worker in enumerate(self._workers)}
@@ -150,12 +122,7 @@ class WorkerProcess:
         return self._reader
 
     def ready(self) -> dict[str, Any]:
-        """
-        Wait until the worker is ready.
-
-        Raises:
-            WorkerFailed: It did not get there.
-        """
+        """Wait until the worker is ready."""
         data: dict[str, Any] = self._receive("ready")
         return data
 
@@ -164,12 +131,7 @@ class WorkerProcess:
         self.tell({"go": data})
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """
-        Send a message.
-
-        Raises:
-            WorkerFailed: The process has ended.
-        """
+        """Send a message."""
         data = json.dumps(message).encode() + b"\n"
         try:
             while data:
@@ -178,12 +140,7 @@ class WorkerProcess:
             raise WorkerFailed(self._why_it_ended()) from None
 
     def result(self) -> dict[str, Any]:
-        """
-        Wait for the end.
-
-        Raises:
-            WorkerFailed: There is no result.
-        """
+        """Wait for the end."""
         data: dict[str, Any] = self._receive("result")
         return data
 

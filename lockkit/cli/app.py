@@ -22,8 +22,6 @@ from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
 from lockkit.cli.usage import Command, CommandStarter
 from lockkit.errors import DOCUMENTATION
 
-__all__ = ["app"]
-
 WATCH_SECONDS_MIN = 0.1
 """The shortest ``--interval`` of ``lockkit watch``. Below it the looks take longer than the pauses, and are load."""
 
@@ -151,13 +149,7 @@ def _interval(value: float) -> float:
 
 
 def _time(text: str, check: Callable[..., object] | None = None) -> Any:  # noqa: ANN401 - as typer
-    """
-    Make an option that is a time.
-
-    Args:
-        text: Its help.
-        check: Of the range; None: the library checks it where it is used, which ends with status 78 and not 2.
-    """
+    """Make an option that is a time."""
     return typer.Option(metavar="TIME", parser=_duration, callback=check, help=text)
 
 

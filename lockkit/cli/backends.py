@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockkit.cli.output import plain, print_json
+from lockkit.backend import Capabilities
+from lockkit.cli.output import print_json
 from lockkit.cli.tables import print_table
 from lockkit.configuration import registry
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Capabilities
-
-__all__ = ["show_backends"]
+from lockkit.validation import plain
 
 
 @dataclass(slots=True)

@@ -21,18 +21,14 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from lockkit.cli.signals import fork
 from lockkit.cli.status import SIGNALLED, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-__all__ = ["CannotExecute", "Command", "Ended", "Process", "Stopped"]
 
 PROC: Final = Path("/proc")
 
@@ -131,15 +127,7 @@ class Command:
         self._forked = next((process.started for process in _living(str(self.group))), 0)
 
     def start(self, variables: Mapping[str, str]) -> None:
-        """
-        Execute it. If somebody has killed its process, that is how it has ended: see `poll`.
-
-        Args:
-            variables: Added to its environment.
-
-        Raises:
-            CannotExecute: It does not exist, or is not a program.
-        """
+        """Execute it. If somebody has killed its process, that is how it has ended: see `poll`."""
         with suppress(BrokenPipeError):
             os.write(self._go, json.dumps(dict(variables)).encode())  # below PIPE_BUF: written as a whole
         os.close(self._go)
@@ -160,12 +148,7 @@ class Command:
         return Ended(code if code >= 0 else SIGNALLED - code)
 
     def signal(self, signum: int) -> bool:
-        """
-        Send a signal to the whole group; SIGTERM and SIGKILL also to processes that have left it (Linux).
-
-        Returns:
-            False: this process may not (the command runs as another user, under sudo).
-        """
+        """Send a signal to the whole group; SIGTERM and SIGKILL also to processes that have left it (Linux)."""
         allowed = True
         if not self._group_ended:
             try:

@@ -10,8 +10,6 @@ from itertools import islice
 import lockkit
 from lockkit.errors import LockError
 
-__all__ = ["complete_name"]
-
 COMPLETION_SECONDS = 1.0
 """How long a shell waits for names. With a longer one, the tab key blocks for longer while a server does not answer."""
 
@@ -24,17 +22,7 @@ _SAFE = re.compile(r"[\w.,:/@%+][\w.,:/@%+=-]*")
 
 
 def complete_name(begin: str, url: str | None, profile: str | None) -> list[str]:
-    """
-    Name locks that are held.
-
-    Args:
-        begin: What stands on the line already.
-        url: Backend, or None.
-        profile: Profile, or None.
-
-    Returns:
-        At most `NAMES_MAX` names; none if the backend cannot be asked: a shell that completes has no place for errors.
-    """
+    """Name locks that are held."""
     found: list[str] = []
 
     def read() -> None:

@@ -22,10 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 import lockkit
-from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.cli.output import print_json, refuse_private, say
 from lockkit.cli.seller import BoxOffice, Plan, Sale
 from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError
+from lockkit.validation import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     Show = Callable[[list[Sale]], None]  # called with the tickets sold since the last call
 
-__all__ = ["Round", "demo"]
 
 LOOK_EVERY = 0.05
 """Seconds between two looks at the ledger. Shorter is smoother, but takes time from the sellers."""
@@ -103,22 +103,7 @@ class Round:
 
 
 def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as_json: bool) -> int:
-    """
-    Sell the seats without and with a lock, and show the results.
-
-    Args:
-        url: Backend; with neither this nor a profile, files in a temporary directory.
-        profile: Profile, or None.
-        seats: How many.
-        processes: How many sell at once.
-        as_json: Print JSON, and no progress.
-
-    Returns:
-        The exit status: 1 if a seat was sold twice under the lock.
-
-    Raises:
-        LockError: The backend is not there, or locks nobody out.
-    """
+    """Sell the seats without and with a lock, and show the results."""
     with _temporary_directory() as temporary:
         directory = Path(temporary)
         if url is None and profile is None:
@@ -144,12 +129,7 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
 
 
 def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """
-    Make the box office's directory, which is removed at the end.
-
-    Raises:
-        ConfigurationError: It cannot be made.
-    """
+    """Make the box office's directory, which is removed at the end."""
     try:
         return tempfile.TemporaryDirectory(prefix="lockkit-demo-")
     except OSError as error:
@@ -161,12 +141,7 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def _round(plan: Plan, processes: int, show: Show) -> Round:
-    """
-    Let all sellers sell at once.
-
-    Raises:
-        typer.Exit: One of them failed, and said why.
-    """
+    """Let all sellers sell at once."""
     office = BoxOffice(Path(plan.directory))
     office.open(plan.seats)
     sellers: list[subprocess.Popen[str]] = []

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
 from lockkit import doctor
-from lockkit.cli.output import plain, print_json, settings_told
+from lockkit.cli.output import print_json, settings_told
 from lockkit.cli.status import Status
-
-if TYPE_CHECKING:
-    from lockkit.doctor import Diagnosis, Finding, Severity
-    from lockkit.units import Seconds
-
-__all__ = ["examine"]
+from lockkit.doctor import Diagnosis, Finding, Severity
+from lockkit.units import Seconds
+from lockkit.validation import plain
 
 _INDENT = 9
 _WIDTH_MIN = 30
@@ -27,19 +24,7 @@ _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def examine(url: str | None, profile: str | None, *, ttl: Seconds | None, fail_on: Severity, as_json: bool) -> Status:
-    """
-    Print the findings at a backend's servers.
-
-    Args:
-        url: Backend, or None.
-        profile: Profile, or None.
-        ttl: Lease time to judge by, seconds; None: the backend's.
-        fail_on: Least severity of which one finding makes the status `Status.FAILED`.
-        as_json: Print JSON.
-
-    Raises:
-        LockError: No server can be asked.
-    """
+    """Print the findings at a backend's servers."""
     diagnosis = doctor.examine_settings(settings_told(url, profile), ttl=ttl)
     if as_json:
         print_json(diagnosis.as_dict())

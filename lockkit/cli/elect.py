@@ -10,40 +10,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from lockkit.cli.job import Job, release
+from lockkit.cli.options import ElectOptions
 from lockkit.cli.output import say
-from lockkit.cli.signals import ENDING
+from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.supervisor import margin
 from lockkit.cli.waiting import wait_in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.cli.options import ElectOptions
-    from lockkit.cli.signals import Signals
-    from lockkit.sync import Client
-
-__all__ = ["elect"]
+from lockkit.sync import Client
 
 
 def elect(name: str, argv: Sequence[str], options: ElectOptions) -> int:
-    """
-    Run a command while leading; after a loss, campaign again.
-
-    Args:
-        name: The election.
-        argv: The command and its arguments.
-        options: See there.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        LockError: The campaign failed.
-    """
+    """Run a command while leading; after a loss, campaign again."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # see `_campaign_again`
     job = Job(argv, options)
     status = job.serve(lambda client: _serve_term(job, client, name, options))
@@ -51,12 +31,7 @@ def elect(name: str, argv: Sequence[str], options: ElectOptions) -> int:
 
 
 def _serve_term(job: Job, client: Client, name: str, options: ElectOptions) -> int | None:
-    """
-    Campaign, run the command, resign; returns the exit status, or None if the term was lost.
-
-    Raises:
-        CannotExecute: The command does not exist, or is not a program.
-    """
+    """Campaign, run the command, resign; returns the exit status, or None if the term was lost."""
     election = client.election(name, ttl=options.ttl, grace=options.grace, value=options.value)
     term = wait_in_thread(election.campaign, job.signals)
     term.on_lost(lambda *_: job.signals.post())

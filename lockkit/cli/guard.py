@@ -24,18 +24,12 @@ import struct
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NoReturn
 
 from lockkit.cli.output import say
 from lockkit.cli.signals import fork
 from lockkit.runtime import monotonic
-
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from lockkit.units import Instant
-
-__all__ = ["Guard"]
+from lockkit.units import Instant
 
 LOOK_EVERY: Final = 1.0
 """Seconds. A wait does not count the time in which the machine was suspended; longer sees such a deadline later."""

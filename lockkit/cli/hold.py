@@ -23,9 +23,10 @@ import os
 import select
 import threading
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lockkit.cli.guard import LOOK_EVERY
+from lockkit.cli.options import HoldOptions
 from lockkit.cli.output import refuse_private, say, settings_told
 from lockkit.cli.signals import ENDING, Signals
 from lockkit.cli.status import SIGNALLED, Status
@@ -33,13 +34,8 @@ from lockkit.cli.supervisor import default_grace, margin
 from lockkit.cli.waiting import GaveUp, Interrupted, wait_in_thread
 from lockkit.errors import LockLost
 from lockkit.runtime import monotonic
+from lockkit.sync import Lease
 from lockkit.sync.client import open_client
-
-if TYPE_CHECKING:
-    from lockkit.cli.options import HoldOptions
-    from lockkit.sync import Lease
-
-__all__ = ["hold"]
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -49,19 +45,7 @@ _TEXT: Final = {"granted": "token", "renewed": "remaining", "lost": "reason", "r
 
 
 def hold(name: str, options: HoldOptions) -> int:
-    """
-    Hold a lock until the program that started this process wants no more of it.
-
-    Args:
-        name: The lock.
-        options: See there.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        LockError: The lock could not be had or, if the backend is unavailable, not be released.
-    """
+    """Hold a lock until the program that started this process wants no more of it."""
     signals = Signals()
     program = _Program(signals, as_json=options.as_json)
     try:
@@ -203,12 +187,7 @@ class _Holding:
         return Status.LOST
 
     def _release(self) -> int:
-        """
-        Give the lock back; gives the exit status.
-
-        Raises:
-            BackendUnavailable: It ends after its ttl.
-        """
+        """Give the lock back; gives the exit status."""
         try:
             self._lease.release()
         except LockLost:

@@ -4,53 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 import lockkit
-from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.backend import Holder
+from lockkit.cli.output import print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
-from lockkit.engine.listing import SPACE_OF
+from lockkit.engine.listing import SPACE_OF, Kind
 from lockkit.engine.slots import SLOT_NAME_BYTES_MAX
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from lockkit.backend import Holder
-    from lockkit.engine.listing import Kind
-    from lockkit.sync import Client
-
-__all__ = [
-    "BreakOptions",
-    "break_lock",
-    "break_shown",
-    "facts",
-    "holders_of",
-    "kind_text",
-    "local_time",
-    "print_holders",
-    "show_holders",
-]
+from lockkit.sync import Client
+from lockkit.validation import plain
 
 SLOTS_LOOKED_AT = 10
 """Slots of a semaphore that are looked at where each is a lock, if no holder in them says that there are more."""
 
 
 def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
-    """
-    Print who holds the lock of that name, permits of the semaphore, or runs the key of once.
-
-    Raises:
-        LockError: The backend cannot be asked.
-    """
+    """Print who holds the lock of that name, permits of the semaphore, or runs the key of once."""
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         held = [(kind, holder) for kind in SPACE_OF for holder in holders_of(client, name, kind)]
@@ -64,15 +43,7 @@ def show_holders(name: str, url: str | None, profile: str | None, *, as_json: bo
 
 
 def holders_of(client: Client, name: str, kind: Kind) -> Sequence[Holder]:
-    """
-    Ask who holds the lock, permits of the semaphore, or the key of once with this name.
-
-    Returns:
-        The holders; none if the backend offers nothing of that kind.
-
-    Raises:
-        LockError: The backend cannot be asked.
-    """
+    """Ask who holds the lock, permits of the semaphore, or the key of once with this name."""
     if kind == "lock":
         return client.holders(name)
     if kind == "once":
@@ -113,17 +84,7 @@ class BreakOptions:
 
 
 def break_lock(name: str, options: BreakOptions) -> Status:
-    """
-    Free a lock, or a permit, by force.
-
-    Args:
-        name: The lock, or the semaphore.
-        options: See there.
-
-    Raises:
-        LockError: The backend cannot be reached, or does not allow it.
-        typer.BadParameter: There is nobody to ask.
-    """
+    """Free a lock, or a permit, by force."""
     with lockkit.connect(options.url, profile=options.profile) as client:
         refuse_private(client)
         permit, shown = options.permit, None
@@ -162,22 +123,7 @@ def _to_break(client: Client, name: str, permit: int | None) -> Sequence[Holder]
 def break_shown(
     client: Client, name: str, permit: int | None, shown: Collection[str] | None, *, force: bool = False
 ) -> bool | None:
-    """
-    Free a lock, or a permit, unless it has other holders by now than the user was shown, and asked about.
-
-    Args:
-        client: Of the backend.
-        name: The lock, or the semaphore.
-        permit: Number of the permit; None: the lock.
-        shown: The owner ids of the holders that were shown; None: the user was not asked.
-        force: Also if it may be data of an application.
-
-    Returns:
-        False if nobody held it; None if it has another holder by now, and was left alone.
-
-    Raises:
-        LockError: The backend cannot be asked, or refuses.
-    """
+    """Free a lock, or a permit, unless it has other holders by now than the user was shown, and asked about."""
     if shown is not None and any(holder.owner not in shown for holder in _to_break(client, name, permit)):
         return None
     if permit is None:

@@ -6,26 +6,21 @@ Command and guard are forked first, while this process has one thread and no cli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from lockkit.cli.command import CannotExecute, Command
 from lockkit.cli.guard import Guard
+from lockkit.cli.options import ElectOptions, RunOptions
 from lockkit.cli.output import refuse_private, say, settings_told
 from lockkit.cli.signals import Signals
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.supervisor import Outcome, Supervisor, variables
 from lockkit.cli.waiting import Interrupted
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost
+from lockkit.sync import Client, Lease
 from lockkit.sync.client import open_client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.cli.options import ElectOptions, RunOptions
-    from lockkit.sync import Client, Lease
-    from lockkit.units import Seconds
-
-__all__ = ["Job", "release"]
+from lockkit.units import Seconds
 
 T = TypeVar("T")
 
@@ -40,12 +35,7 @@ class Job:
     """
 
     def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
-        """
-        Fork the command and its guard. Call it while this process has one thread.
-
-        Raises:
-            ConfigurationError: The system lets this process start no others.
-        """
+        """Fork the command and its guard. Call it while this process has one thread."""
         self._options = options
         self.embedded = False
         try:
@@ -60,15 +50,7 @@ class Job:
         self.signals = Signals()
 
     def serve(self, work: Callable[[Client], T]) -> T | int:
-        """
-        Connect and do the work; nothing of the command is left afterwards.
-
-        Returns:
-            What the work returned; or the exit status, if a signal ended a wait or the command cannot be executed.
-
-        Raises:
-            LockError: The backend is not there, or excludes no other process; or raised by the work.
-        """
+        """Connect and do the work; nothing of the command is left afterwards."""
         try:
             settings = settings_told(self._options.url, self._options.profile)
             self.embedded = settings.embedded
@@ -84,17 +66,7 @@ class Job:
             self._clean_up()
 
     def supervise(self, lease: Lease, grace: Seconds, more: dict[str, str] | None = None) -> Outcome:
-        """
-        Run the command until it ends or the lease does. Nothing of it outlives the lease, whatever goes wrong here.
-
-        Args:
-            lease: What it runs under.
-            grace: Seconds between SIGTERM and SIGKILL when the lease is about to end.
-            more: Environment variables besides those of the lease.
-
-        Raises:
-            CannotExecute: The command does not exist, or is not a program. The lock is released.
-        """
+        """Run the command until it or the lease ends. Nothing of it outlives the lease, whatever goes wrong here."""
         self.signals.watch_command()
         try:
             supervisor = Supervisor(
@@ -121,12 +93,7 @@ class Job:
 
 
 def release(lease: Lease) -> bool:
-    """
-    Give the lock back after the command has ended.
-
-    Returns:
-        False: it was lost before. The log says when and why.
-    """
+    """Give the lock back after the command has ended."""
     try:
         lease.release()
     except LockLost:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from rich.console import Console
 
+from lockkit.cli.options import LabOptions
 from lockkit.cli.output import print_json
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lockkit.cli.options import LabOptions
-
-__all__ = ["lab", "list_scenarios"]
 
 
 def list_scenarios(*, as_json: bool) -> None:
@@ -44,16 +38,7 @@ def list_scenarios(*, as_json: bool) -> None:
 
 
 def lab(name: str, options: LabOptions) -> None:
-    """
-    Run a scenario and print or write what happened.
-
-    Args:
-        name: A scenario.
-        options: As given.
-
-    Raises:
-        ConfigurationError: One of them is wrong.
-    """
+    """Run a scenario and print or write what happened."""
     _require_driver()
     from lockkit.lab import as_data, load, run, terminal  # noqa: PLC0415 - needs the driver
     from lockkit.lab.html import draw as draw_html  # noqa: PLC0415
@@ -74,12 +59,7 @@ def lab(name: str, options: LabOptions) -> None:
 
 
 def _require_driver() -> None:
-    """
-    Refuse to run without the driver of Redis, which the backend's own code imports.
-
-    Raises:
-        ConfigurationError: It is not installed.
-    """
+    """Refuse to run without the driver of Redis, which the backend's own code imports."""
     if find_spec("redis") is None:
         message = "lockkit lab runs the code of the Redis backends: install their driver, pip install 'lockkit[redis]'"
         raise ConfigurationError(message)

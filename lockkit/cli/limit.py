@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import lockkit
-from lockkit.cli.output import plain, print_json, refuse_private
-
-__all__ = ["limit"]
+from lockkit.cli.output import print_json, refuse_private
+from lockkit.validation import plain
 
 NONE = "none"
 """What stands for "no cap" on the command line."""
 
 
 def limit(name: str, cap: str | None, url: str | None, profile: str | None, *, as_json: bool) -> None:
-    """
-    Show or change the cap of a semaphore.
-
-    Args:
-        name: The semaphore.
-        cap: A number, or ``none``; None shows it.
-        url: Of the backend.
-        profile: Of the configuration.
-        as_json: Print JSON.
-
-    Raises:
-        LockError: The backend cannot be asked, or cannot cap semaphores.
-    """
+    """Show or change the cap of a semaphore."""
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         semaphore = client.semaphore(name, limit=1)

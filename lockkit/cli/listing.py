@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rich.cells import cell_len
 from rich.table import Column, Table
@@ -11,23 +11,17 @@ from rich.text import Text
 
 import lockkit
 from lockkit import validation
+from lockkit.backend import Holder
 from lockkit.cli.inspection import holders_of, kind_text, local_time
-from lockkit.cli.output import in_options, plain, print_json, refuse_private, say
+from lockkit.cli.output import in_options, print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
-from lockkit.engine.listing import SPACE_OF
+from lockkit.engine.listing import SPACE_OF, Kind
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Holder
-    from lockkit.engine.listing import Kind
-    from lockkit.sync import Client
-    from lockkit.units import Seconds
-
-__all__ = ["ping", "show_locks", "wait_until_free"]
+from lockkit.sync import Client
+from lockkit.units import Seconds
+from lockkit.validation import plain
 
 LOOK_SECONDS_MIN = 0.05
 LOOK_SECONDS_MAX = 1.0
@@ -44,12 +38,7 @@ _OPTIONAL = ("waiters", "held since", "kind", "seconds left", "token")
 
 
 def show_locks(prefix: str, url: str | None, profile: str | None, *, as_json: bool) -> None:
-    """
-    Print what is held, of all kinds, and by whom.
-
-    Raises:
-        LockError: The backend cannot be asked, or cannot list its locks.
-    """
+    """Print what is held, of all kinds, and by whom."""
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         held = sorted(_held(client, prefix), key=lambda row: row[0])
@@ -99,21 +88,7 @@ def _table(held: list[tuple[str, Kind, Holder]]) -> Table:
 
 
 def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout: Seconds | None) -> Status:
-    """
-    Wait until nobody holds a lock, without acquiring it.
-
-    Args:
-        name: The lock.
-        url: Backend, or None.
-        profile: Profile, or None.
-        timeout: Seconds to wait; None without limit, 0 looks once.
-
-    Returns:
-        `Status.BUSY` if it was held until the timeout.
-
-    Raises:
-        LockError: The timeout is wrong, or the backend cannot be asked, for `OUTAGE_SECONDS` or until the timeout.
-    """
+    """Wait until nobody holds a lock, without acquiring it."""
     runtime = BlockingRuntime()
     timeout = validation.timeout(timeout, name=name)
     pause, began = LOOK_SECONDS_MIN, monotonic()
@@ -143,12 +118,7 @@ def wait_until_free(name: str, url: str | None, profile: str | None, *, timeout:
 
 
 def ping(url: str | None, profile: str | None, *, as_json: bool) -> None:
-    """
-    Print how long a backend takes to answer.
-
-    Raises:
-        LockError: It does not answer, or refuses.
-    """
+    """Print how long a backend takes to answer."""
     with lockkit.connect(url, profile=profile) as client:
         began = monotonic()
         client.ping()

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from lockkit.cli.output import plain
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.detached import DetachedHost
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import drive
-
-__all__ = ["migrate"]
+from lockkit.validation import plain
 
 
 def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
-    """
-    Create the missing tables and columns of a backend.
-
-    Args:
-        url: Backend, or None.
-        profile: Profile, or None.
-        sql_only: Print the statements for an empty database instead, without connecting.
-
-    Raises:
-        LockError: The database cannot be reached, or does not allow it.
-        ConfigurationError: The backend has no tables.
-    """
+    """Create the missing tables and columns of a backend."""
     settings = profiles.resolve(url, profile, {})
     backend, _ = registry.open_backend(settings.url, settings.options, DetachedHost(), source=settings.elsewhere)
     tables = getattr(backend, "tables", None)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import lockkit
 from lockkit import validation
 from lockkit.cli.inspection import local_time, print_holders
-from lockkit.cli.output import plain, print_json, refuse_private, say
+from lockkit.cli.options import RunOptions
+from lockkit.cli.output import print_json, refuse_private, say
 from lockkit.cli.slots import DAY, parse_period, parse_zone, slot
 from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError, LockLost
-from lockkit.primitives.once import Once, OnceDone, OnceRunning
+from lockkit.primitives.once import Attempt, Once, OnceDone, OnceRunning
 from lockkit.runtime import drive
-from lockkit.validation import decode_json
-
-if TYPE_CHECKING:
-    from lockkit.cli.options import RunOptions
-    from lockkit.primitives.once import Attempt
-    from lockkit.sync import Client
-
-__all__ = ["Record", "show_once"]
+from lockkit.sync import Client
+from lockkit.validation import decode_json, plain
 
 _MARGIN: Final = 2 * DAY
 """How much longer than its slot a record is kept, seconds: a day may have 25 hours, and clocks may be set back."""
@@ -37,13 +32,7 @@ class Record:
     """
 
     def __init__(self, client: Client, name: str, options: RunOptions) -> None:
-        """
-        Check the options. Nothing is sent.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            Unsupported: The backend keeps no notes on locks.
-        """
+        """Check the options. Nothing is sent."""
         self._engine = client._engine  # noqa: SLF001 - the command and the client are one product
         self._engine.notes.require("--once-per or --once")
         self._name = name.replace("%", "%25").replace("@", "%40")  # else "a@b" once "c" would be "a" once "b@c"
@@ -65,12 +54,7 @@ class Record:
         return validation.TTL_MAX if self._once is not None else self._period + _MARGIN
 
     def begin(self) -> bool:
-        """
-        Look at the record, under the lock of the command. May wait until a run that crashed counts as ended.
-
-        Returns:
-            Whether the command is to be run.
-        """
+        """Look at the record, under the lock of the command. May wait until a run that crashed counts as ended."""
         what = self._once
         if what is None:
             what = slot(drive(self._engine.notes.clock()), self._period, self._zone)
@@ -129,16 +113,7 @@ def _attempts_of(note: str) -> int:
 
 
 def show_once(key: str, url: str | None, profile: str | None, *, forget: bool, as_json: bool) -> Status:
-    """
-    Print whether a key is done, or a run is under way; or forget that it is done.
-
-    Returns:
-        `Status.OK` if it is done, or was and is forgotten; `Status.BUSY` while a run is under way; else
-        `Status.FAILED`.
-
-    Raises:
-        LockError: The backend cannot be asked, or keeps no records.
-    """
+    """Print whether a key is done, or a run is under way; or forget that it is done."""
     with lockkit.connect(url, profile=profile) as client:
         refuse_private(client)
         once = client.once(key, keep=1.0)

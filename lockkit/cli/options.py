@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["ElectOptions", "Face", "FailOn", "HoldOptions", "LabOptions", "OnBusy", "OnDone", "RunOptions"]
+from pathlib import Path
 
 
 class Face(StrEnum):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from lockkit.sync import Client
 
-__all__ = ["in_options", "plain", "print_json", "refuse_private", "reporting", "say", "set_verbosity", "settings_told"]
 
 _INTERRUPTED = SIGNALLED + signal.SIGINT
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import typer
 
 from lockkit.cli.inspection import local_time
 from lockkit.cli.job import Job, release
 from lockkit.cli.once import Record
-from lockkit.cli.options import OnBusy, OnDone
+from lockkit.cli.options import OnBusy, OnDone, RunOptions
 from lockkit.cli.output import say
 from lockkit.cli.status import Status
 from lockkit.cli.supervisor import default_grace, grace_max
@@ -20,36 +20,15 @@ from lockkit.cli.waiting import wait_in_thread
 from lockkit.cli.watch.columns import describe
 from lockkit.errors import LockError, LockTimeout
 from lockkit.runtime import monotonic
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.cli.options import RunOptions
-    from lockkit.sync import Client, Lease
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["run"]
+from lockkit.sync import Client, Lease
+from lockkit.units import Instant, Seconds
 
 TELL_AFTER_SECONDS = 1.0
 """A wait on a terminal is told after that. Shorter tells of waits that nobody notices; longer leaves them guessing."""
 
 
 def run(name: str, argv: Sequence[str], options: RunOptions) -> int:
-    """
-    Run a command under a lock.
-
-    Args:
-        name: The lock.
-        argv: The command and its arguments.
-        options: See there.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        LockError: The lock could not be had.
-        typer.BadParameter: The grace is longer than the ttl allows.
-    """
+    """Run a command under a lock."""
     job = Job(argv, options)
     return job.serve(lambda client: _Run(job, client, name, options).run())
 
@@ -71,13 +50,7 @@ class _Run:
     """One run of a command under a lock."""
 
     def __init__(self, job: Job, client: Client, name: str, options: RunOptions) -> None:
-        """
-        Check the options. Nothing is sent.
-
-        Raises:
-            LockError: One of them is wrong, or the backend cannot do it.
-            typer.BadParameter: The grace is longer than the ttl allows.
-        """
+        """Check the options. Nothing is sent."""
         self._job = job
         self._client = client
         self._options = options
@@ -156,12 +129,7 @@ class _Run:
         return f" (held by {describe(holder)}{since})"
 
     def _run_under(self, lease: Lease) -> int:
-        """
-        Run the command, note its success, and release; gives the exit status.
-
-        Raises:
-            CannotExecute: The command does not exist, or is not a program.
-        """
+        """Run the command, note its success, and release; gives the exit status."""
         held_until = monotonic() + self._options.min_hold
         grace = self._grace(lease.ttl)
         if lease.remaining() <= lease.ttl / 2:
@@ -181,12 +149,7 @@ class _Run:
         return Status.LOST
 
     def _grace(self, ttl: Seconds) -> float:
-        """
-        Check the grace against a ttl: the one asked for, and the one granted, which a backend may round up.
-
-        Raises:
-            typer.BadParameter: It is too long.
-        """
+        """Check the grace against a ttl: the one asked for, and the one granted, which a backend may round up."""
         grace = self._options.grace
         if grace is None:
             return default_grace(ttl)

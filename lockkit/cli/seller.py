@@ -21,21 +21,15 @@ import os
 import random
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lockkit
 from lockkit.cli.status import Status, status_of
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from lockkit.sync import Lease, Lock
-
-__all__ = ["LOCK_NAME", "BoxOffice", "Plan", "Sale"]
+from lockkit.sync import Lease, Lock
 
 LOCK_NAME = "lockkit-demo"
 

@@ -13,18 +13,14 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import Final
 
 import typer
 
 from lockkit.cli.status import SIGNALLED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
-
-__all__ = ["ENDING", "FORWARDED", "WOKEN", "Signals", "fork", "interrupted_by_signals"]
 
 WOKEN: Final = 0
 """Stands for "something has happened" among the numbers of signals."""
@@ -111,9 +107,6 @@ def fork() -> tuple[int, set[int | signal.Signals]]:
 
     Within, Python runs the hooks of libraries and ignores their exceptions: also the KeyboardInterrupt of a signal, so
     that Ctrl-C would do nothing.
-
-    Returns:
-        What `os.fork` does, and the signals that were blocked before. In the child, `FORWARDED` are blocked too.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = -1
@@ -131,9 +124,6 @@ def interrupted_by_signals() -> Iterator[None]:
     Have SIGTERM and SIGHUP end a command as Ctrl-C does, by a KeyboardInterrupt, so that it tidies up.
 
     For commands that have no `Signals`, whose handlers replace these.
-
-    Raises:
-        typer.Exit: In place of another one, if such a signal has come.
     """
     came: list[int] = []
 

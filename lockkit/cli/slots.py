@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Final
+from datetime import UTC, date, datetime, tzinfo
+from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from datetime import tzinfo
-
-    from lockkit.units import Seconds
-
-__all__ = ["DAY", "parse_period", "parse_zone", "slot"]
+from lockkit.units import Seconds
 
 DAY: Final = 86_400
 """Seconds of a day without a change of the clocks."""
@@ -24,15 +18,7 @@ _PERIOD: Final = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 
 
 def parse_period(text: str) -> int:
-    """
-    Parse a period such as ``1d``, ``6h`` or ``30m``.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        ConfigurationError: It is none, or neither at most a day nor whole days.
-    """
+    """Parse a period such as ``1d``, ``6h`` or ``30m``."""
     match = _PERIOD.fullmatch(text)
     if match is None:
         message = f"--once-per must be a whole number of s, m, h, d or w, such as 1d or 6h, not {text!r}"
@@ -45,12 +31,7 @@ def parse_period(text: str) -> int:
 
 
 def parse_zone(name: str | None) -> tzinfo:
-    """
-    Find a time zone; UTC for None.
-
-    Raises:
-        ConfigurationError: It is not known on this machine.
-    """
+    """Find a time zone; UTC for None."""
     if name is None:
         return UTC
     try:
@@ -69,11 +50,6 @@ def slot(now: float, period: Seconds, zone: tzinfo) -> str:
     A period of whole days gives slots that begin at local midnight, named by their first date; weeks begin on Monday.
     So a day of 23 or 25 hours is one slot. Shorter periods are counted from local midnight: the last slot of a day is
     shorter where the period does not divide it.
-
-    Args:
-        now: Unix time.
-        period: From `parse_period`, seconds.
-        zone: Whose dates and midnights.
     """
     today = datetime.fromtimestamp(now, zone).date()
     if period >= DAY:

@@ -15,8 +15,6 @@ from lockkit.errors import (
     Unsupported,
 )
 
-__all__ = ["ELECT_STATUSES", "HOLD_STATUSES", "RUN_STATUSES", "SIGNALLED", "Status", "status_of"]
-
 
 class Status(IntEnum):
     """lockkit's own exit statuses."""

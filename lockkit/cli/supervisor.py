@@ -19,24 +19,17 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lockkit.cli.command import Ended, Stopped
-from lockkit.cli.guard import LOOK_EVERY
+from lockkit.cli.command import Command, Ended, Stopped
+from lockkit.cli.guard import LOOK_EVERY, Guard
 from lockkit.cli.output import say
-from lockkit.cli.signals import ENDING, WOKEN
+from lockkit.cli.signals import ENDING, WOKEN, Signals
 from lockkit.cli.status import SIGNALLED
 from lockkit.cli.terminal import Terminal
 from lockkit.runtime import monotonic
-
-if TYPE_CHECKING:
-    from lockkit.cli.command import Command
-    from lockkit.cli.guard import Guard
-    from lockkit.cli.signals import Signals
-    from lockkit.sync import Lease
-    from lockkit.units import Seconds
-
-__all__ = ["Outcome", "Supervisor", "default_grace", "grace_max", "margin", "variables"]
+from lockkit.sync import Lease
+from lockkit.units import Seconds
 
 _GONE_EVERY: Final = 0.02
 """Seconds between two checks whether a group that received SIGTERM or SIGKILL has ended."""
@@ -111,18 +104,7 @@ class Supervisor:
         kill_after: Seconds,
         wait_children: bool,
     ) -> None:
-        """
-        Take over a command that is about to be started.
-
-        Args:
-            command: Started right after this.
-            lease: What it runs under.
-            signals: Delivers signals and the notification of a loss.
-            guard: Receives every new deadline.
-            grace: Seconds from SIGTERM to SIGKILL when the lease is about to end.
-            kill_after: The same after a SIGTERM for lockkit, which is forwarded.
-            wait_children: Wait for the processes that the command leaves behind.
-        """
+        """Take over a command that is about to be started."""
         self._command = command
         self._lease = lease
         self._signals = signals

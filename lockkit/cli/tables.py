@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -11,11 +12,8 @@ from rich.measure import Measurement, measure_renderables
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
-__all__ = ["print_table"]
 
 WIDTH_MAX = 10_000
 """Columns of a table in a pipe: more than the names and metadata of a lock can take."""
@@ -29,17 +27,7 @@ def print_table(
     follow_columns: bool = False,
     optional: Sequence[str] = (),
 ) -> None:
-    """
-    Print a table without cutting what is in it: a terminal gets lines of its width, a pipe or file one line a row.
-
-    Args:
-        table: Its cells are folded where they do not fit; between words, if each word does.
-        heading: The line above it; on a terminal that is too narrow, each part has a line of its own.
-        stderr: Print it there, before a question.
-        follow_columns: In a pipe or file too, print lines of the width in the variable COLUMNS, if that is set.
-        optional: Columns to leave out, in this order, where words would be broken otherwise; a word of what is left
-            that is wider than the terminal makes a longer line.
-    """
+    """Print a table without cutting its cells: a terminal gets lines of its width, a pipe or file one line a row."""
     console = Console(stderr=stderr)
 
     def needed() -> Measurement:

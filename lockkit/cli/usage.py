@@ -9,8 +9,6 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["Command", "CommandStarter"]
-
 _WORDS: Final = {
     "int_parsing": "must be a whole number, not {input!r}",
     "greater_than_equal": "must be {ge} or more, not {input}",

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from lockkit.cli.output import plain, print_json
+from lockkit.cli.output import print_json
 from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.testing.verification import CaseResult, Outcome, Verification
-
-__all__ = ["verify"]
+from lockkit.testing.verification import CaseResult, Outcome, Verification
+from lockkit.validation import plain
 
 _OUTCOMES: Final[tuple[tuple[Outcome, str], ...]] = (
     ("passed", "green"),
@@ -30,20 +27,7 @@ _OUTCOMES: Final[tuple[tuple[Outcome, str], ...]] = (
 
 
 def verify(url: str | None, profile: str | None, *, face: str | None, only: str | None, as_json: bool) -> Status:
-    """
-    Run the conformance suite and print what it found.
-
-    Args:
-        url: Backend, or None.
-        profile: Profile, or None.
-        face: ``sync``, ``async``, or None for both.
-        only: Which cases, or None.
-        as_json: Print JSON.
-
-    Raises:
-        LockError: The backend cannot be asked.
-        ConfigurationError: pytest is not installed.
-    """
+    """Run the conformance suite and print what it found."""
     try:
         from lockkit.testing.verification import verify as run  # noqa: PLC0415 - needs pytest
     except ModuleNotFoundError as error:

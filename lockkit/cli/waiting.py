@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from lockkit.cli.guard import LOOK_EVERY
-from lockkit.cli.signals import FORWARDED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.cli.signals import Signals
-
-__all__ = ["GaveUp", "Interrupted", "wait_in_thread"]
+from lockkit.cli.signals import FORWARDED, Signals
 
 T = TypeVar("T")
 
@@ -40,16 +34,8 @@ def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Call
     """
     Call a function that waits for the backend in a thread, and wait for signals in this one.
 
-    Args:
-        function: Called in the thread.
-        signals: Of this process.
-        gave_up: Tells whether the caller no longer wants it; asked after each signal and `WOKEN`, and every second.
-
-    Raises:
-        Interrupted: A signal came. Closing the client ends the function's wait. Catch it only after that: the exception
-            keeps a lease that was granted at the same moment, which would be dropped without it, and not released.
-        GaveUp: `gave_up` says so. The same.
-        Exception: What the function raised.
+    Interrupted: A signal came. Closing the client ends the function's wait. Catch it only after that: the exception
+    keeps a lease that was granted at the same moment, which would be dropped without it, and not released.
     """
     outcome: list[T | Exception] = []
 

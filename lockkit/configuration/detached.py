@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lockkit.backend import LossReason
 from lockkit.runtime import BlockingRuntime
-
-if TYPE_CHECKING:
-    from lockkit.backend import LossReason
-
-__all__ = ["DetachedHost"]
 
 
 class DetachedHost:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -23,9 +23,7 @@ from lockkit.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["NamePattern", "NameTemplate"]
 
 R = TypeVar("R")
 
@@ -52,17 +50,7 @@ class NamePattern:
     __slots__ = ("_fields", "_special", "_tail", "names", "plain")
 
     def __init__(self, template: str, *, foreign: bool = False) -> None:
-        """
-        Cut the template into its fields and the text between them.
-
-        Args:
-            template: A format string.
-            foreign: The values are chosen by strangers, who must not choose the name of another lock either: encode all
-                but ``A-Z a-z 0-9 - . _ ~``.
-
-        Raises:
-            ValueError: It is none, or its fields cannot be told apart; the message continues a sentence.
-        """
+        """Cut the template into its fields and the text between them."""
         try:
             parts = list(Formatter().parse(template))
         except ValueError as error:
@@ -95,12 +83,7 @@ class NamePattern:
         self._special = re.compile("|".join(characters)) if characters else None
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """
-        Fill in the values.
-
-        Raises:
-            AttributeError: A value cannot be formatted; so `LookupError`, `ValueError` and `TypeError`.
-        """
+        """Fill in the values."""
         texts = ((text, field.format_map(values)) for text, field in self._fields)
         if self._special is not None:
             encode = self._special.sub
@@ -129,14 +112,8 @@ class NameTemplate:
         """
         Check the fields against the function's parameters when it is decorated, not at the first call.
 
-        Args:
-            template: The lock's name.
-            function: The decorated function.
-            backend: URL of the backend without its password, for errors.
-
-        Raises:
-            ConfigurationError: It is what another decorator has made of a function (a ``staticmethod``), it is a
-                generator or has no known parameters, a field names none of them, or two fields have no text between.
+        ConfigurationError: It is what another decorator has made of a function (a ``staticmethod``), it is a
+        generator or has no known parameters, a field names none of them, or two fields have no text between.
         """
         self._template = template
         self._backend = backend
@@ -179,13 +156,7 @@ class NameTemplate:
                 raise self._error(message)
 
     def name(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
-        """
-        Return the lock's name for one call.
-
-        Raises:
-            TypeError: The arguments do not fit the function; calling it would raise the same.
-            ConfigurationError: A field cannot be formatted.
-        """
+        """Return the lock's name for one call."""
         bound = self._signature.bind(*arguments, **keywords)
         if self._fields.names:
             bound.apply_defaults()
@@ -199,14 +170,8 @@ class NameTemplate:
         """
         Return what the function returned, if its work has ended with the call.
 
-        Args:
-            result: What the function returned.
-            awaited: The result comes from an awaited coroutine. An awaitable object is then an ordinary value (a task
-                that is meant to go on, an asyncio client), but a coroutine is still one that was never awaited.
-
-        Raises:
-            ConfigurationError: The result is an awaitable or a generator: its work would run without the lock. lockkit
-                has closed or cancelled it.
+        ConfigurationError: The result is an awaitable or a generator: its work would run without the lock. lockkit
+        has closed or cancelled it.
         """
         if not isinstance(result, _UNFINISHED_AFTER_AWAIT if awaited else _UNFINISHED):
             return result

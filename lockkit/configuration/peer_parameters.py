@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from lockkit.validation import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = ["NoOthers", "unknown_parameter"]
 
 _TIMEOUT = "use timeout=, the seconds that the caller waits (0 tries once, None waits without limit)"
 _TTL = "use ttl=, the seconds after which the backend frees a lock that is not renewed"

@@ -51,8 +51,6 @@ from lockkit.errors import ConfigurationError
 from lockkit.file_systems import Flaw, find_flaw, find_flaw_on_the_way
 from lockkit.validation import nearest, shown
 
-__all__ = ["DEFAULT_URL", "Settings", "default_directory", "resolve"]
-
 log = logging.getLogger("lockkit")
 
 DEFAULT_URL = "file:"
@@ -113,19 +111,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     directory: str | os.PathLike[str] | None = None,
 ) -> Settings:
-    """
-    Decide which backend to use; the module's docstring has the order. Reads files, but asks no server.
-
-    Args:
-        url: As given to ``connect``, or None.
-        profile: As given to ``connect``, or None.
-        options: As given to ``connect``. One that is None counts as not given.
-        environ: The environment; the process's by default.
-        directory: Where the search for files begins; the working directory by default.
-
-    Raises:
-        ConfigurationError: The deciding value is malformed, or a profile, file or variable is missing.
-    """
+    """Decide which backend to use; the module's docstring has the order. Reads files, but asks no server."""
     environ = os.environ if environ is None else environ
     if url is not None:
         return _from_url(_expanded(url, _GIVEN), options, _GIVEN)
@@ -176,12 +162,6 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
     ``LOCKKIT_STATE_DIR``; else ``~/.local/state/lockkit``, on macOS ``~/Library/Application Support/lockkit``. The home
     directory is that of the user database: HOME and XDG_STATE_HOME differ between a shell and cron, whose programs must
     exclude each other.
-
-    Args:
-        environ: The environment; the process's by default.
-
-    Raises:
-        ConfigurationError: ``LOCKKIT_STATE_DIR`` is not absolute, or the user has no home directory.
     """
     environ = os.environ if environ is None else environ
     chosen = _variable(environ, "LOCKKIT_STATE_DIR")
@@ -226,12 +206,7 @@ def _variable(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def _expanded(url: str, source: str) -> str:
-    """
-    Return a URL that does not come from a profile.
-
-    Raises:
-        ConfigurationError: It has a ``${``, which would fail later, as an unknown host or a wrong password.
-    """
+    """Return a URL that does not come from a profile."""
     if "${" in str(url):
         message = (
             f"{source} has a ${{ in it, which only a profile expands: put the URL into a profile of lockkit.toml, or "
@@ -253,12 +228,7 @@ def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
 def _find_for(
     name: object, origin: str, environ: Mapping[str, str], directory: str | os.PathLike[str] | None
 ) -> tuple[Path, object]:
-    """
-    Check the name of a profile, and find the configuration that should have it.
-
-    Raises:
-        ConfigurationError: It is no name of a profile, or there is no configuration.
-    """
+    """Check the name of a profile, and find the configuration that should have it."""
     if not isinstance(name, str) or not name:
         message = f"profile must be the name of a profile, not {shown(name)}"
         raise ConfigurationError(message)
@@ -344,9 +314,8 @@ def _load(path: Path, *, chosen: bool = False) -> object:
     """
     Return lockkit's table of a TOML file; None if there is no such file, or no such table in a ``pyproject.toml``.
 
-    Raises:
-        ConfigurationError: The file is not TOML, cannot be read, or could have been written by another user; with
-            `chosen` (``LOCKKIT_CONFIG`` names it), by its group or anybody.
+    ConfigurationError: The file is not TOML, cannot be read, or could have been written by another user; with
+    `chosen` (``LOCKKIT_CONFIG`` names it), by its group or anybody.
     """
     read = _read(path, chosen=chosen)
     if read is None:

@@ -15,7 +15,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lockkit.backend import LockBackend, Option
+from lockkit.backend import Host, LockBackend, Option
 from lockkit.errors import ConfigurationError
 from lockkit.url import HIDDEN, Url, is_secret
 from lockkit.validation import nearest, parse_choice, parse_seconds, parse_ttl, shown
@@ -23,22 +23,6 @@ from lockkit.validation import nearest, parse_choice, parse_seconds, parse_ttl, 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from lockkit.backend import Host
-
-__all__ = [
-    "BUILTIN",
-    "ENGINE_OPTIONS",
-    "GROUP",
-    "Builtin",
-    "adopt",
-    "find",
-    "find_for",
-    "from_source",
-    "load",
-    "open_backend",
-    "schemes",
-    "split_options",
-]
 
 GROUP = "lockkit.backends"
 """The entry-point group: scheme = module:class."""
@@ -163,18 +147,8 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
     """
     Load the backend of a URL scheme.
 
-    Args:
-        scheme: As in `Url.scheme`, with its ``+part``. If that is unknown as a whole, the part before the ``+``
-            decides, and the rest is a driver.
-        mode: The option of that name, where the scheme has `Builtin.modes`; None: the default. For other schemes it
-            is ignored here.
-
-    Returns:
-        The class.
-
-    Raises:
-        ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
-            object is not a backend.
+    ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
+    object is not a backend.
     """
     # Built-in first: reading the metadata of all installed packages takes longer than the rest of connect().
     builtin = BUILTIN.get(scheme)
@@ -199,21 +173,7 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
 def open_backend(
     url: Url, given: Mapping[str, object], host: Host, *, source: str = ""
 ) -> tuple[LockBackend, dict[str, Any]]:
-    """
-    Make the backend of a URL. No I/O.
-
-    Args:
-        url: The URL.
-        given: Options given separately; they win over those in the URL's query.
-        host: The engine's side.
-        source: See `from_source`.
-
-    Returns:
-        The backend, and the engine's options (all of `ENGINE_OPTIONS`).
-
-    Raises:
-        ConfigurationError: The scheme, an option or the URL is wrong.
-    """
+    """Make the backend of a URL. No I/O."""
     with from_source(source):
         backend_class = find_for(url, given)
         engine_options, options = split_options(backend_class, url, given)
@@ -221,24 +181,14 @@ def open_backend(
 
 
 def find_for(url: Url, given: Mapping[str, object]) -> type[LockBackend]:
-    """
-    Load the backend of a URL, in the mode that its query or the options given separately choose; see `find`.
-
-    Raises:
-        ConfigurationError: As `find`.
-    """
+    """Load the backend of a URL, in the mode that its query or the options given separately choose; see `find`."""
     mode = given.get("mode")
     return find(url.scheme, dict(url.query).get("mode") if mode is None else mode)
 
 
 @contextmanager
 def from_source(source: str) -> Iterator[None]:
-    """
-    Have a `ConfigurationError` say where URL and options come from: they are not in front of the caller.
-
-    Args:
-        source: ``LOCKKIT_URL``, or a profile and its file; empty if the caller knows.
-    """
+    """Have a `ConfigurationError` say where URL and options come from: they are not in front of the caller."""
     try:
         yield
     except ConfigurationError as error:
@@ -251,20 +201,7 @@ _INSTEAD = {"django": "Call lockkit.integrations.django.from_connection(connecti
 
 
 def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
-    """
-    Make a backend on the application's own connection.
-
-    Args:
-        client: The connection, or a list of them.
-        given: Options.
-        host: The engine's side.
-
-    Returns:
-        The backend, and the engine's options (all of `ENGINE_OPTIONS`).
-
-    Raises:
-        ConfigurationError: No backend accepts such an object, or an option is wrong.
-    """
+    """Make a backend on the application's own connection."""
     wrong_option: ConfigurationError | None = None
     for backend_class in _adopters(client, given.get("mode")):
         try:
@@ -298,21 +235,7 @@ def _refuse_driver_options(options: Mapping[str, Any], backend_class: type[LockB
 def split_options(
     backend_class: type[LockBackend], url: Url | None, given: Mapping[str, object]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """
-    Split the options of a URL and of a call into the engine's and the backend's, parsed, with their defaults.
-
-    Args:
-        backend_class: Whose options they are.
-        url: The URL with its query; None if there is none.
-        given: Options given separately, which win. One that is None counts as not given.
-
-    Returns:
-        The engine's options: all of them, None where not given. The backend's options: all that it declares, with its
-        defaults, and those of its driver that were given.
-
-    Raises:
-        ConfigurationError: An option is unknown or its value wrong, or the backend's scope is narrower than ``scope``.
-    """
+    """Split the options of a URL and of a call into the engine's and the backend's, parsed, with their defaults."""
     values: dict[str, object] = dict(url.query) if url is not None else {}
     values.update((name, value) for name, value in given.items() if value is not None)
     safe_url = url.redacted() if url is not None else None
@@ -458,17 +381,7 @@ def _load_builtin(scheme: str, builtin: Builtin, mode: object) -> type[LockBacke
 
 
 def load(scheme: str, target: str, hint: str) -> type[LockBackend]:
-    """
-    Import a backend class.
-
-    Args:
-        scheme: Of the URLs that it is for, for messages.
-        target: ``module:class``.
-        hint: What the user can do if that fails.
-
-    Raises:
-        ConfigurationError: There is no such module or class, or it is no backend.
-    """
+    """Import a backend class."""
     module_name, _, attribute = target.partition(":")
     try:
         backend_class = getattr(import_module(module_name), attribute)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from ipaddress import ip_address
 
-__all__ = ["addresses", "is_loopback"]
-
 
 def addresses(host: str) -> frozenset[str]:
     """Return the addresses of a host; empty if its name cannot be resolved."""

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from lockkit import validation
+from lockkit.backend import LockBackend
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.detached import DetachedHost
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Finding, Severity
 from lockkit.engine.settings import DEFAULT_TTL
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from datetime import timedelta
-
-    from lockkit.backend import LockBackend
-    from lockkit.units import Seconds
-    from lockkit.url import Url
-
-__all__ = ["Diagnosis", "Examination", "examine"]
+from lockkit.units import Seconds
+from lockkit.url import Url
 
 NOT_EXAMINED = Check(
     "not-examined",
@@ -75,15 +70,7 @@ class Examination:
         self._facts[name] = value
 
     def find(self, check: Check, where: str, seen: str, fix: str) -> None:
-        """
-        Report a finding. The same finding at several servers becomes one.
-
-        Args:
-            check: What the module looked for.
-            where: The server or directory, without a password.
-            seen: What it found, a sentence.
-            fix: The command or setting that fixes it.
-        """
+        """Report a finding. The same finding at several servers becomes one."""
         for index, known in enumerate(self._findings):
             if (known.check, known.seen, known.fix) == (check, seen, fix):
                 self._findings[index] = Finding(check, (*known.where, where), seen, fix)
@@ -95,16 +82,7 @@ class Examination:
         return any(finding.check is check for finding in self._findings)
 
     async def time(self, where: str, ask: Callable[[], Awaitable[object]]) -> float:
-        """
-        Measure the round trip to a server and compare it with the ttl.
-
-        Args:
-            where: The server.
-            ask: Sends the cheapest request that it can answer.
-
-        Returns:
-            The median, seconds.
-        """
+        """Measure the round trip to a server and compare it with the ttl."""
         round_trip = await timing.measure(self.runtime, ask)
         self.note(f"round trip to {where}", f"{round_trip * 1000:.2f} ms")
         timing.judge_round_trip(self, where, round_trip)
@@ -151,18 +129,7 @@ class Diagnosis:
 
 
 def examine(url: str | None = None, *, profile: str | None = None, ttl: Seconds | timedelta | None = None) -> Diagnosis:
-    """
-    Connect to the servers behind a URL and look for what endangers locks. Changes nothing there, and blocks.
-
-    Args:
-        url: The backend's; None: as for `lockkit.connect`.
-        profile: A profile, as for `lockkit.connect`.
-        ttl: The ttl to judge, seconds; None: that of the profile or the URL, else 30.
-
-    Raises:
-        ConfigurationError: The URL, the profile or the ttl is wrong, or a server refuses the credentials.
-        BackendUnavailable: No server answers.
-    """
+    """Connect to the servers behind a URL and look for what endangers locks. Changes nothing there, and blocks."""
     return examine_settings(profiles.resolve(url, profile, {}), ttl=ttl)
 
 

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from lockkit.errors import DOCUMENTATION
 
-__all__ = ["Check", "Finding", "Severity"]
-
 
 class Severity(StrEnum):
     """

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
+from lockkit.backend import LockBackend
 from lockkit.doctor.findings import Check, Severity
 from lockkit.engine.settings import drift_margin
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from lockkit.backend import LockBackend
-    from lockkit.runtime import Runtime
-    from lockkit.units import Seconds
-    from lockkit.url import Url
-
-__all__ = ["CLOCK_DIFFERENCE_MAX", "clock_offset", "judge_clock", "judge_clocks", "judge_round_trip", "judge_ttl",
-           "measure"]  # fmt: skip
+from lockkit.runtime import Runtime
+from lockkit.units import Seconds
+from lockkit.url import Url
 
 _PAGE = "how-to/check-your-servers.md#all-backends"
 
@@ -139,16 +133,7 @@ def wall_clock() -> float:
 
 
 async def clock_offset(runtime: Runtime, ask: Callable[[], Awaitable[float]]) -> tuple[float, float]:
-    """
-    Compare a server's clock with this machine's (Cristian 1989: assume that it was read halfway through the request).
-
-    Args:
-        runtime: For the time that the request takes.
-        ask: Returns the server's time of day, seconds since 1970.
-
-    Returns:
-        How far the server is ahead, and the largest error of that, both in seconds.
-    """
+    """Compare a server's clock with this machine's (Cristian 1989: assume it was read halfway through the request)."""
     best = (0.0, float("inf"))
     for _ in range(3):
         here, started = wall_clock(), runtime.now()

@@ -15,30 +15,24 @@ Whatever ends it early (timeout, Ctrl-C, cancellation, an outage) leaves nothing
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from lockkit.backend import CALL_SECONDS, Grant, Request, split_space
+from lockkit.backend import CALL_SECONDS, Busy, Grant, Holder, LockBackend, Request, split_space
 from lockkit.engine import lock_order, observation
+from lockkit.engine.cleanup import PendingCleanups
+from lockkit.engine.client_state import ClientState
 from lockkit.engine.holder_lookup import HolderLookups, holder_of
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.leases import Leases
 from lockkit.engine.local_queue import LocalQueues, Ticket
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
+from lockkit.runtime import Event
+from lockkit.units import Instant, Seconds
 from lockkit.validation import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backend import Busy, Holder, LockBackend
-    from lockkit.engine.cleanup import PendingCleanups
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.leases import Leases
-    from lockkit.engine.settings import LockSettings
-    from lockkit.runtime import Event
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Acquisition", "AcquisitionContext"]
 
 log = logging.getLogger("lockkit")
 
@@ -202,15 +196,7 @@ class Acquisition(Generic[L]):
     def __init__(
         self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: Seconds | None
     ) -> None:
-        """
-        Start the clock.
-
-        Args:
-            context: The client's.
-            backend: To ask.
-            settings: What to acquire.
-            timeout: Seconds to wait, None without limit, 0 to try once.
-        """
+        """Start the clock."""
         self._context = context
         self._client = context.client
         self._runtime = context.client.runtime
@@ -228,14 +214,7 @@ class Acquisition(Generic[L]):
         self._request = self._new_request()
 
     async def run(self) -> L:
-        """
-        Acquire.
-
-        Raises:
-            LockTimeout: The lock was busy for the whole wait.
-            BackendUnavailable: No answer to the end of the wait.
-            LockError: The client was closed.
-        """
+        """Acquire."""
         queues, name, ticket = self._context.queues, self._settings.name, Ticket()
         mode = self._settings.mode
         if mode != "exclusive" and (mode == "shared" or not self._request.queue):
@@ -561,9 +540,8 @@ class Acquisition(Generic[L]):
         """
         Warn of a wait for oneself.
 
-        Raises:
-            LockError: It could never end: A holds the lock and awaits something. B, a task of the same event loop,
-                waits for the lock by blocking their thread: the loop stands still, and A never leaves.
+        LockError: It could never end: A holds the lock and awaits something. B, a task of the same event loop,
+        waits for the lock by blocking their thread: the loop stands still, and A never leaves.
         """
         assert self._waiting, "warned when the wait begins"
         record = self._holder_in_same_thread(busy)

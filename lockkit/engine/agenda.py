@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from math import inf, nextafter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lockkit.units import Instant
-
-__all__ = ["Agenda"]
+from lockkit.units import Instant
 
 
 class Agenda:

@@ -10,25 +10,19 @@ takes seconds, and the renewals of leases must not wait for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lockkit.backend import CALL_SECONDS
 from lockkit.background import Background
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.units import Instant
-
-__all__ = ["RELEASE_SECONDS", "PendingCleanups"]
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -71,13 +65,7 @@ class PendingCleanups:
         self._background.forked()
 
     def add(self, seconds: float, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """
-        Call `function` in the background until it succeeds or `seconds` have passed.
-
-        Args:
-            seconds: When a ttl has done the same; ``inf`` where none does.
-            function: Undoes it. Allowed to be called again after it succeeded.
-        """
+        """Call `function` in the background until it succeeds or `seconds` have passed."""
         assert seconds > 0.0, "what a ttl has ended already needs no cleanup"
         with self._client.mutex:
             now = self._runtime.now()

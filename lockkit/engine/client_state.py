@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
 
+from lockkit.backend import Capabilities, LockBackend
 from lockkit.errors import ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import Capabilities, LockBackend
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["ClientState", "check_host"]
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant, Seconds
 
 RENEWAL_SHARE_MAX = 1 / 3
 """Two renewals may fail before the deadline comes near."""
@@ -30,9 +24,6 @@ def check_host(runtime: Runtime) -> None:
     Refuse a program in which lockkit's waits do not work.
 
     A program that has not imported eventlet or trio does not use it, so lockkit does not import it to find out.
-
-    Raises:
-        ConfigurationError: It runs on eventlet or trio.
     """
     host = instead = ""
     find = sys.modules.get
@@ -83,14 +74,7 @@ class ClientState:
     )
 
     def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
-        """
-        Start as open.
-
-        Args:
-            runtime: Of the API in use.
-            backend: Opened, without I/O.
-            open_backend: Opens another one, in a forked child.
-        """
+        """Start as open."""
         self.runtime = runtime
         self.mutex = runtime.mutex()
         self.backend: LockBackend | None = backend
@@ -130,12 +114,7 @@ class ClientState:
         return self._capabilities
 
     def ready(self) -> LockBackend:
-        """
-        Return the backend for a call that may do I/O; opens a new one after a fork.
-
-        Raises:
-            LockError: The client is closed, or belongs to another event loop.
-        """
+        """Return the backend for a call that may do I/O; opens a new one after a fork."""
         backend = self.backend
         if backend is None:
             if self.closed:
@@ -151,12 +130,7 @@ class ClientState:
         return backend
 
     def check_loop(self) -> None:
-        """
-        Check that the caller runs where the client belongs.
-
-        Raises:
-            LockError: In another event loop.
-        """
+        """Check that the caller runs where the client belongs."""
         try:
             self.runtime.bind()
         except RuntimeError as error:

@@ -30,40 +30,49 @@ import logging
 import os
 import sys
 import weakref
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from lockkit import observers, validation
-from lockkit.backend import CALL_SECONDS, Unknown, apart, split_space
+from lockkit.backend import (
+    CALL_SECONDS,
+    Capabilities,
+    Grant,
+    Holder,
+    LockBackend,
+    LossReason,
+    Unknown,
+    apart,
+    split_space,
+)
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState, check_host
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
-from lockkit.engine.listing import SPACE_OF, Listing
+from lockkit.engine.listing import SPACE_OF, Kind, Listing
 from lockkit.engine.notes import Notes
 from lockkit.engine.observation import ObservedCall
 from lockkit.engine.permits import PermitAcquisition
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.semaphore_caps import SemaphoreCaps, limit_of, with_limit
-from lockkit.engine.settings import DEFAULT_TTL, DEFAULT_UNAVAILABLE_AFTER, INHERIT, LIMIT_MAX, Inherit, LockSettings
+from lockkit.engine.settings import (
+    DEFAULT_TTL,
+    DEFAULT_UNAVAILABLE_AFTER,
+    INHERIT,
+    LIMIT_MAX,
+    Inherit,
+    LockSettings,
+    LostCallback,
+)
 from lockkit.engine.slots import SLOT_NAME_BYTES_MAX, SlotSearch, slot_name
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
-from lockkit.runtime import drive, in_forked_child, monotonic, wall_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from datetime import timedelta
-
-    from lockkit.backend import Capabilities, Grant, Holder, LockBackend, LossReason
-    from lockkit.engine.listing import Kind
-    from lockkit.engine.settings import LostCallback
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Engine"]
+from lockkit.runtime import Event, Runtime, drive, in_forked_child, monotonic, wall_clock
+from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -103,17 +112,7 @@ class Engine(Generic[L]):
         runtime: Runtime,
         make_lease: Callable[[Engine[L], LeaseRecord], L],
     ) -> None:
-        """
-        Open the backend, without I/O.
-
-        Args:
-            open_backend: Makes the backend (called again in a forked child) and returns the engine's own options.
-            runtime: Of the API in use.
-            make_lease: The lease class of that API.
-
-        Raises:
-            ConfigurationError: From `open_backend`.
-        """
+        """Open the backend, without I/O."""
         check_host(runtime)
         self.runtime = runtime
         self._make_lease = make_lease
@@ -154,12 +153,7 @@ class Engine(Generic[L]):
         _release_at_end_of_child()
 
     def __reduce__(self) -> NoReturn:
-        """
-        Refuse to be pickled: what clients, locks and elections share are connections and leases of this process.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse to be pickled: what clients, locks and elections share are connections and leases of this process."""
         message = (
             "lockkit clients and what they make cannot be pickled or copied: in the other process, connect to the same "
             "URL and use the same names"
@@ -200,13 +194,7 @@ class Engine(Generic[L]):
         nests: bool = False,
         label: str | None = None,
     ) -> LockSettings:
-        """
-        Validate the arguments of `Client.lock`. Nothing is sent.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            LockError: The client is closed.
-        """
+        """Validate the arguments of `Client.lock`. Nothing is sent."""
         if self.client.closed:
             raise self.client.closed_error()
         try:
@@ -231,17 +219,7 @@ class Engine(Generic[L]):
             raise
 
     def named(self, settings: LockSettings, name: str) -> LockSettings:
-        """
-        Return the settings for one call of a decorated function, whose arguments have completed the name.
-
-        Args:
-            settings: Of the lock, of a semaphore's permits, or of a record of once. Their name is the template, which
-                is the label unless there is one.
-            name: As the user would give it.
-
-        Raises:
-            ConfigurationError: The name is not valid.
-        """
+        """Return the settings for one call of a decorated function, whose arguments have completed the name."""
         space, template = split_space(settings.name)
         try:
             checked = validation.lock_name(name)
@@ -258,12 +236,7 @@ class Engine(Generic[L]):
         settings.about = self._about
 
     def check_readers(self, name: str) -> None:
-        """
-        Check that the backend has read locks.
-
-        Raises:
-            Unsupported: It has none.
-        """
+        """Check that the backend has read locks."""
         if not self.capabilities.shared_mode:
             message = (
                 f"{self.url} has no read locks (capabilities.shared_mode): use write() for readers too, or a backend "
@@ -272,20 +245,7 @@ class Engine(Generic[L]):
             raise Unsupported(message, name=name, backend=self.url)
 
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
-        """
-        Wait for the lock.
-
-        Args:
-            settings: What to acquire.
-            timeout: Seconds to wait, None without limit, 0 to try once.
-            name_holder: Have the error of a wait say who holds the lock.
-
-        Raises:
-            LockTimeout: It was busy for the whole wait.
-            BackendUnavailable: No answer to the end of the wait, or for ``unavailable_after`` without a timeout.
-            LockLost: A reentrant lease of this thread or task was lost.
-            LockError: The client is closed, or the caller would wait for itself.
-        """
+        """Wait for the lock."""
         backend = self.client.ready()
         if settings.about is not self._about:
             self._name_this_process(settings)
@@ -355,13 +315,7 @@ class Engine(Generic[L]):
         return sum([not await self._holders(name) for name in slots])
 
     def permit_settings(self, settings: LockSettings, limit: object) -> LockSettings:
-        """
-        Turn the settings of a lock into those of a permit of the semaphore of that name.
-
-        Raises:
-            Unsupported: The backend has no semaphores.
-            ConfigurationError: The limit is wrong, or the name too long.
-        """
+        """Turn the settings of a lock into those of a permit of the semaphore of that name."""
         assert settings.mode == "exclusive", "the settings of a lock"
         name, permits = settings.name, self.capabilities.permits
         if permits == "none":
@@ -387,20 +341,7 @@ class Engine(Generic[L]):
             return None
 
     def admit(self, settings: LockSettings, grant: Grant, started: Instant) -> L | None:
-        """
-        Turn a grant into a lease, watched and renewed from now on.
-
-        Args:
-            settings: What was asked for.
-            grant: The backend's answer.
-            started: Before the request was sent, client monotonic clock.
-
-        Returns:
-            The lease; None if its deadline has passed already.
-
-        Raises:
-            LockError: The client is closed, or no thread can be started for the watch.
-        """
+        """Turn a grant into a lease, watched and renewed from now on."""
         client, leases = self.client, self.leases
         record = LeaseRecord(client, grant, settings, started, leases)
         if record.valid_until <= self.runtime.now():
@@ -429,14 +370,7 @@ class Engine(Generic[L]):
     # -- the lease: asking the backend -----------------------------------------------------------------------------
 
     async def extend(self, record: LeaseRecord, ttl: Seconds | timedelta | None) -> None:
-        """
-        Set the time left to `ttl` (None: the lease's ttl). Never adds.
-
-        Raises:
-            LockLost: The lease is not held.
-            BackendUnavailable: No answer; the deadline stays, or is the earlier one that was asked for.
-            ConfigurationError: The ttl is wrong.
-        """
+        """Set the time left to `ttl` (None: the lease's ttl). Never adds."""
         grant, client = record.grant, self.client
         with validation.about(grant.name, self.url):
             wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
@@ -451,15 +385,7 @@ class Engine(Generic[L]):
         record.check()
 
     async def update(self, record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> None:
-        """
-        Replace the application's metadata of a held lease.
-
-        Raises:
-            LockLost: The lease is not held.
-            BackendUnavailable: No answer; the backend may have the new metadata or the old.
-            ConfigurationError: The metadata cannot be stored.
-            Unsupported: The backend cannot replace it.
-        """
+        """Replace the application's metadata of a held lease."""
         grant, client = record.grant, self.client
         name, url = grant.name, self.url
         record.check()
@@ -482,12 +408,7 @@ class Engine(Generic[L]):
             record.metadata = text
 
     async def confirm(self, record: LeaseRecord) -> bool:
-        """
-        Ask the backend whether the lease still holds the lock; a "no" marks it as lost.
-
-        Raises:
-            BackendUnavailable: It cannot be asked.
-        """
+        """Ask the backend whether the lease still holds the lock; a "no" marks it as lost."""
         if not record.held:
             return False
         backend, name = self.client.ready(), record.grant.name
@@ -503,15 +424,7 @@ class Engine(Generic[L]):
         return False
 
     async def downgrade(self, record: LeaseRecord) -> None:
-        """
-        Turn a write lease into a read lease; no waiting writer gets in between.
-
-        Raises:
-            LockError: It is no write lease.
-            LockLost: It is not held.
-            Unsupported: The backend cannot do it in one step.
-            BackendUnavailable: No answer. The lease is held for writing or for reading; call again.
-        """
+        """Turn a write lease into a read lease; no waiting writer gets in between."""
         grant, client = record.grant, self.client
         record.check()
         if record.mode != "exclusive":
@@ -530,11 +443,9 @@ class Engine(Generic[L]):
     # -- for the backend -------------------------------------------------------------------------------------------
 
     def lost(self, owner: str, reason: LossReason) -> None:
-        """See `lockkit.backend.Host.lost`."""
         self.leases.lost_at_backend(owner, reason)
 
     def confirm_soon(self) -> None:
-        """See `lockkit.backend.Host.confirm_soon`."""
         with self.client.mutex:
             self.renewer.renew_soon()
 
@@ -560,13 +471,7 @@ class Engine(Generic[L]):
             )
 
     def names(self, prefix: str, kind: Kind = "lock") -> Listing:
-        """
-        List what is held of a kind. Nothing is sent yet.
-
-        Raises:
-            ConfigurationError: The prefix or the kind is wrong.
-            LockError: The client is closed.
-        """
+        """List what is held of a kind. Nothing is sent yet."""
         if self.client.closed:
             raise self.client.closed_error()
         if kind not in SPACE_OF:
@@ -684,12 +589,7 @@ class Engine(Generic[L]):
         assert not self.leases.records, "the leases are the parent's"
 
     def exit(self, until: Instant) -> Event | None:
-        """
-        Release what is held while the interpreter exits (rule 9).
-
-        Returns:
-            The event that is set when it is done; None if it is done already, or nothing was held.
-        """
+        """Release what is held while the interpreter exits (rule 9)."""
         if not self.releases.outstanding:
             return None
         assert not self._ended, "a client that is closed holds nothing"

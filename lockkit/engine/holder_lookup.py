@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from lockkit.backend import decode_metadata
+from lockkit.backend import LockBackend, decode_metadata
+from lockkit.engine.client_state import ClientState
 from lockkit.errors import LockError, LockHolder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.backend import LockBackend
-    from lockkit.engine.client_state import ClientState
-    from lockkit.runtime import Event
-    from lockkit.units import Seconds
-
-__all__ = ["HolderLookups", "holder_of"]
+from lockkit.runtime import Event
+from lockkit.units import Seconds
 
 log = logging.getLogger("lockkit")
 
 
 def holder_of(owner: str, metadata: Mapping[str, object] | str | None) -> LockHolder:
-    """
-    Describe a holder.
-
-    Args:
-        owner: Its owner id.
-        metadata: As stored with the lock, decoded or not.
-    """
+    """Describe a holder."""
     about = decode_metadata(metadata) if metadata is None or isinstance(metadata, str) else metadata
     host, pid, text = about.get("host"), about.get("pid"), about.get("text")
     return LockHolder(
@@ -56,17 +43,7 @@ class HolderLookups:
         self._pending = {}
 
     async def ask(self, backend: LockBackend, name: str, seconds: Seconds) -> LockHolder | None:
-        """
-        Ask who holds a lock.
-
-        Args:
-            backend: To ask.
-            name: The lock.
-            seconds: How long to wait for the answer. A backend that hangs delays the caller no longer.
-
-        Returns:
-            The first holder; None if there is none, or no answer in time.
-        """
+        """Ask who holds a lock."""
         runtime, lookup = self._client.runtime, self._pending.get(name)
         if lookup is None or lookup.done.is_set():
             lookup = _Lookup(runtime.event())

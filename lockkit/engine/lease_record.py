@@ -17,29 +17,16 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lockkit.engine.settings import drift_margin
+from lockkit.backend import Grant, LossReason, Mode, Renewed
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.settings import LockSettings, LostCallback, drift_margin
 from lockkit.errors import LockLost
+from lockkit.runtime import Event
+from lockkit.units import Instant, Seconds
 
 if TYPE_CHECKING:
     import weakref
 
-    from lockkit.backend import Grant, LossReason, Mode, Renewed
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.settings import LockSettings, LostCallback
-    from lockkit.runtime import Event
-    from lockkit.units import Instant, Seconds
-
-__all__ = [
-    "HELD",
-    "LOSS_REASONS",
-    "LOST",
-    "RELEASED",
-    "RELEASING",
-    "UNCONFIRMED",
-    "LeaseRecord",
-    "LeaseState",
-    "RenewalPlan",
-]
 
 LATE_SECONDS = 120.0
 """How long a request that was not answered may still reach the server, seconds: a kernel goes on sending for a
@@ -114,13 +101,7 @@ class RenewalPlan:
     )
 
     def __init__(self, settings: LockSettings, since: Instant) -> None:
-        """
-        Begin without a renewal; `LeaseRecord.set_deadline` says when the first is due.
-
-        Args:
-            settings: Of the lock.
-            since: Before the request was sent that was granted.
-        """
+        """Begin without a renewal; `LeaseRecord.set_deadline` says when the first is due."""
         self.next_at = 0.0 if settings.renew else inf
         self.until = inf if settings.max_hold is None else since + settings.max_hold
         self.grace = settings.grace
@@ -231,16 +212,7 @@ class LeaseRecord:
         since: Instant,
         losses: LossHandler,
     ) -> None:
-        """
-        Start as held once, by the thread or task that calls this.
-
-        Args:
-            client: The client's state.
-            grant: The backend's answer.
-            settings: What was asked for.
-            since: Before the request was sent.
-            losses: Called when the lease has expired.
-        """
+        """Start as held once, by the thread or task that calls this."""
         self.client = client
         self.grant = grant
         self.metadata = settings.metadata
@@ -299,12 +271,7 @@ class LeaseRecord:
         return max(0.0, self.valid_until - self.client.runtime.now()) if self.held else 0.0
 
     def check(self) -> None:
-        """
-        Raise unless held.
-
-        Raises:
-            LockLost: It is not.
-        """
+        """Raise unless held."""
         # As `held`, without its two calls: bodies check often.
         if self.state is HELD and self.client.runtime.now() < self.valid_until:
             return
@@ -348,13 +315,7 @@ class LeaseRecord:
     # -- the deadline ----------------------------------------------------------------------------------------------
 
     def set_deadline(self, anchor: Instant, ttl: Seconds) -> None:
-        """
-        Set the deadline, and plan the next renewal if there is to be one.
-
-        Args:
-            anchor: When the granting request was sent, or earlier, client monotonic clock.
-            ttl: For how long the server keeps the lock from then on, seconds.
-        """
+        """Set the deadline, and plan the next renewal if there is to be one."""
         plan = self.renewal
         believed = ttl
         if plan.unanswered_ttl != inf:
@@ -375,16 +336,7 @@ class LeaseRecord:
         assert self.valid_until < anchor + ttl, "never later than the server's own end of the lease"
 
     def renewed(self, outcome: Renewed, sent: Instant) -> bool:
-        """
-        Move the deadline after the backend has renewed the lease. Under the client's mutex.
-
-        Args:
-            outcome: The backend's answer.
-            sent: Before the request was sent, client monotonic clock.
-
-        Returns:
-            Whether earlier renewals had failed.
-        """
+        """Move the deadline after the backend has renewed the lease. Under the client's mutex."""
         # It may be dropped at any time, without the mutex.
         assert self.state is not LOST, "lost is final"
         if outcome.ttl is not None:

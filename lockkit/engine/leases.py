@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from datetime import timedelta
 from itertools import islice, takewhile
 from operator import attrgetter, not_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit import validation
+from lockkit.backend import Grant, LossReason
 from lockkit.engine import observation
-from lockkit.engine.lease_record import HELD, LOST, RELEASED
+from lockkit.engine.cleanup import PendingCleanups
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import HELD, LOST, RELEASED, LeaseRecord, LeaseState
 from lockkit.engine.report import Report
+from lockkit.engine.settings import LockSettings, LostCallback
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from datetime import timedelta
-
-    from lockkit.backend import Grant, LossReason
-    from lockkit.engine.cleanup import PendingCleanups
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord, LeaseState
-    from lockkit.engine.settings import LockSettings, LostCallback
-    from lockkit.units import Seconds
-
-__all__ = ["Leases"]
+from lockkit.units import Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -149,12 +143,7 @@ class Leases:
         return next((record for record in self.all() if record.grant.name == name), None)
 
     def reenter(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - the lease class of the API in use
-        """
-        Return the lease of a lock that the current thread or task holds already, counted once more; None without one.
-
-        Raises:
-            LockLost: It was lost.
-        """
+        """Return the lease that the current thread or task already holds, counted once more; None without one."""
         client = self._client
         record = self.reentrant.get((client.runtime.current(), settings.name))
         if record is None:
@@ -173,12 +162,7 @@ class Leases:
         return lease
 
     async def refuse_write_inside_read(self, settings: LockSettings) -> None:
-        """
-        Refuse a writer whose own thread or task holds the lock for reading.
-
-        Raises:
-            LockError: It does, so the writer would wait for itself.
-        """
+        """Refuse a writer whose own thread or task holds the lock for reading."""
         name = settings.name
         record = self.reentrant.get((self._client.runtime.current(), name))
         if record is None or record.mode != "shared" or await self.handed_over(record):
@@ -190,12 +174,7 @@ class Leases:
         raise LockError(message, name=name, backend=self._client.url)
 
     def dropped(self, record: LeaseRecord) -> bool:
-        """
-        Stop renewing a lease that nothing refers to any more.
-
-        Returns:
-            Whether it was dropped by mistake: it was neither lost nor ended by closing the client.
-        """
+        """Stop renewing a lease that nothing refers to any more."""
         # No mutex: the garbage collector may run this in a thread that holds it.
         mistake = record.state is HELD and not self._client.closed
         if record.state is HELD:
@@ -223,14 +202,7 @@ class Leases:
     # -- loss ------------------------------------------------------------------------------------------------------
 
     def lose(self, record: LeaseRecord, reason: LossReason, *, state: LeaseState = HELD) -> None:
-        """
-        Mark a lease as lost, once, and notify its holder.
-
-        Args:
-            record: The lease.
-            reason: Why.
-            state: Without effect if the lease is in another state.
-        """
+        """Mark a lease as lost, once, and notify its holder."""
         assert state is HELD or state is RELEASED, "a lease is lost while it is held, or when its release finds it gone"
         client = self._client
         with client.mutex:
@@ -266,7 +238,6 @@ class Leases:
         return callbacks
 
     def lost_at_backend(self, owner: str, reason: LossReason) -> None:
-        """See `lockkit.backend.Host.lost`."""
         # First this: the lease may have been granted, and another thread may be about to add it.
         self.early_losses[owner] = reason
         record = self.records.get(owner)
@@ -348,14 +319,7 @@ class Leases:
     # -- the end of the client -------------------------------------------------------------------------------------
 
     def end_all(self, unreleased: dict[str, Grant], *, notify: bool) -> None:
-        """
-        End every lease: one under which a ``with`` block runs is lost, the others are released.
-
-        Args:
-            unreleased: Gets the grants that have to be freed at the backend, by owner, before the first lease ends: an
-                interrupt halfway loses none, and this may be called again.
-            notify: Call the holders' callbacks.
-        """
+        """End every lease: one under which a ``with`` block runs is lost, the others are released."""
         callbacks: list[tuple[LeaseRecord, LostCallback]] = []
         with self._client.mutex:
             records = self.all()

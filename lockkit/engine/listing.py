@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from lockkit.backend import apart, split_space
+from lockkit.backend import NamesPage, apart, split_space
+from lockkit.engine.client_state import ClientState
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.backend import NamesPage
-    from lockkit.engine.client_state import ClientState
-
-__all__ = ["SPACE_OF", "Kind", "Listing"]
 
 Kind = Literal["lock", "semaphore", "once"]
 """What has a name: a lock (also an election, a read/write lock), a semaphore, or the key of once."""
@@ -30,14 +24,7 @@ class Listing:
     """
 
     def __init__(self, client: ClientState, prefix: str, kind: Kind) -> None:
-        """
-        Read nothing yet.
-
-        Args:
-            client: Whose backend is asked.
-            prefix: Already validated.
-            kind: Of what.
-        """
+        """Read nothing yet."""
         self._client = client
         self._prefix = prefix
         self._kind = kind
@@ -45,14 +32,7 @@ class Listing:
         self._semaphores: set[str] = set()
 
     async def page(self) -> Sequence[str] | None:
-        """
-        Read the next names; None at the end.
-
-        Raises:
-            BackendUnavailable: No answer. The next call asks for the same page.
-            Unsupported: The backend cannot list its locks.
-            LockError: The client is closed.
-        """
+        """Read the next names; None at the end."""
         space = SPACE_OF[self._kind]
         asked = apart(space, self._prefix) if space else self._prefix
         while self._last is None or self._last.next is not None:

@@ -7,17 +7,12 @@ So 1,000 threads or tasks waiting for one lock cost the backend one contender.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
 from weakref import ref
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["LocalQueues", "Ticket"]
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 LOOK_SECONDS = 2.0
 """How often a waiter makes sure that the head in front of it still exists, seconds. If an interrupt tears a head out of
@@ -53,17 +48,7 @@ class LocalQueues:
         self._drained: Event | None = None
 
     def enter(self, name: str, ticket: Ticket, wait: bool) -> bool:  # noqa: FBT001 - faster than by its name
-        """
-        Join the queue.
-
-        Args:
-            name: The lock.
-            ticket: A new one, which the caller keeps until `leave`.
-            wait: Stay also if another call is in front.
-
-        Returns:
-            Whether this is the head. After `close` nobody is, for whom `close` would not have waited.
-        """
+        """Join the queue."""
         with self._mutex:
             queue = self._queues.get(name)
             if (queue is None or _head(queue) is None) and not self._closed:
@@ -79,19 +64,7 @@ class LocalQueues:
     async def wait_for_turn(
         self, name: str, ticket: Ticket, until: Instant, warn_at: Instant, warn: Callable[[], None]
     ) -> bool:
-        """
-        Wait to become the head.
-
-        Args:
-            name: The lock.
-            ticket: As for `enter`, which put it behind another.
-            until: Client monotonic clock; ``inf`` without limit.
-            warn_at: Client monotonic clock: call `warn` if it takes longer.
-            warn: Called at most once.
-
-        Returns:
-            Whether this is the head; False if the time is over or the client is closed.
-        """
+        """Wait to become the head."""
         turn = ticket.turn
         assert turn is not None, "only a ticket behind another waits"
         while not self._closed:

@@ -15,15 +15,11 @@ import os
 import sys
 import traceback
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.engine.leases import Leases
-
-__all__ = ["EDGES_MAX", "LockOrder", "of_client"]
+from lockkit.engine.leases import Leases
 
 VARIABLE = "LOCKKIT_DEBUG_ORDER"
 
@@ -61,17 +57,7 @@ class LockOrder:
         self._clients.add(leases)
 
     def waits(self, name: str, url: str, who: object) -> str | None:
-        """
-        Record that a thread or task is about to wait for a lock.
-
-        Args:
-            name: The lock.
-            url: Its backend.
-            who: From ``runtime.current()``.
-
-        Returns:
-            A warning, if this closes a circle that was not known.
-        """
+        """Record that a thread or task is about to wait for a lock."""
         wanted = _Key(name, url)
         warning = None
         for held in self._held_by(who):

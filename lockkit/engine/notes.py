@@ -8,19 +8,13 @@ step, so a holder that has lost its lease never overwrites the note of the next 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
-from lockkit.backend import CALL_SECONDS, NOTE_BYTES_MAX, split_space
+from lockkit.backend import CALL_SECONDS, NOTE_BYTES_MAX, Note, split_space
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.leases import Leases
 from lockkit.errors import BackendUnavailable, Unsupported
-
-if TYPE_CHECKING:
-    from lockkit.backend import Note
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.leases import Leases
-    from lockkit.units import Seconds
-
-__all__ = ["Notes"]
+from lockkit.units import Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -39,15 +33,7 @@ class Notes:
         self._leases = leases
 
     def require(self, what: str) -> None:
-        """
-        Check that the backend has notes.
-
-        Args:
-            what: What needs them, for the message.
-
-        Raises:
-            Unsupported: It has none.
-        """
+        """Check that the backend has notes."""
         if not self._client.capabilities.notes:
             url = self._client.url
             message = (
@@ -57,12 +43,7 @@ class Notes:
             raise Unsupported(message, backend=url)
 
     async def read(self, name: str) -> Note | None:
-        """
-        Read the note on a lock in one round trip; None if there is none.
-
-        Raises:
-            BackendUnavailable: No answer.
-        """
+        """Read the note on a lock in one round trip; None if there is none."""
         backend = self._client.ready()
         try:
             return await backend.read_note(name)
@@ -73,12 +54,7 @@ class Notes:
             )
 
     async def clock(self) -> float:
-        """
-        Ask for the backend's wall clock, Unix time.
-
-        Raises:
-            BackendUnavailable: No answer.
-        """
+        """Ask for the backend's wall clock, Unix time."""
         try:
             return await self._client.ready().clock()
         except BackendUnavailable as error:
@@ -90,15 +66,6 @@ class Notes:
 
         Retries while the backend does not answer and the lease is held, for one ttl at most: a server that is full
         renews for ever, and takes no note.
-
-        Args:
-            record: The lease.
-            text: At most `NOTE_BYTES_MAX` UTF-8 bytes.
-            keep: Life of the note, seconds, from now on by the server's clock.
-
-        Raises:
-            LockLost: The lease ended first. If the backend did not answer, the note may have been written.
-            BackendUnavailable: No answer for a ttl. The note may have been written.
         """
         assert len(text.encode()) <= NOTE_BYTES_MAX, "checked by the primitive, which knows what is too long"
         runtime, pause = self._client.runtime, RETRY_SECONDS_MIN

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockkit import observers
-from lockkit.backend import split_space
+from lockkit.backend import Mode, split_space
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, LockTimeout
-from lockkit.observers import LockEvent
+from lockkit.observers import Call, LockEvent
 from lockkit.runtime import wall_clock
-
-if TYPE_CHECKING:
-    from lockkit.backend import Mode
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.settings import LockSettings
-    from lockkit.observers import Call
-    from lockkit.units import Seconds
-
-__all__ = ["ObservedCall", "of_lease", "post", "public", "undone"]
+from lockkit.units import Seconds
 
 
 class ObservedCall:
@@ -69,14 +61,7 @@ class ObservedCall:
 
 
 def of_lease(record: LeaseRecord, reason: str | None = None, late: Seconds | None = None) -> LockEvent:
-    """
-    Make the event of a lease.
-
-    Args:
-        record: Of the lease.
-        reason: See `LockEvent`.
-        late: See `LockEvent`.
-    """
+    """Make the event of a lease."""
     grant, client = record.grant, record.client
     name, mode = public(client, grant.name, record.mode)
     held = client.runtime.now() - record.since

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from lockkit.backend import CALL_SECONDS
+from lockkit.backend import CALL_SECONDS, Busy, LockBackend
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
-from lockkit.engine.semaphore_caps import LOOK_SECONDS
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.semaphore_caps import LOOK_SECONDS, SemaphoreCaps
+from lockkit.engine.settings import LockSettings
 from lockkit.engine.slots import no_free_permit
-
-if TYPE_CHECKING:
-    from lockkit.backend import Busy, LockBackend
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.semaphore_caps import SemaphoreCaps
-    from lockkit.engine.settings import LockSettings
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["PermitAcquisition"]
+from lockkit.units import Instant, Seconds
 
 L = TypeVar("L")
 
@@ -35,23 +29,13 @@ class PermitAcquisition(Acquisition[L]):
         timeout: Seconds | None,
         caps: SemaphoreCaps,
     ) -> None:
-        """
-        Start the clock.
-
-        Args:
-            context: The client's.
-            backend: To ask.
-            settings: What to acquire.
-            timeout: Seconds to wait, None without limit, 0 to try once.
-            caps: What the client knows of caps.
-        """
+        """Start the clock."""
         assert settings.mode == "permit", "anything else is one lock"
         super().__init__(context, backend, settings, timeout)
         self._caps = caps
         self._cap: int | None = None
 
     async def run(self) -> L:
-        """See `Acquisition.run`."""
         self._caps.compare(self._settings)
         return await super().run()
 

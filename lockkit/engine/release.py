@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import logging
 from math import inf
-from typing import TYPE_CHECKING
 
 from lockkit import observers
+from lockkit.backend import Grant
 from lockkit.engine import observation
-from lockkit.engine.cleanup import RELEASE_SECONDS
-from lockkit.engine.lease_record import HELD, RELEASED, RELEASING, UNCONFIRMED
+from lockkit.engine.cleanup import RELEASE_SECONDS, PendingCleanups
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import HELD, RELEASED, RELEASING, UNCONFIRMED, LeaseRecord
+from lockkit.engine.leases import Leases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
-
-if TYPE_CHECKING:
-    from lockkit.backend import Grant
-    from lockkit.engine.cleanup import PendingCleanups
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.leases import Leases
-    from lockkit.runtime import Event
-    from lockkit.units import Instant
-
-__all__ = ["Releases"]
+from lockkit.runtime import Event
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -47,17 +40,7 @@ class Releases:
     # -- one lease -------------------------------------------------------------------------------------------------
 
     async def release(self, record: LeaseRecord, answer_by: Instant = inf) -> None:
-        """
-        Give the lock back.
-
-        Args:
-            record: The lease.
-            answer_by: When to be back if that is earlier than usual, client monotonic clock.
-
-        Raises:
-            LockLost: It was lost before.
-            BackendUnavailable: No answer; renewal has stopped, call again or leave it to the ttl.
-        """
+        """Give the lock back."""
         client, grant = self._client, record.grant
         while True:
             # Without a function of its own: leaving a reentrant lock must need no more stack than entering it again.
@@ -140,18 +123,7 @@ class Releases:
         return record.release_done
 
     async def _failed(self, record: LeaseRecord, error: BaseException, *, begun: bool, first: bool) -> None:
-        """
-        Say what failed, and send a release again that was cancelled or interrupted: it may not have been sent.
-
-        Args:
-            record: The lease.
-            error: What was raised.
-            begun: By a release that has begun; else nothing was sent.
-            first: No other release was sent for this lease before.
-
-        Raises:
-            BackendUnavailable: `error`, with the lock and the backend.
-        """
+        """Say what failed, and send a release again that was cancelled or interrupted: it may not have been sent."""
         client, grant = self._client, record.grant
         if begun and first:
             observation.post("released", record, "unconfirmed")
@@ -174,17 +146,7 @@ class Releases:
                 raise
 
     async def leave(self, record: LeaseRecord, error: BaseException | None, answer_by: Instant = inf) -> None:
-        """
-        Release at the end of a ``with`` block.
-
-        Args:
-            record: The lease of the block.
-            error: What the body raised. It goes on unchanged, with a note: a release error never hides it.
-            answer_by: As for `release`.
-
-        Raises:
-            LockLost: The body ended well but was not protected to its end (unless ``raise_on_lost=False``).
-        """
+        """Release at the end of a ``with`` block."""
         try:
             await self.release(record, answer_by)
         except LockLost as lost:
@@ -212,10 +174,6 @@ class Releases:
         End and free every lease: the client, its event loop or the interpreter ends.
 
         One under which a ``with`` block runs is lost for that block, which must not end as if it had been protected.
-
-        Args:
-            answer_by: When to be back, client monotonic time.
-            notify: Call the holders' callbacks.
         """
         # Kept until they have been sent: if this is cancelled or interrupted, it is called again.
         self._leases.end_all(self._unreleased, notify=notify)

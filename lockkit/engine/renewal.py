@@ -16,31 +16,23 @@ and adds all that are still held whenever it wakes up.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Any
 
 from lockkit import observers
-from lockkit.backend import Gone, Renewed, Unknown
+from lockkit.backend import Gone, LockBackend, LossReason, Renewal, Renewed, Unknown
 from lockkit.background import Background
 from lockkit.engine import observation
 from lockkit.engine.agenda import Agenda
-from lockkit.engine.lease_record import HELD, LOST
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import HELD, LOST, LeaseRecord
+from lockkit.engine.leases import Leases
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-    from typing import Any
-
-    from lockkit.backend import LockBackend, LossReason, Renewal
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.leases import Leases
-    from lockkit.runtime import Event, Work
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Renewer"]
+from lockkit.runtime import Event, Work
+from lockkit.units import Instant, Seconds
 
 LINGER = 10.0
 """Seconds that an idle watch or renewer stays. Shorter starts threads more often; longer keeps a dropped client."""
@@ -68,14 +60,7 @@ class Renewer:
     def __init__(
         self, client: ClientState, leases: Leases, loop_ended: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        """
-        Start nothing yet.
-
-        Args:
-            client: The client's state.
-            leases: To renew and to watch.
-            loop_ended: Run when the event loop ends and nothing but background work is left in it.
-        """
+        """Start nothing yet."""
         self._client = client
         self._runtime = client.runtime
         self._leases = leases
@@ -141,12 +126,7 @@ class Renewer:
     # -- called without the mutex ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """
-        Make sure that the watch runs.
-
-        Raises:
-            RuntimeError: It cannot be started.
-        """
+        """Make sure that the watch runs."""
         if not self._watching.running:
             self._watching.start()
 
@@ -161,9 +141,6 @@ class Renewer:
         Have the watch run this in its own thread.
 
         While the interpreter exits no thread can be started (Python 3.12 and later), but those that run go on.
-
-        Returns:
-            The event that is set when it has run; None if the watch does not run.
         """
         if not self._watching.running:
             return None
@@ -415,14 +392,7 @@ class Renewer:
         return outcome.reason if isinstance(outcome, Gone) else None
 
     def _plan_retry(self, record: LeaseRecord, now: Instant, spread: float) -> None:
-        """
-        Plan the next try after a renewal without an answer. Under the mutex.
-
-        Args:
-            record: The lease.
-            now: The time.
-            spread: Random factor of the pause.
-        """
+        """Plan the next try after a renewal without an answer. Under the mutex."""
         # It may be dropped at any time, without the mutex.
         assert record.state is not LOST, "lost is final"
         plan, left = record.renewal, record.valid_until - now
@@ -438,21 +408,7 @@ class Renewer:
     # -- on the holder's request -----------------------------------------------------------------------------------
 
     async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: Seconds) -> Renewal:
-        """
-        Renew one lease for another ttl.
-
-        Args:
-            record: The lease.
-            backend: To ask.
-            ttl: Seconds from now on, and for the renewals to come.
-
-        Returns:
-            The backend's answer, which has been applied.
-
-        Raises:
-            LockLost: The lease is not held.
-            BackendUnavailable: No answer; the deadline stays, or is the earlier one that was asked for.
-        """
+        """Renew one lease for another ttl."""
         outcome: Renewal = Unknown(InterruptedError("cut short"))
         call, started = object(), self._runtime.now()
         try:

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from lockkit.backend import Grant
 from lockkit.background import Background
-from lockkit.engine.lease_record import HELD
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import HELD, LeaseRecord
+from lockkit.units import Instant, Seconds
 from lockkit.validation import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from lockkit.backend import Grant
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 

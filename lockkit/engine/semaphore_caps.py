@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.backend import apart, split_space
 from lockkit.background import SingleRun
-from lockkit.engine.settings import LIMIT_MAX
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.notes import Notes
+from lockkit.engine.settings import LIMIT_MAX, LockSettings
 from lockkit.engine.slots import slot_name
 from lockkit.errors import ConfigurationError, LockError, LockTimeout, Unsupported
+from lockkit.units import Instant, Seconds
 from lockkit.validation import decode_json, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.engine.client_state import ClientState
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.notes import Notes
-    from lockkit.engine.settings import LockSettings
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["CAPS_NAME", "LOOK_SECONDS", "SemaphoreCaps", "with_limit"]
 
 log = logging.getLogger("lockkit")
 
@@ -89,12 +83,7 @@ class SemaphoreCaps:
         self._asking = SingleRun(self._client.runtime, "lockkit-caps", self._ask)
 
     def require(self, name: str) -> None:
-        """
-        Check that semaphores of this backend can be capped.
-
-        Raises:
-            Unsupported: They cannot.
-        """
+        """Check that semaphores of this backend can be capped."""
         capabilities = self._client.capabilities
         if not capabilities.notes or capabilities.permits != "native":
             url = self._client.url
@@ -105,12 +94,7 @@ class SemaphoreCaps:
             raise Unsupported(message, name=name, backend=url)
 
     async def read(self) -> dict[str, int]:
-        """
-        Ask for all caps.
-
-        Raises:
-            BackendUnavailable: No answer.
-        """
+        """Ask for all caps."""
         note = await self._notes.read(CAPS_NAME)
         try:
             caps = {} if note is None else decode_json(note.text)
@@ -129,18 +113,7 @@ class SemaphoreCaps:
         return good
 
     async def write(self, record: LeaseRecord, name: str, cap: int | None) -> None:
-        """
-        Change one cap.
-
-        Args:
-            record: The lease on `CAPS_NAME`.
-            name: The semaphore.
-            cap: None removes it.
-
-        Raises:
-            LockLost: The lease ended first.
-            BackendUnavailable: No answer.
-        """
+        """Change one cap."""
         assert record.grant.name == CAPS_NAME, "else two changes could undo one another"
         caps = await self.read()
         caps.pop(name, None)
@@ -151,13 +124,7 @@ class SemaphoreCaps:
         self._client.wake()  # the calls that wait because it was 0
 
     async def cap(self, name: str, seconds: Seconds) -> int | None:
-        """
-        Return the cap of a semaphore, None without one.
-
-        Args:
-            name: The semaphore, as `apart` names it.
-            seconds: How long to wait for the backend. Without an answer what was known last counts.
-        """
+        """Return the cap of a semaphore, None without one."""
         space, given = split_space(name)
         assert space == "sem", "a lock of the same name has no cap"
         if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:

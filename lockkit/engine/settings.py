@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from datetime import timedelta
+from typing import Any, Final, TypedDict
 
+from lockkit.backend import Mode
 from lockkit.errors import ConfigurationError
+from lockkit.units import Seconds
 from lockkit.validation import nearest, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-
-    from lockkit.backend import Mode
-    from lockkit.units import Seconds
-
-__all__ = [
-    "DEFAULT_TTL",
-    "DEFAULT_UNAVAILABLE_AFTER",
-    "INHERIT",
-    "LIMIT_MAX",
-    "Inherit",
-    "LockOptions",
-    "LockSettings",
-    "LostCallback",
-    "drift_margin",
-    "skipping_timeout",
-]
 
 DEFAULT_TTL = 30.0
 """Seconds. Longer keeps a crashed holder's lock longer; shorter loses leases to shorter pauses and outages."""
@@ -110,12 +93,6 @@ def drift_margin(ttl: Seconds) -> float:
 
     ``ttl * 0.01 + 0.002``, from the Redlock description: 1 % of the ttl, and 2 ms for the granularity of the server's
     expiry. Larger gives up leases earlier than needed; smaller trusts the two clocks more than Redlock does.
-
-    Args:
-        ttl: Lease time, seconds.
-
-    Returns:
-        Seconds.
     """
     return ttl * 0.01 + 0.002
 
@@ -123,21 +100,7 @@ def drift_margin(ttl: Seconds) -> float:
 def skipping_timeout(
     on_busy: object, timeout: Seconds | timedelta | Inherit | None, *, name: object, backend: str
 ) -> Seconds | timedelta:
-    """
-    Check ``on_busy`` where it is not "raise", and decide how long a call waits before it is skipped.
-
-    Args:
-        on_busy: As given.
-        timeout: As given. By default 0, as in ``try_acquire``, whatever the client's default is.
-        name: The lock, for the error.
-        backend: URL of its backend without the password, for the error.
-
-    Returns:
-        Seconds to wait.
-
-    Raises:
-        ConfigurationError: ``on_busy`` is no known word, or the call would wait without limit and never be skipped.
-    """
+    """Check ``on_busy`` where it is not "raise", and decide how long a call waits before it is skipped."""
     name = name if isinstance(name, str) else None
     if on_busy != "skip":
         words = ["raise", "skip"]

@@ -10,20 +10,15 @@ have two nodes that no other two of them share. A lock for each slot has one hol
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from lockkit.backend import SlotName, split_space
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, LockTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from lockkit.engine.settings import LockSettings
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["SLOT_NAME_BYTES_MAX", "SlotSearch", "no_free_permit", "slot_name"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant, Seconds
 
 SLOT_NAME_BYTES_MAX = 240
 """Longest name of a semaphore, UTF-8 bytes, where the number of the slot is added to it."""
@@ -68,15 +63,7 @@ class SlotSearch:
     """
 
     def __init__(self, runtime: Runtime, settings: LockSettings, url: str, unavailable_after: Seconds) -> None:
-        """
-        Start the clock.
-
-        Args:
-            runtime: Of the client.
-            settings: Of the permit.
-            url: Of the backend, for messages.
-            unavailable_after: Seconds without an answer after which a wait without timeout gives up.
-        """
+        """Start the clock."""
         assert settings.limit > 0, "a semaphore without slots would be searched for ever"
         self.slot = 0
         self._runtime = runtime
@@ -87,17 +74,7 @@ class SlotSearch:
         self._answered_at = self._began
 
     async def run(self, acquire: Acquire[L_co], timeout: Seconds | None) -> L_co:
-        """
-        Acquire the lock of a slot.
-
-        Args:
-            acquire: Acquires a lock.
-            timeout: Seconds to wait; None without limit, 0 looks at each slot once.
-
-        Raises:
-            LockTimeout: No permit was free.
-            LockError: See `Engine.acquire`.
-        """
+        """Acquire the lock of a slot."""
         assert self._settings.mode == "permit", "only semaphores have slots"
         deadline = None if timeout is None else self._began + timeout
         while True:

@@ -6,21 +6,17 @@ Needs ``pip install 'lockkit[alembic]'`` and a driver of the database.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from datetime import timedelta
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import ArgumentError
 
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.migrations import LOCK_NAME, client_for, is_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import timedelta
-
-    from lockkit.sync import Client, Lease
-    from lockkit.units import Seconds
+from lockkit.sync import Client, Lease
+from lockkit.units import Seconds
 
 __all__ = ["migration_lock"]
 

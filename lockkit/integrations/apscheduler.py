@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from apscheduler.events import EVENT_SCHEDULER_SHUTDOWN, EVENT_SCHEDULER_STARTED
@@ -18,14 +18,12 @@ from apscheduler.jobstores.base import JobLookupError
 
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.sync.client import Client
+from lockkit.sync.election import Term
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from apscheduler.schedulers.base import BaseScheduler
 
-    from lockkit.sync.election import Term
-    from lockkit.units import Seconds
 
 __all__ = ["Leadership", "leader_only"]
 

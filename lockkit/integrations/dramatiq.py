@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
 
 import dramatiq
 from dramatiq.errors import Retry
@@ -20,12 +22,7 @@ from lockkit.integrations.jobs import (
     current_lease,
     locked_function,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["ActorBusy", "current_lease", "locked_actor"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from enum import Enum
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from fastapi import Depends, Request, params
 from fastapi.exceptions import RequestValidationError
@@ -19,12 +20,7 @@ from lockkit.aio import Client, Lease
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.idempotency import IdempotencyMiddleware
 from lockkit.integrations.starlette import NameFields, check_options, client_of, hold, lead, lifespan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifespan", "locked"]
 
@@ -111,12 +107,7 @@ def _naming(fields: NameFields) -> Callable[[HTTPConnection], str]:
 
 
 def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) -> object:
-    """
-    Convert a parameter of the request as the endpoint's signature says, so that each value has one name.
-
-    Raises:
-        RequestValidationError: It is missing, or not of that type: the answer is 422, as without the lock.
-    """
+    """Convert a parameter of the request as the endpoint's signature says, so that each value has one name."""
     adapter, default, alias = _declared(endpoint, field)
     value: object
     if alias not in given:
@@ -140,12 +131,7 @@ def _converted(endpoint: Callable[..., Any], field: str, given: dict[str, Any]) 
 def _declared(
     endpoint: Callable[..., Any], field: str
 ) -> tuple[TypeAdapter[Any] | None, Callable[[], object] | None, str]:
-    """
-    Find the type of an endpoint's parameter, what makes its default, None for each that there is not, and its alias.
-
-    Raises:
-        ConfigurationError: It is not from the path or the query.
-    """
+    """Find the type, the default's factory and the alias of an endpoint's parameter; None for each that is missing."""
     function = inspect.unwrap(endpoint)
     parameter = inspect.signature(function).parameters.get(field)
     if parameter is None:

@@ -12,7 +12,9 @@ import asyncio
 import hashlib
 import logging
 import sys
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +23,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from lockkit import validation
+from lockkit.aio.once import Attempt, Once
 from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockLost, LockTimeout
 from lockkit.integrations.starlette import client_of, refusal, unavailable
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from datetime import timedelta
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from lockkit.aio.once import Attempt, Once
-    from lockkit.units import Seconds
 
 __all__ = ["IdempotencyMiddleware"]
 
@@ -146,13 +145,7 @@ class IdempotencyMiddleware:
         return await self._app(scope, receive, send)
 
     def _name_of(self, request: Request) -> str | None:
-        """
-        Return the name of the request's key; None if it has no key, or no caller.
-
-        Raises:
-            HTTPException: It must have them.
-            ConfigurationError: The caller is neither a str nor None.
-        """
+        """Return the name of the request's key; None if it has no key, or no caller."""
         given = request.headers.get(HEADER)
         if given is None and not self._required:
             return None
@@ -170,12 +163,7 @@ class IdempotencyMiddleware:
         return "idempotency:" + _digest(caller, key) if caller else None
 
     async def _run(self, once: Once, scope: Scope, replaying: _Replaying, send: Send) -> None:
-        """
-        Run the request, or send the response that is stored for it.
-
-        Raises:
-            HTTPException: It was not run.
-        """
+        """Run the request, or send the response that is stored for it."""
         answer = _Answer(send, self._max_response)
         async with AsyncExitStack() as stack:
             stack.push(answer.left)
@@ -308,12 +296,7 @@ def _encoded(start: Message, body: bytes) -> dict[str, Any]:
 
 
 async def _send_stored(stored: Any, send: Send) -> None:  # noqa: ANN401 - JSON
-    """
-    Send a response again.
-
-    Raises:
-        HTTPException: It was not stored.
-    """
+    """Send a response again."""
     if stored is None:
         raise HTTPException(409, "a request with this key was done, and its response was not stored")
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
@@ -322,12 +305,7 @@ async def _send_stored(stored: Any, send: Send) -> None:  # noqa: ANN401 - JSON
 
 
 async def _read(request: Request, receive: Receive, most: int) -> bytes | None:
-    """
-    Read a body; None if the client goes away first.
-
-    Raises:
-        HTTPException: It is too large.
-    """
+    """Read a body; None if the client goes away first."""
     body = bytearray()
     length = request.headers.get("content-length", "")
     is_long = length.isdecimal() and int(length) > most

@@ -10,21 +10,18 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from datetime import timedelta
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
 from lockkit.sync.client import Client, connect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
-
-    from lockkit.sync.lease import Lease
-    from lockkit.units import Seconds
+from lockkit.sync.lease import Lease
+from lockkit.units import Seconds
 
 __all__ = [
     "KEEP_SECONDS",

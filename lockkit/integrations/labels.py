@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lockkit.observers import LockEvent
+from lockkit.observers import LockEvent
 
 __all__ = ["UNLABELLED", "template_of"]
 

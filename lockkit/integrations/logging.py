@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from lockkit.errors import ConfigurationError
-from lockkit.observers import CALLS, LockEvent, Observer
+from lockkit.observers import CALLS, Call, LockEvent, Observer
 from lockkit.validation import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.observers import Call
 
 __all__ = ["LEVELS", "LoggingObserver"]
 

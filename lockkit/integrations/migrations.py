@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lockkit.errors import ConfigurationError
-from lockkit.sync import connect, from_client
+from lockkit.sync import Client, connect, from_client
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from lockkit.sync import Client
 
 __all__ = ["LOCK_NAME", "beside_file", "client_for", "is_in_memory"]
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from lockkit.backend import LossReason
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.labels import template_of
-from lockkit.observers import Observer
+from lockkit.observers import LockEvent, Observer
 from lockkit.runtime import wall_clock
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import Span, Status, TracerProvider
 
-    from lockkit.observers import LockEvent
-    from lockkit.units import Seconds
 
 __all__ = ["OpenTelemetryObserver"]
 

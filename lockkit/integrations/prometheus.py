@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from lockkit.backend import LossReason
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.labels import template_of
-from lockkit.observers import Observer
+from lockkit.observers import LockEvent, Observer
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from prometheus_client import CollectorRegistry
 
-    from lockkit.observers import LockEvent
-    from lockkit.units import Seconds
 
 __all__ = ["BUCKETS", "PrometheusObserver"]
 

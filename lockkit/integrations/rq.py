@@ -6,9 +6,11 @@ import functools
 import inspect
 import logging
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import timedelta
 from math import ceil
-from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from rq import Retry, get_current_job
 
@@ -22,12 +24,7 @@ from lockkit.integrations.jobs import (
     current_lease,
     locked_function,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["current_lease", "locked_job"]
 

@@ -316,12 +316,7 @@ async def hold(
 
 
 async def _while_connected(request: Request, wait: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """
-    Wait in this task, and cancel that when the client goes away.
-
-    Raises:
-        HTTPException: It has gone.
-    """
+    """Wait in this task, and cancel that when the client goes away."""
     gone = HTTPException(CLIENT_CLOSED_REQUEST, "the client has gone")
     try:
         # It comes before the disconnect, on the same way, and is kept for the endpoint. Not in the watching task: that

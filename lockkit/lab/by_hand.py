@@ -6,19 +6,14 @@ How each fails on a real server is shown in ``tests/comparison/test_naive_ways.p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.lab.scenario import TTL
 from lockkit.lab.services import RedisKeys, RedisService
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.simulation.world import Process
-    from lockkit.units import Instant
-
-__all__ = ["RECIPES", "GetSet", "Recipe", "SetNx", "UncheckedDelete"]
+from lockkit.simulation.world import Process
+from lockkit.units import Instant
 
 POLL_SECONDS = 0.2
 """Pause between two tries."""
@@ -33,15 +28,7 @@ class Recipe:
         self._service = service
 
     async def acquire(self, wall: Callable[[], float]) -> Instant:
-        """
-        Poll until the lock is there.
-
-        Args:
-            wall: Tells the client's time of day.
-
-        Returns:
-            How long the client believes in it: `inf` if it knows no end.
-        """
+        """Poll until the lock is there."""
         while (until := await self._try(wall)) is None:
             await self._process.waiter(POLL_SECONDS).park()
         return until

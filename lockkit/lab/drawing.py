@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from lockkit.lab.record import Lane, Mark, Span, SpanKind
 from lockkit.lab.run import Result, story, token_ranks
 from lockkit.lab.scenario import TTL
-
-if TYPE_CHECKING:
-    from lockkit.lab.record import Lane, Mark, Span, SpanKind
-    from lockkit.units import Instant
-
-__all__ = ["LEGEND", "Drawing", "Numbered", "at_text", "prepare", "subtitle", "ticks"]
+from lockkit.units import Instant
 
 LEGEND: Final[dict[SpanKind, str]] = {
     "holds": "has a valid lease",

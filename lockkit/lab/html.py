@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lockkit.lab.drawing import at_text, prepare, subtitle
+from lockkit.lab.run import Result, Run
 from lockkit.lab.svg import COLOURS, chart
-
-if TYPE_CHECKING:
-    from lockkit.lab.run import Result, Run
-
-__all__ = ["draw"]
 
 _STYLE: Final = (
     "*{box-sizing:border-box}body{margin:0 auto;padding:1rem;max-width:46rem;background:var(--ground);color:var(--ink);"
@@ -29,13 +25,7 @@ _STYLE: Final = (
 
 
 def draw(run: Run, command: str) -> str:
-    """
-    Write all scenes of a scenario.
-
-    Args:
-        run: What happened.
-        command: The command line that repeats it.
-    """
+    """Write all scenes of a scenario."""
     several = len(run.results) > 1
     title = run.scenario.title if several else run.results[0].scene.title
     parts = [f"<h1>{escape(title)}</h1>"]

@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from lockkit.units import Instant
-
-__all__ = [
-    "Grant",
-    "Lane",
-    "LaneKind",
-    "Mark",
-    "Message",
-    "Overlap",
-    "Record",
-    "Span",
-    "SpanKind",
-    "Tone",
-    "Wait",
-    "Write",
-]
+from lockkit.units import Instant
 
 LaneKind = Literal["client", "server", "storage"]
 

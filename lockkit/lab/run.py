@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.errors import ConfigurationError
-from lockkit.lab.scenario import TTL
+from lockkit.lab.record import Mark, Record
+from lockkit.lab.scenario import TTL, Scenario, Scene
 from lockkit.lab.scenarios import SCENARIOS
 from lockkit.lab.services import parts_of
 from lockkit.lab.stage import play
 from lockkit.lab.verdict import Verdict, judge
-
-if TYPE_CHECKING:
-    from lockkit.lab.record import Mark, Record
-    from lockkit.lab.scenario import Scenario, Scene
-
-__all__ = ["Result", "Run", "as_data", "load", "run", "scenario_names", "story"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +44,7 @@ def scenario_names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Scenario:
-    """
-    Give a scenario.
-
-    Raises:
-        ConfigurationError: There is none of that name.
-    """
+    """Give a scenario."""
     if name not in SCENARIOS:
         message = f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}"
         raise ConfigurationError(message)
@@ -62,18 +52,7 @@ def load(name: str) -> Scenario:
 
 
 def run(scenario: Scenario, *, backend: str | None = None, fenced: bool | None = None, seed: int = 1) -> Run:
-    """
-    Run a scenario.
-
-    Args:
-        scenario: Which; see `load`.
-        backend: Only the scenes that can run there; None: all, each on its first.
-        fenced: Storage compares tokens; None: as each scene says.
-        seed: Draws latencies and the order of what happens at once.
-
-    Raises:
-        ConfigurationError: The backend does not fit.
-    """
+    """Run a scenario."""
     if backend is not None:
         scenario = scenario.on(backend)
     results = []

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["BACKENDS", "TTL", "Action", "Backend", "Scenario", "Scene", "Step", "parse_backend"]
 
 TTL = 10.0
 """ttl of all leases, seconds. The scenes are written for it."""
@@ -68,12 +64,7 @@ def _word(value: object) -> str:
 
 
 def parse_backend(text: str) -> Backend:
-    """
-    Read a backend, such as ``redis`` or ``redlock?durable=1``.
-
-    Raises:
-        ConfigurationError: There is no such backend or option in the lab.
-    """
+    """Read a backend, such as ``redis`` or ``redlock?durable=1``."""
     kind, _, query = text.partition("?")
     kind = kind.removesuffix("://")
     if kind not in BACKENDS:
@@ -165,12 +156,7 @@ class Scenario:
     scenes: tuple[Scene, ...]
 
     def on(self, backend: str) -> Scenario:
-        """
-        Keep the scenes that can run on a backend, and run them there.
-
-        Raises:
-            ConfigurationError: None of them can.
-        """
+        """Keep the scenes that can run on a backend, and run them there."""
         wanted = parse_backend(backend)
         exact = [scene for scene in self.scenes if wanted in scene.backends]
         same = [scene for scene in self.scenes if wanted.kind in {one.kind for one in scene.backends}]

@@ -7,35 +7,27 @@ Redis and Redlock. For etcd and ZooKeeper a model of a replicated service stands
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lockkit.aio import Client
+from lockkit.backend import Busy, Grant, Host, LockBackend, Request
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.keys import lock_key
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.lab.record import Mark, Message, Span
-from lockkit.lab.scenario import TTL
+from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
+from lockkit.lab.record import Mark, Message, Record, Span
+from lockkit.lab.scenario import TTL, Backend, Scene
 from lockkit.simulation.backend import SimulatedBackend, client_of
 from lockkit.simulation.history import Freed, Granted, History, Kept
-from lockkit.simulation.network import Network, Node
+from lockkit.simulation.network import Conditions, Network, Node
 from lockkit.simulation.redis import DEFAULTS, RedisModel, SimulatedTopology
 from lockkit.simulation.redlock import Hosting, SimulatedNodes, VotingNode
 from lockkit.simulation.server import LockServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.aio import Client
-    from lockkit.backend import Busy, Grant, Host, LockBackend, Request
-    from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
-    from lockkit.lab.record import Record
-    from lockkit.lab.scenario import Backend, Scene
-    from lockkit.simulation.network import Conditions
-    from lockkit.simulation.world import Process, World
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["NAME", "RecordingNetwork", "RedisKeys", "Service", "open_service", "parts_of"]
+from lockkit.simulation.world import Process, World
+from lockkit.units import Instant, Seconds
 
 NAME = "report"
 """The lock of every scene."""
@@ -216,19 +208,16 @@ class RedisKeys(RedisModel):
     keeping: Keeping
 
     def put(self, key: str, value: str, seconds: Seconds = inf) -> None:
-        """See `RedisModel.put`."""
         super().put(key, value, seconds)
         if key == _KEY:
             self.keeping.put(value, self.strings[key][1])
 
     def drop(self, key: str) -> None:
-        """See `RedisModel.drop`."""
         super().drop(key)
         if key == _KEY:
             self.keeping.drop()
 
     def forget(self) -> None:
-        """See `RedisModel.forget`."""
         super().forget()
         self.keeping.drop()
 
@@ -276,7 +265,6 @@ class RedisService(Service):
         self.master.replicas += self.servers[1:]
 
     def promote(self) -> None:
-        """See `Service.promote`."""
         former, self.master = self.master, self.servers[-1]
         former.replicas, self.master.replicas, self.master.lag = [], [former], former.lag
 
@@ -286,7 +274,6 @@ class RedisService(Service):
         self.master.replicate()
 
     def set_lag(self, lag: Seconds | None) -> None:
-        """See `Service.set_lag`."""
         for server in self.servers[1:]:
             server.lag = 0.001 if lag is None else lag
 
@@ -331,7 +318,6 @@ class _WatchedNode(VotingNode):
         """Write no snapshot: what a node of the lab forgets is everything."""
 
     def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
-        """See `VotingNode.admit`."""
         answer = super().admit(lock, wait_ms, ttl_ms)
         if answer == 1 and self.mark is not None:
             until = self.node.wall_clock.true_time(self.mark["until_us"] / 1e6)
@@ -346,7 +332,6 @@ class _WatchedNodes(SimulatedNodes):
     record: Record | None = None
 
     async def ask(self, op: Op, keys: LockKeys, arguments: Sequence[Argument], **options: Any) -> list[Answer]:
-        """See `Nodes.ask`."""
         if self.record is not None and op.name in _ROUNDS:
             count = len(options.get("only") or self.labels)
             name = self._process.name
@@ -387,7 +372,6 @@ class RedlockService(Service):
             voting.mark = {"run": 1, "ttl_ms": ttl_ms, "since_us": since_us, "until_us": since_us + ttl_ms * 1000}
 
     def start(self, name: str) -> None:
-        """See `Service.start`."""
         super().start(name)
         self.voting[name].started = self.world.now
 

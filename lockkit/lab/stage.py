@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from lockkit.aio import Lease
 from lockkit.errors import LockError, LockLost, LockTimeout, NoQuorum
 from lockkit.lab.by_hand import RECIPES, Recipe
-from lockkit.lab.record import Grant, Lane, Mark, Message, Overlap, Record, Span, Wait, Write
-from lockkit.lab.scenario import TTL
-from lockkit.lab.services import NAME, ByHand, RecordingNetwork, label_of, open_service
+from lockkit.lab.record import Grant, Lane, Mark, Message, Overlap, Record, Span, SpanKind, Tone, Wait, Write
+from lockkit.lab.scenario import TTL, Scene, Step
+from lockkit.lab.services import NAME, ByHand, RecordingNetwork, Service, label_of, open_service
 from lockkit.simulation.network import Conditions
-from lockkit.simulation.world import World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.aio import Lease
-    from lockkit.lab.record import SpanKind, Tone
-    from lockkit.lab.scenario import Scene, Step
-    from lockkit.lab.services import Service
-    from lockkit.simulation.world import Process
-    from lockkit.units import Seconds
-
-__all__ = ["Stage", "Storage", "play"]
+from lockkit.simulation.world import Process, World
+from lockkit.units import Seconds
 
 WAIT_SHOWN = 0.06 * TTL
 """A wait is part of the story if it is longer than this, seconds. Shorter ones are the network."""
@@ -41,13 +32,7 @@ REASONS: Final = {
 
 
 def play(scene: Scene, seed: int) -> Record:
-    """
-    Run a scene.
-
-    Args:
-        scene: What happens.
-        seed: Draws latencies and the order of what happens at once.
-    """
+    """Run a scene."""
     stage, logger = Stage(scene, seed), logging.getLogger("lockkit")
     # The drawing shows what the engine would warn of.
     disabled, logger.disabled = logger.disabled, True

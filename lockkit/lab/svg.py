@@ -7,19 +7,13 @@ Lanes over time, with the numbers of the story above them. Everything is in unit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 from xml.sax.saxutils import escape
 
-from lockkit.lab.drawing import LEGEND, at_text, prepare, subtitle, ticks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.lab.drawing import Drawing, Numbered
-    from lockkit.lab.record import Lane, Message, Span
-    from lockkit.lab.run import Result, Run
-
-__all__ = ["COLOURS", "chart", "draw"]
+from lockkit.lab.drawing import LEGEND, Drawing, Numbered, at_text, prepare, subtitle, ticks
+from lockkit.lab.record import Lane, Message, Span
+from lockkit.lab.run import Result, Run
 
 WIDTH = 400
 MARGIN = 12
@@ -159,13 +153,7 @@ def draw(run: Run) -> str:
 
 
 def chart(result: Result, key: str) -> str:
-    """
-    Draw the lanes of a scene only, for a page that has the words around it.
-
-    Args:
-        result: The scene.
-        key: Unique on the page, for ids.
-    """
+    """Draw the lanes of a scene only, for a page that has the words around it."""
     canvas = _Canvas(key)
     drawing = prepare(result)
     _lanes(canvas, drawing)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lockkit.lab.drawing import LEGEND, at_text, prepare, subtitle, ticks
-
-if TYPE_CHECKING:
-    from lockkit.lab.drawing import Drawing
-    from lockkit.lab.record import Lane, SpanKind, Tone
-    from lockkit.lab.run import Result, Run
-
-__all__ = ["WIDTH_MAX", "WIDTH_MIN", "draw"]
+from lockkit.lab.drawing import LEGEND, Drawing, at_text, prepare, subtitle, ticks
+from lockkit.lab.record import Lane, SpanKind, Tone
+from lockkit.lab.run import Result, Run
 
 WIDTH_MIN = 40
 WIDTH_MAX = 120
@@ -71,15 +66,7 @@ def _code(style: str) -> str:
 
 
 def draw(run: Run, *, width: int = 80, colour: bool = False, ascii_only: bool = False) -> str:
-    """
-    Draw all scenes of a scenario.
-
-    Args:
-        run: What happened.
-        width: Of the terminal, characters; wider than `WIDTH_MAX` is not used.
-        colour: With ANSI colours.
-        ascii_only: With ASCII characters only.
-    """
+    """Draw all scenes of a scenario."""
     width = max(WIDTH_MIN, min(width, WIDTH_MAX))
     paint = _Painter(width, colour=colour)
     lines: list[str] = []

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from lockkit.lab.scenario import TTL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.lab.record import Grant, Record
-    from lockkit.lab.scenario import Scene
-
-__all__ = ["Promise", "Verdict", "Word", "judge"]
+from lockkit.lab.record import Grant, Record
+from lockkit.lab.scenario import TTL, Scene
 
 Word = Literal["kept", "contained", "broken"]
 """

@@ -27,21 +27,18 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from lockkit import validation
+from lockkit.backend import Holder
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from lockkit.backend import Holder
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.settings import LockSettings
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant, Seconds
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant, Seconds
 
 __all__ = ["Candidate", "Leader", "Observer", "ObservingEnded", "StopSignal", "Tenure", "with_value"]
 
@@ -403,14 +400,7 @@ class Candidate(Generic[T]):
                 return term
 
     async def _begin(self, record: LeaseRecord) -> None:
-        """
-        See that a new term has enough of its ttl left; on an error give it back.
-
-        Raises:
-            LockLost: It has ended already.
-            BackendUnavailable: It could not be renewed.
-            ConfigurationError: The backend granted a ttl for which the grace is too long.
-        """
+        """See that a new term has enough of its ttl left; on an error give it back."""
         try:
             record.renewal.grace = self._grace_for(record.grant.ttl)
             # The answer took long, or the session was renewed some time ago: else the term would be over at once.
@@ -422,12 +412,7 @@ class Candidate(Generic[T]):
             raise
 
     def _grace_for(self, ttl: Seconds) -> Seconds:
-        """
-        Return the grace for the ttl that was granted, which may differ from the one that was asked for.
-
-        Raises:
-            ConfigurationError: It is too long.
-        """
+        """Return the grace for the ttl that was granted, which may differ from the one that was asked for."""
         if self._grace is None:
             return ttl / GRACE_SHARE
         if self._grace >= ttl / GRACE_SHARE_MIN:

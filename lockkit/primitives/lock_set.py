@@ -16,25 +16,22 @@ queue of one lock and keeps what it has, so it is served in the end.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from lockkit import validation
 from lockkit.backend import split_space
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS, UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LockSettings, LostCallback
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-    from datetime import timedelta
-
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.settings import LockSettings, LostCallback
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant, Seconds
+from lockkit.runtime import Runtime
+from lockkit.units import Instant, Seconds
 
 __all__ = [
     "NAMES_MAX",
@@ -142,12 +139,7 @@ class SetMember(Generic[L]):
 
 
 def _in_order(members: Sequence[SetMember[L]]) -> tuple[SetMember[L], ...]:
-    """
-    Sort the members, each lock once.
-
-    Raises:
-        ConfigurationError: None, too many, or two of which lockkit cannot tell whether they are one lock.
-    """
+    """Sort the members, each lock once."""
     if not members:
         message = "a set of locks needs at least one lock: give a non-empty list"
         raise ConfigurationError(message)
@@ -478,12 +470,7 @@ class LeaseSetCore(Generic[L]):
     async def _each(
         self, action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]], seconds: Seconds
     ) -> None:
-        """
-        Call `action` for each lease that is still to be released, the last first, whatever the others raise.
-
-        Raises:
-            LockError: The first error; the others are its notes.
-        """
+        """Call `action` for each lease that is still to be released, the last first, whatever the others raise."""
         errors: list[LockError] = []
         runtime = self.locks.runtime
         until = runtime.now() + seconds

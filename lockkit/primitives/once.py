@@ -25,25 +25,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 from lockkit import validation
-from lockkit.backend import apart
+from lockkit.backend import Holder, apart
 from lockkit.configuration.name_template import NameTemplate
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, StoredError
 from lockkit.runtime import wall_clock
+from lockkit.units import Seconds
 from lockkit.validation import check_depth, decode_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from datetime import timedelta
-
-    from lockkit.backend import Holder
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.settings import LockSettings
-    from lockkit.units import Seconds
 
 __all__ = ["RESULT_BYTES_MAX", "SPACE", "Attempt", "Call", "Once", "OnceDone", "OnceRunning", "OnceSettings", "Outcome"]
 

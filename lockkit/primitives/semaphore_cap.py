@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit import validation
 from lockkit.backend import split_space
+from lockkit.engine.engine import Engine
 from lockkit.engine.semaphore_caps import CAPS_NAME
 from lockkit.engine.settings import INHERIT, LIMIT_MAX
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.engine.engine import Engine
 
 __all__ = ["read_cap", "set_cap"]
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lockkit.aio import Client, Lease
-from lockkit.backend import Busy, Capabilities, Gone, Grant, LockBackend, Renewed, Unknown
+from lockkit.backend import Busy, Capabilities, Gone, Grant, Host, LockBackend, Note, Renewal, Renewed, Request, Unknown
 from lockkit.engine.engine import Engine
 from lockkit.errors import BackendUnavailable
+from lockkit.simulation.network import Network
 from lockkit.simulation.node_backend import NodeBackend
 from lockkit.simulation.runtime import SimulatedRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backend import Host, Note, Renewal, Request
-    from lockkit.simulation.network import Network
-    from lockkit.simulation.schedule import Schedule
-    from lockkit.simulation.server import LockServer
-    from lockkit.simulation.world import Process
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["CALL_TIMEOUT", "SimulatedBackend", "client_of", "connect"]
+from lockkit.simulation.schedule import Schedule
+from lockkit.simulation.server import LockServer
+from lockkit.simulation.world import Process
+from lockkit.units import Instant, Seconds
 
 T = TypeVar("T")
 
@@ -51,7 +45,6 @@ class SimulatedBackend(NodeBackend["LockServer"]):
     capabilities = Capabilities(**_CAPABILITIES, fair=True, wakeup="push")
 
     def __init__(self, process: Process, server: LockServer, network: Network, call_timeout: Seconds) -> None:
-        """See `NodeBackend`."""
         super().__init__(process, server, network, call_timeout)
         self._age = 0.0
         self._ttl_max = inf
@@ -67,7 +60,6 @@ class SimulatedBackend(NodeBackend["LockServer"]):
         self._server.clients[self._process.name] = self._process, host
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         wake = None
         if request.queue:
             # The place may have been taken even if the answer never comes.
@@ -86,7 +78,6 @@ class SimulatedBackend(NodeBackend["LockServer"]):
         return Busy(outcome.retry_after, owner=outcome.owner)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         if not self._singly:
             return await self._renew(grants)
         outcomes: list[Renewal] = []
@@ -107,11 +98,9 @@ class SimulatedBackend(NodeBackend["LockServer"]):
         return [Renewed(*renewed) if reason is None else Gone(reason) for reason in reasons]
 
     async def read_note(self, name: str) -> Note | None:
-        """See `LockBackend.read_note`."""
         return await self._call(lambda: self._server.read_note(name))
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
-        """See `LockBackend.write_note`."""
         return await self._call(lambda: self._server.write_note(grant.name, grant.owner, text, keep), answer_by)
 
 
@@ -125,18 +114,7 @@ def connect(
     schedule: Schedule | None = None,
     **options: float,
 ) -> Client:
-    """
-    Make a client in a process: the asyncio face of lockkit, on simulated time.
-
-    Args:
-        process: Where it runs; when that crashes, the client is gone.
-        server: What it talks to.
-        network: By what.
-        call_timeout: Seconds that it waits for an answer.
-        backend: Makes the backend; another class may be given.
-        schedule: What kind of service it is to be.
-        **options: The engine's: ``ttl``, ``unavailable_after``.
-    """
+    """Make a client in a process: the asyncio face of lockkit, on simulated time."""
 
     def make(host: Host) -> LockBackend:
         made = backend(process, server, network, call_timeout)
@@ -148,14 +126,7 @@ def connect(
 
 
 def client_of(process: Process, make: Callable[[Host], LockBackend], **options: float) -> Client:
-    """
-    Make a client in a process, of any simulated backend.
-
-    Args:
-        process: Where it runs; when that crashes, the client is gone.
-        make: Makes the backend for the client's engine.
-        **options: The engine's: ``ttl``, ``unavailable_after``.
-    """
+    """Make a client in a process, of any simulated backend."""
 
     def open_backend(engine: Engine[Lease]) -> tuple[LockBackend, dict[str, Any]]:
         return make(engine), dict(options)

@@ -21,27 +21,18 @@ progress         a waiting client is served, while others come and go
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
 
+from lockkit.aio import Lease
+from lockkit.backend import Mode
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.simulation.checker import ROUNDING, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from lockkit.aio import Lease
-    from lockkit.backend import Mode
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.simulation.history import Granted
-    from lockkit.simulation.world import Process, World
-    from lockkit.units import Instant, Seconds
-
-__all__ = [
-    "Access", "Belief", "Wait", "Watch", "Witness", "guard", "limit", "overlap", "own_limits", "progress", "slots",
-    "tokens",
-]  # fmt: skip
+from lockkit.simulation.history import Granted
+from lockkit.simulation.world import Process, World
+from lockkit.units import Instant, Seconds
 
 
 @dataclass(slots=True)

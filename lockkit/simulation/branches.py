@@ -5,16 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Self
-
-__all__ = ["Arcs", "BranchMeter", "Coverage", "Uncovered", "can_measure", "cover"]
+from typing import Any, NamedTuple, Self
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("engine", "primitives")

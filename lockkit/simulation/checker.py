@@ -27,22 +27,15 @@ its data while the older lease lived, and somebody broke the lock by force.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from lockkit.simulation.evidence import read
-from lockkit.simulation.history import Stuck
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit.simulation.evidence import Seen, SeenCall, SeenGrant, SeenLease, Span
-    from lockkit.simulation.history import History, Quiet
-    from lockkit.units import Instant
-
-__all__ = ["CHECKS", "Limits", "Problem", "Verdict", "check"]
+from lockkit.simulation.evidence import Seen, SeenCall, SeenGrant, SeenLease, Span, read
+from lockkit.simulation.history import History, Quiet, Stuck
+from lockkit.units import Instant
 
 ROUNDING = 1e-6
 """Seconds by which times of different clocks may differ after conversion to true time."""
@@ -101,13 +94,7 @@ class Verdict:
 
 
 def check(history: History, limits: Limits) -> Verdict:
-    """
-    Judge a history.
-
-    Args:
-        history: What happened, in the order in which it was seen.
-        limits: Of the schedule that was run.
-    """
+    """Judge a history."""
     try:
         seen = read(history)
         problems = [problem for look in CHECKS.values() for problem in look(seen, limits)]

@@ -7,24 +7,17 @@ models. A request is never overtaken by a later one of the same client, as in on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from lockkit.backend import Busy, Capabilities, Grant
+from lockkit.backend import Busy, Capabilities, Grant, Holder, Mode, Renewal, Request
 from lockkit.backends.lock_state import LockState
-from lockkit.simulation.history import Granted
+from lockkit.simulation.history import Granted, History
+from lockkit.simulation.network import Network, Node
 from lockkit.simulation.node_backend import NodeBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backend import Holder, Mode, Renewal, Request
-    from lockkit.simulation.history import History
-    from lockkit.simulation.network import Network, Node
-    from lockkit.simulation.world import Process
-    from lockkit.units import Seconds
-
-__all__ = ["ClaimBackend", "ClaimServer", "ProcessClaim"]
+from lockkit.simulation.world import Process
+from lockkit.units import Seconds
 
 T = TypeVar("T")
 
@@ -71,16 +64,7 @@ class ClaimServer:
         notices_death: bool = False,
         state: type[LockState[ProcessClaim]] = LockState,
     ) -> None:
-        """
-        Serve on a node, which keeps its data whatever happens to it.
-
-        Args:
-            node: Where.
-            network: Carries the wake-ups.
-            history: Takes down each grant.
-            notices_death: Skip what a crashed process left, as the file backend does; else it stays until its end.
-            state: A subclass, to see what the checker says about it.
-        """
+        """Serve on a node, which keeps its data whatever happens to it."""
         self.node = node
         self.locks: dict[str, LockState[ProcessClaim]] = {}
         self._network = network
@@ -166,7 +150,6 @@ class ClaimBackend(NodeBackend[ClaimServer]):
     )
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         claim = ProcessClaim(
             request.owner, request.ttl, request.metadata, request.mode, request.limit, self._process, request.wake.set
         )
@@ -180,11 +163,9 @@ class ClaimBackend(NodeBackend[ClaimServer]):
         return outcome
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         # What is sent is what stands in the grants now, not when it arrives.
         wanted = [(grant.name, grant.owner, grant.ttl) for grant in grants]
         return await self._call(lambda: [self._server.renew(*lease) for lease in wanted])
 
     async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
         return await self._call(lambda: self._server.downgrade(grant.name, grant.owner))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lockkit.units import Instant
-
-__all__ = ["Clock"]
+from lockkit.units import Instant
 
 
 class Clock:

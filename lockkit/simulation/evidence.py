@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
 from lockkit.simulation.history import (
     Acquired,
@@ -23,6 +22,7 @@ from lockkit.simulation.history import (
     Freed,
     Granted,
     Healed,
+    History,
     Kept,
     Looked,
     Paused,
@@ -35,12 +35,7 @@ from lockkit.simulation.history import (
     Unheld,
     Wrote,
 )
-
-if TYPE_CHECKING:
-    from lockkit.simulation.history import History
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["IncompleteError", "Seen", "SeenCall", "SeenGrant", "SeenLease", "Span", "read"]
+from lockkit.units import Instant, Seconds
 
 Span = tuple[float, float]
 
@@ -135,12 +130,7 @@ class IncompleteError(Exception):
 
 
 def read(history: History) -> Seen:
-    """
-    Sort a history.
-
-    Raises:
-        IncompleteError: Something in it refers to what is not there, or it has no end.
-    """
+    """Sort a history."""
     if not history or not isinstance(history[-1], Ended):
         message = "the history has no end"
         raise IncompleteError(message)

@@ -9,37 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "Acquired",
-    "Believed",
-    "Broken",
-    "Called",
-    "Closed",
-    "Crashed",
-    "Cut",
-    "DataLost",
-    "Dropped",
-    "Ended",
-    "Event",
-    "Failed",
-    "Freed",
-    "Granted",
-    "Healed",
-    "History",
-    "Kept",
-    "Looked",
-    "Paused",
-    "Quiet",
-    "Released",
-    "Resumed",
-    "Stuck",
-    "Told",
-    "Undone",
-    "Unheld",
-    "Wrote",
-    "describe",
-]
-
 
 class Called(NamedTuple):
     """A client called ``acquire``. `timeout` in seconds of its clock; None: without limit."""

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from lockkit.aio import Client
+from lockkit.backend import LockBackend
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import LockError
 from lockkit.simulation.backend import connect
 from lockkit.simulation.history import Believed, Closed, Crashed, Paused, Resumed, Unheld
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from lockkit.aio import Client
-    from lockkit.backend import LockBackend
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.simulation.network import Network
-    from lockkit.simulation.scenario import Scenario
-    from lockkit.simulation.schedule import Fault
-    from lockkit.simulation.server import LockServer
-    from lockkit.simulation.world import Process, Task
-
-__all__ = ["Member"]
+from lockkit.simulation.network import Network
+from lockkit.simulation.scenario import Scenario
+from lockkit.simulation.schedule import Fault
+from lockkit.simulation.server import LockServer
+from lockkit.simulation.world import Process, Task
 
 
 class Member:

@@ -21,16 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lockkit.simulation.clock import Clock
-from lockkit.simulation.world import TICK
-
-if TYPE_CHECKING:
-    from lockkit.simulation.world import Process, Waiter, World
-    from lockkit.units import Seconds
-
-__all__ = ["CALM", "Conditions", "Network", "NoAnswer", "Node"]
+from lockkit.simulation.world import TICK, Process, Waiter, World
+from lockkit.units import Seconds
 
 T = TypeVar("T")
 Answer = tuple[Any, str | None]
@@ -83,15 +78,7 @@ class Node:
     __slots__ = ("_backlog", "clock", "name", "paused", "stopped", "up", "wall_clock", "world")
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, wall_offset: float = 0.0) -> None:
-        """
-        Start a machine.
-
-        Args:
-            world: Where.
-            name: Unique among its nodes.
-            rate: Seconds that its clocks show per true second.
-            wall_offset: How wrong its time of day is at the start, seconds.
-        """
+        """Start a machine."""
         self.world = world
         self.name = name
         self.clock = Clock(rate=rate)
@@ -174,18 +161,7 @@ class Network:
         self._cut_answers.discard((process.name, node.name))
 
     async def call(self, process: Process, node: Node, operation: Callable[[], T], timeout: Seconds) -> T:
-        """
-        Have a node run an operation, and give its value.
-
-        Args:
-            process: Whose running task calls and waits.
-            node: Which runs it, atomically, if the request arrives.
-            operation: What to run there.
-            timeout: Seconds on the process's clock after which it stops waiting; the request is not recalled.
-
-        Raises:
-            NoAnswer: There was none, or the node is down.
-        """
+        """Have a node run an operation, and give its value."""
         waiter = process.waiter(timeout)
         path = (process.name, node.name)
         if path not in self._cut_requests and self._chance() >= self.conditions.requests_lost:

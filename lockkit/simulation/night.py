@@ -17,27 +17,21 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import wraps
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from lockkit.simulation.branches import Arcs, BranchMeter
 from lockkit.simulation.clock import Clock
 from lockkit.simulation.member import Member
 from lockkit.simulation.network import Network, NoAnswer, Node
+from lockkit.simulation.schedule import Fault
 from lockkit.simulation.world import Process, Task, World
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
-
-    from lockkit.simulation.schedule import Fault
-    from lockkit.units import Seconds
-
-__all__ = ["Faults", "Kind", "KindResult", "Night", "Slow", "Violation", "play_one", "run"]
+from lockkit.units import Seconds
 
 BATCH_MAX = 100
 """Schedules that a worker runs at a time. More make the end of a run wait for one worker; fewer are work for the parent
@@ -212,21 +206,7 @@ def run(
     only: Sequence[str] = (),
     progress: Callable[[Night], None] | None = None,
 ) -> Night:
-    """
-    Run schedules on all cores. Ctrl-C ends it early: then what was run until then is the result.
-
-    Args:
-        module: Dotted name of a module with ``KINDS``, a sequence of `Kind`.
-        count: How many.
-        first: The first seed of each kind.
-        workers: Processes; None: one for each core.
-        measured: Of what share of them the branches are measured, 0 to 1. Those take about three times as long.
-        only: Names of the kinds to run; empty: all.
-        progress: Called after each batch.
-
-    Raises:
-        ValueError: There is no kind of that name.
-    """
+    """Run schedules on all cores. Ctrl-C ends it early: then what was run until then is the result."""
     kinds = [kind for kind in kinds_of(module) if not only or kind.name in only]
     if len(kinds) < len(set(only)) or not kinds:
         message = f"there is no such kind: {', '.join(only)}"

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from lockkit.backend import LockBackend, seconds_left
+from lockkit.backend import Grant, Holder, Host, LockBackend, Request, seconds_left
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.simulation.network import NoAnswer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
-
-    from lockkit.backend import Grant, Holder, Host, Request
-    from lockkit.simulation.network import Network, Node
-    from lockkit.simulation.world import Process
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
-
-__all__ = ["NodeBackend"]
+from lockkit.simulation.network import Network, NoAnswer, Node
+from lockkit.simulation.world import Process
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 
 T = TypeVar("T")
 
@@ -56,15 +48,7 @@ class NodeBackend(LockBackend, Generic[S]):
     """One process's connection to a service at one node."""
 
     def __init__(self, process: Process, server: S, network: Network, call_timeout: Seconds) -> None:
-        """
-        Connect.
-
-        Args:
-            process: Whose tasks will call.
-            server: What is called.
-            network: What is between.
-            call_timeout: Seconds after which a call without answer raises `BackendUnavailable`.
-        """
+        """Connect."""
         self._process = process
         self._server = server
         self._network = network
@@ -72,19 +56,13 @@ class NodeBackend(LockBackend, Generic[S]):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
-        """
-        Refuse: a simulated server is an object of this process.
-
-        Raises:
-            ConfigurationError: Always.
-        """
+        """Refuse: a simulated server is an object of this process."""
         del options, host
         message = f"{url.safe_text}: a simulated backend has no URL; use lockkit.simulation.connect"
         raise ConfigurationError(message)
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return f"simulated://{self._server.node.name}"
 
     async def _call(self, operation: Callable[[], T], answer_by: Instant = inf) -> T:
@@ -95,24 +73,19 @@ class NodeBackend(LockBackend, Generic[S]):
             raise BackendUnavailable(str(error)) from error
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         await self._call(lambda: self._server.abandon(request.name, request.owner), request.answer_by)
         request.state = None
 
     async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
-        """See `LockBackend.release`."""
         return await self._call(lambda: self._server.release(grant.name, grant.owner), answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         return await self._call(lambda: self._server.holders(name))
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
         return await self._call(lambda: self._server.break_lock(name))
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         await self._call(lambda: None)
 
     async def close(self) -> None:

@@ -10,30 +10,22 @@ in ``tests/simulation/test_redis.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from lockkit.backend import seconds_left
+from lockkit.backend import Request, seconds_left
+from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.options import OPTIONS
-from lockkit.backends.redis.script import Script
+from lockkit.backends.redis.resp import Reply
+from lockkit.backends.redis.script import Command, Script
 from lockkit.backends.redis.topology import NotReplicatedError, Topology
+from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
-from lockkit.simulation.network import NoAnswer, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lockkit.backend import Request
-    from lockkit.backends.redis.node import RedisNode
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.backends.redis.script import Command
-    from lockkit.backends.redis.wakeup import WakeupListener
-    from lockkit.runtime import Event
-    from lockkit.simulation.network import Network
-    from lockkit.simulation.world import Process, World
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["DEFAULTS", "RedisModel", "SimulatedTopology"]
+from lockkit.runtime import Event
+from lockkit.simulation.network import Network, NoAnswer, Node
+from lockkit.simulation.world import Process, World
+from lockkit.units import Instant, Seconds
 
 CALL_SECONDS = 1.0
 """Seconds that a client waits for an answer. Shorter than the driver's own default, so that pictures stay short."""
@@ -111,7 +103,6 @@ class RedisModel:
         return reply
 
     def acquire(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
-        """See ``acquire.lua``."""
         lock, fence, queue, *_ = keys
         owner, ttl_ms, metadata, _, waiter, limit = arguments
         if limit:
@@ -135,7 +126,6 @@ class RedisModel:
         return [self.left_ms(lock), b"" if offered else holder.encode(), int(foreign)]
 
     def release(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
-        """See ``release.lua``."""
         lock, _, queue, *_ = keys
         owner, _ = arguments
         if self.get(lock) != owner:
@@ -143,7 +133,6 @@ class RedisModel:
         return self._pass_on(lock, queue)
 
     def abandon(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
-        """See ``abandon.lua``."""
         lock, _, queue, *_ = keys
         owner, entry = arguments
         if entry and f"{owner} {entry}" in self.queues.get(queue, []):
@@ -153,7 +142,6 @@ class RedisModel:
         return self._pass_on(lock, queue)
 
     def renew(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
-        """See ``renew.lua``."""
         lock, *_ = keys
         owner, ttl_ms, *_ = arguments
         holder = self.get(lock)
@@ -163,7 +151,6 @@ class RedisModel:
         return 1
 
     def holders(self, keys: Sequence[str], arguments: Sequence[str]) -> Reply:
-        """See ``holders.lua``."""
         del arguments
         lock, fence, queue, *_ = keys
         holder = self.get(lock)
@@ -190,7 +177,6 @@ class RedisModel:
         return 1
 
     def _offer(self, lock: str, queue: str, me: str | None = None) -> str | None:
-        """See ``offer.lua``."""
         entries = self.queues.get(queue, [])
         while entries:
             owner, grace_ms, channel = entries.pop(0).split(" ", 2)
@@ -263,12 +249,10 @@ class SimulatedListener:
         self._waiting: dict[str, Event] = {}
 
     def expect(self, request: Request, key: str = "") -> None:
-        """See `WakeupListener.expect`."""
         del key
         self._waiting[request.owner] = request.wake
 
     def forget(self, request: Request) -> None:
-        """See `WakeupListener.forget`."""
         self._waiting.pop(request.owner, None)
 
     def receive(self, text: str) -> None:
@@ -293,14 +277,7 @@ class SimulatedTopology(Topology):
     """One process's connections to a master, which another server may become."""
 
     def __init__(self, process: Process, master: Callable[[], RedisModel], network: Network) -> None:
-        """
-        Connect.
-
-        Args:
-            process: Whose tasks will call.
-            master: Tells which server is the master now.
-            network: What is between.
-        """
+        """Connect."""
         self._process = process
         self._master = master
         self._network = network
@@ -309,7 +286,6 @@ class SimulatedTopology(Topology):
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: Instant = inf
     ) -> Reply:
-        """See `Topology.run`."""
         del key, resend
         name, arguments = _NAMES[script.sha], _words(body)
         reply: Reply = await self._call(lambda master: master.execute(name, arguments), answer_by)
@@ -318,7 +294,6 @@ class SimulatedTopology(Topology):
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: Instant = inf
     ) -> list[Reply | LockError]:
-        """See `Topology.run_many`."""
         replies: list[Reply | LockError] = []
         for key, body in calls:
             try:
@@ -340,7 +315,6 @@ class SimulatedTopology(Topology):
         return reply
 
     async def listen(self, key: str, answer_by: Instant) -> None:
-        """See `Topology.listen`."""
         del key
         if self._listener.channel is None:
             await self._call(lambda master: master.subscribe(self._listener), answer_by)
@@ -348,7 +322,6 @@ class SimulatedTopology(Topology):
         self.listening = True
 
     def listener_for(self, key: str) -> WakeupListener:
-        """See `Topology.listener_for`."""
         del key
         return self._listener  # type: ignore[return-value]  # it has what the backend uses
 
@@ -358,7 +331,6 @@ class SimulatedTopology(Topology):
         self._refuse()
 
     async def ping(self) -> None:
-        """See `Topology.ping`."""
         await self._call(lambda master: master.node.name, inf)
 
     async def close(self) -> None:

@@ -9,24 +9,17 @@ connections to them are models. That the scripts do what is modelled here is sho
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Collection, Sequence
+from typing import NoReturn
 
+from lockkit.backend import LossReason, Request
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX
-from lockkit.backends.redlock.nodes import NodeDown, Nodes
+from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, NodeDown, Nodes, Op
 from lockkit.errors import BackendUnavailable, Unsupported
-from lockkit.simulation.network import NoAnswer, Node
+from lockkit.simulation.network import Network, NoAnswer, Node
 from lockkit.simulation.runtime import SimulatedRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from lockkit.backend import LossReason, Request
-    from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
-    from lockkit.simulation.network import Network
-    from lockkit.simulation.world import Process, World
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Hosting", "SimulatedNodes", "VotingNode"]
+from lockkit.simulation.world import Process, World
+from lockkit.units import Instant, Seconds
 
 RESET = "the connection was ended by a restart"
 
@@ -44,16 +37,7 @@ class VotingNode:
     """
 
     def __init__(self, world: World, index: int, *, rate: float, wall_offset: float, info: bool = True) -> None:
-        """
-        Start without data.
-
-        Args:
-            world: Where it is.
-            index: Its number.
-            rate: Of its clock.
-            wall_offset: Of its time of day, seconds.
-            info: Clients may ask for its run id.
-        """
+        """Start without data."""
         self.node = Node(world, f"node{index}", rate=rate, wall_offset=wall_offset)
         self.node.stopped.append(self._stopped)
         self.run = 1
@@ -111,7 +95,6 @@ class VotingNode:
         del self._strings["lock", lock]
 
     def acquire(self, lock: str, value: str, ttl_ms: int, *others: Argument) -> Answer:
-        """See ``acquire.lua``."""
         _, _, proposed, _ = others
         mark = self.mark
         if mark is None or not self._is_marked():
@@ -133,7 +116,6 @@ class VotingNode:
         return token
 
     def fence(self, lock: str, value: str, token: int, fence_ms: int, metadata: str) -> Answer:
-        """See ``fence.lua``."""
         del fence_ms, metadata
         if self._get("lock", lock) != value:
             return 0
@@ -141,7 +123,6 @@ class VotingNode:
         return 1
 
     def renew(self, lock: str, value: str, ttl_ms: int, fence_ms: int) -> Answer:
-        """See ``renew.lua``."""
         del fence_ms
         holder = self._get("lock", lock)
         if holder == value:
@@ -152,7 +133,6 @@ class VotingNode:
         return 0 if holder is None else -1
 
     def release(self, lock: str, value: str) -> Answer:
-        """See ``release.lua``."""
         if self._get("lock", lock) != value:
             return 0
         self._delete(lock)
@@ -161,14 +141,12 @@ class VotingNode:
     undo = release
 
     def holders(self, lock: str) -> Answer:
-        """See ``holders.lua``."""
         holder = self._get("lock", lock)
         if holder is None:
             return []
         return [holder.encode(), self._left_ms(lock), str(self._fences.get(lock, "")).encode(), b"", 0]
 
     def look(self, lock: str) -> Answer:
-        """See ``look.lua``."""
         del lock
         mark = self.mark
         if mark is None:
@@ -178,7 +156,6 @@ class VotingNode:
         return [1 if self._is_marked() else 2, wait_ms, mark["ttl_ms"], (now_us - mark["since_us"]) // 1000]
 
     def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
-        """See ``admit.lua``."""
         del lock
         if self._is_marked():
             return 0
@@ -213,7 +190,6 @@ class SimulatedNodes(Nodes):
         send_later_seconds: float = 0.0,
         until: Instant = math.inf,
     ) -> list[Answer]:
-        """See `Nodes.ask`."""
         answers: list[Answer] = [None] * len(self._nodes)
         tasks = {}
         for index in range(len(self._nodes)) if only is None else only:
@@ -267,13 +243,11 @@ class SimulatedNodes(Nodes):
         until: Instant = math.inf,
         last: bool = False,
     ) -> list[list[Answer]]:
-        """See `Nodes.ask_many`."""
         del last
         by_call = [await self.ask(op, keys, arguments, until=until) for keys, arguments in calls]
         return [list(answers) for answers in zip(*by_call, strict=True)]
 
     def queue_entries(self, request: Request) -> list[str]:
-        """See `Nodes.queue_entries`."""
         raise NotImplementedError
 
     async def listen(self, until: Instant) -> bool:
@@ -285,11 +259,9 @@ class SimulatedNodes(Nodes):
         """See `Nodes.forget`."""
 
     def scan(self, index: int, prefix: str, name_prefix: str) -> NoReturn:
-        """See `Nodes.scan`."""
         raise Unsupported(f"simulated node {index} does not list {prefix}:{name_prefix}")
 
     async def erase(self, prefix: str) -> None:
-        """See `Nodes.erase`."""
         raise Unsupported(f"a simulated node ends with its world, and {prefix!r} with it")
 
     async def close(self) -> None:

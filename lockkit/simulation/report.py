@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from lockkit.simulation.branches import cover
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from lockkit.simulation.branches import Coverage
-    from lockkit.simulation.night import Kind, Night
-
-__all__ = ["as_json", "as_text", "repeat_command"]
+from lockkit.simulation.branches import Coverage, cover
+from lockkit.simulation.night import Kind, Night
 
 
 def repeat_command(kind: str, seed: int) -> str:

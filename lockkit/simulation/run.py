@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lockkit.backend import LockBackend
 from lockkit.simulation.backend import SimulatedBackend
 from lockkit.simulation.checker import Limits, Verdict, check
 from lockkit.simulation.history import Broken, Cut, Ended, Healed, History, Stuck
 from lockkit.simulation.member import Member
 from lockkit.simulation.network import CALM, Network
 from lockkit.simulation.scenario import Scenario
-from lockkit.simulation.schedule import EXTENDED_MAX, Schedule, draw
+from lockkit.simulation.schedule import EXTENDED_MAX, Fault, Schedule, draw
 from lockkit.simulation.server import LockServer
 from lockkit.simulation.worker import start_workers
-from lockkit.simulation.world import Overrun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import LockBackend
-    from lockkit.simulation.schedule import Fault
-    from lockkit.simulation.world import Process, Task
-
-__all__ = ["Outcome", "Simulation", "simulate"]
+from lockkit.simulation.world import Overrun, Process, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +29,7 @@ class Outcome:
 
 
 def simulate(seed: int, **parts: Any) -> Outcome:
-    """
-    Run the schedule of a seed and judge what happened.
-
-    Args:
-        seed: Draws the schedule and the order of everything in it.
-        **parts: As for `Simulation`.
-    """
+    """Run the schedule of a seed and judge what happened."""
     return Simulation(draw(seed), **parts).run()
 
 
@@ -57,15 +44,7 @@ class Simulation(Scenario):
         backend: Callable[[Process, LockServer, Network, float], LockBackend] = SimulatedBackend,
         limits: Limits | None = None,
     ) -> None:
-        """
-        Make the world of a schedule. Nothing runs yet.
-
-        Args:
-            schedule: What will happen.
-            server: A subclass, to see what the checker says about it.
-            backend: Another backend, for the same reason.
-            limits: In place of the schedule's.
-        """
+        """Make the world of a schedule. Nothing runs yet."""
         super().__init__(schedule, server)
         self.limits = schedule.limits() if limits is None else limits
         self.clients = [

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from lockkit.runtime import Begun
-from lockkit.simulation.world import Cancelled, ProcessDied
+from lockkit.runtime import Begun, Event, Kind, Mutex, Work
+from lockkit.simulation.world import Cancelled, Process, ProcessDied, Waiter, World
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Coroutine
 
-    from lockkit.runtime import Event, Kind, Mutex, Work
-    from lockkit.simulation.world import Process, Waiter, World
-    from lockkit.units import Seconds
-
-__all__ = ["SimulatedRuntime"]
 
 T = TypeVar("T")
 
@@ -47,28 +43,20 @@ class SimulatedRuntime:
         return self._mutexes
 
     def event(self) -> Event:
-        """See `Runtime.event`."""
         return _Event(self.process)
 
     def current(self) -> object:
-        """See `Runtime.current`."""
         task = self.process.world.current
         return None if task is None else ref(task)
 
     def relation(self, holder: object) -> str:
-        """See `Runtime.relation`."""
         return "this same task" if holder == self.current() else ""
 
     def bind(self) -> None:
         """A simulated client may be used by every task of its process."""
 
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
-        """
-        See `Runtime.spawn`. It may fail as a thread may that cannot be started.
-
-        Raises:
-            RuntimeError: The process refuses tasks at the moment.
-        """
+        """See `Runtime.spawn`. It may fail as a thread may that cannot be started."""
         assert not self._mutexes.locked(), f"{name} is started under a mutex"
         if self.process.dead:
             return
@@ -95,32 +83,26 @@ class SimulatedRuntime:
                 return
 
     def deliver(self, function: Callable[[], None]) -> None:
-        """See `Runtime.deliver`."""
         function()
 
     def at_exit(self, function: Work) -> None:
         """Do nothing: the exit of the real interpreter is no event of a simulated world."""
 
     def blocks_event_loop(self) -> bool:
-        """See `Runtime.blocks_event_loop`."""
         return False
 
     def loop_has_ended(self) -> bool:
-        """See `Runtime.loop_has_ended`."""
         return False
 
     async def sleep(self, seconds: float) -> None:
-        """See `Runtime.sleep`."""
         await self.process.waiter(seconds).park()
 
     async def io(self, value: T | Awaitable[T]) -> T:
-        """See `Runtime.io`."""
         if hasattr(value, "__await__"):
             return await value
         return value
 
     async def settle(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-        """See `Runtime.settle`."""
         task = self.process.start(coroutine, "settle", awaited=True)
         if self.process.dead:
             raise ProcessDied
@@ -129,12 +111,7 @@ class SimulatedRuntime:
         return task.result()
 
     async def readable(self, fd: int, timeout: Seconds | None) -> bool:
-        """
-        Refuse: no file descriptor of this machine is part of a simulated world.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Refuse: no file descriptor of this machine is part of a simulated world."""
         message = f"a simulated process cannot wait for file descriptor {fd} (for {timeout} s): simulate the backend"
         raise RuntimeError(message)
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockkit.simulation.history import History, Wrote
 from lockkit.simulation.network import Network, NoAnswer, Node
+from lockkit.simulation.schedule import Schedule
+from lockkit.simulation.server import LockServer
 from lockkit.simulation.world import Process, World
-
-if TYPE_CHECKING:
-    from lockkit.simulation.schedule import Schedule
-    from lockkit.simulation.server import LockServer
-    from lockkit.units import Seconds
-
-__all__ = ["Scenario", "Storage"]
+from lockkit.units import Seconds
 
 WALL_CLOCK_WRONG = 1000.0
 """The server's time of day is wrong by up to this, seconds. It must not matter."""

@@ -5,16 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from lockkit.simulation.checker import Limits
 from lockkit.simulation.network import CALM, Conditions
-
-if TYPE_CHECKING:
-    from lockkit.simulation.server import Wakeup
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Fault", "FaultKind", "Schedule", "draw"]
+from lockkit.simulation.server import Wakeup
+from lockkit.units import Instant, Seconds
 
 FaultKind = Literal[
     "pause", "crash", "exit", "close", "cut", "server pause", "server restart", "clock jump", "break", "cut close",

@@ -6,22 +6,15 @@ Its own implementation, on purpose: what the checker learns from it shares no co
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from lockkit.backend import Holder, Note, decode_metadata
-from lockkit.simulation.history import DataLost, Freed, Granted, Kept, Quiet, Undone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backend import Host, LossReason
-    from lockkit.simulation.history import History
-    from lockkit.simulation.network import Network, Node
-    from lockkit.simulation.world import Process
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["GRACE_MAX", "LockServer", "Refusal", "Wakeup"]
+from lockkit.backend import Holder, Host, LossReason, Note, decode_metadata
+from lockkit.simulation.history import DataLost, Freed, Granted, History, Kept, Quiet, Undone
+from lockkit.simulation.network import Network, Node
+from lockkit.simulation.world import Process
+from lockkit.units import Instant, Seconds
 
 Wakeup = Literal["fair", "all", "none"]
 """
@@ -77,16 +70,7 @@ class LockServer:
     def __init__(
         self, node: Node, network: Network, history: History, *, wakeup: Wakeup = "fair", tells: bool = False
     ) -> None:
-        """
-        Serve on a node.
-
-        Args:
-            node: Where.
-            network: Carries the wake-ups.
-            history: Takes down what the server did.
-            wakeup: See `Wakeup`.
-            tells: Tell holders that their lock was broken, and ask them to confirm what they hold (see `Host`).
-        """
+        """Serve on a node."""
         self.node = node
         self.wakeup = wakeup
         self.tells = tells
@@ -112,20 +96,7 @@ class LockServer:
         metadata: str = "",
         wake: Callable[[], object] | None = None,
     ) -> Refusal | int:
-        """
-        Give the lock to an owner if it is free.
-
-        Args:
-            client: Who asks.
-            name: The lock.
-            owner: New with each acquisition.
-            ttl: Seconds on the node's clock.
-            metadata: Stored beside it.
-            wake: Take a place in the queue if it is busy; run at the client when it becomes free.
-
-        Returns:
-            The token, or why not.
-        """
+        """Give the lock to an owner if it is free."""
         now = self.node.now()
         record = self._live(name, now)
         queue = self._queue(name, now)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockkit.aio import Lease, Lock
 from lockkit.engine.lease_record import UNCONFIRMED
 from lockkit.errors import LockError, LockLost
 from lockkit.simulation.history import Acquired, Called, Dropped, Failed, Looked, Released, Told
+from lockkit.simulation.member import Member
 from lockkit.simulation.schedule import EXTENDED_MAX
 from lockkit.simulation.world import Cancelled, Task
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Coroutine
 
-    from lockkit.aio import Lease, Lock
-    from lockkit.simulation.member import Member
-    from lockkit.units import Seconds
-
-__all__ = ["Worker", "start_workers"]
 
 T = TypeVar("T")
 

@@ -17,19 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable, Coroutine, Generator
 from heapq import heappop, heappush
 from math import inf
 from types import coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from lockkit.simulation.clock import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["TICK", "Cancelled", "Overrun", "Process", "ProcessDied", "Task", "Timer", "Waiter", "World"]
+from lockkit.units import Instant, Seconds
 
 T = TypeVar("T")
 
@@ -73,13 +68,7 @@ class World:
     """
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
-        """
-        Start at true time 0 with nothing in it.
-
-        Args:
-            seed: Equal seeds give equal runs of equal programs.
-            steps_max: See `Overrun`.
-        """
+        """Start at true time 0 with nothing in it."""
         self.seed = seed
         self.now = 0.0
         self.current: Task[Any] | None = None
@@ -101,15 +90,7 @@ class World:
         return random.Random(f"{self.seed} {purpose}")
 
     def process(self, name: str, *, rate: float = 1.0, offset: float = 0.0, lateness: Seconds = 0.0) -> Process:
-        """
-        Start a process, which has a monotonic clock and no tasks yet.
-
-        Args:
-            name: Unique in this world.
-            rate: Seconds that its clock shows per true second.
-            offset: What its clock shows at the start of the world.
-            lateness: Its timed waits end late by up to this much, as on a busy machine.
-        """
+        """Start a process, which has a monotonic clock and no tasks yet."""
         return Process(self, name, Clock(rate=rate, offset=offset), lateness)
 
     def count(self) -> int:
@@ -130,12 +111,7 @@ class World:
         return self.call_at(self.now + seconds, function, *arguments)
 
     def run(self, until: Instant = inf, *, task: Task[Any] | None = None) -> None:
-        """
-        Let things happen: until a time, until a task has ended, or until nothing is left that could happen.
-
-        Raises:
-            Overrun: The number of steps is used up.
-        """
+        """Let things happen: until a time, until a task has ended, or until nothing is left that could happen."""
         while task is None or not task.done:
             if self.ready:
                 self._step(self._draw())
@@ -241,14 +217,7 @@ class Process:
         return self.clock.read(self.world.now)
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str, *, awaited: bool = False) -> Task[T]:
-        """
-        Run a coroutine as a task of this process.
-
-        Args:
-            coroutine: What to run. It may wait only by what this module offers, as `SimulatedRuntime` does.
-            name: For messages.
-            awaited: Somebody will `Task.join` it, so what it raises is no failure of the world.
-        """
+        """Run a coroutine as a task of this process."""
         task = Task(self, coroutine, f"{self.name}/{name}", awaited=awaited)
         if self.dead:
             coroutine.close()
@@ -280,15 +249,7 @@ class Process:
         (self._frozen if self.paused else self.world.ready).append(task)
 
     def waiter(self, seconds: float | None) -> Waiter:
-        """
-        Prepare the running task for a wait.
-
-        Args:
-            seconds: After so many on this process's clock it is woken with None; None: never.
-
-        Raises:
-            ProcessDied: The process has crashed, and this is a coroutine of it that is being closed.
-        """
+        """Prepare the running task for a wait."""
         if self.dead:
             raise ProcessDied
         task = self.world.current

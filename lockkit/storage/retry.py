@@ -10,14 +10,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant
+from lockkit.runtime import Runtime
+from lockkit.units import Instant
 
 __all__ = ["ATTEMPTS", "DELETE", "PAUSE_MAX", "TIMEOUT", "Conflict", "Delete", "OptimisticUpdate", "pause_until"]
 

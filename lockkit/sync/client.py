@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack, overload
 
+from lockkit.backend import Capabilities, Holder
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.peer_parameters import unknown_parameter
+from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import INHERIT, Inherit, skipping_timeout
+from lockkit.engine.listing import Kind, Listing
+from lockkit.engine.settings import INHERIT, Inherit, LockOptions, LostCallback, skipping_timeout
 from lockkit.lease import OtherApi
 from lockkit.primitives import once as core
 from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
@@ -20,18 +25,7 @@ from lockkit.sync.lock_set import LockSet
 from lockkit.sync.once import Once
 from lockkit.sync.rwlock import RWLock
 from lockkit.sync.semaphore import Semaphore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Literal, Self, Unpack
-
-    from lockkit.backend import Capabilities, Holder
-    from lockkit.configuration.peer_parameters import NoOthers
-    from lockkit.engine.listing import Kind, Listing
-    from lockkit.engine.settings import LockOptions, LostCallback
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
 from lockkit.lease import MakesLeases, OtherApi
-from lockkit.primitives.election import Candidate, ObservingEnded, Tenure, with_value
+from lockkit.primitives.election import Candidate, Leader, Observer, ObservingEnded, Tenure, with_value
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping
-    from datetime import timedelta
 
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.primitives.election import Leader, Observer
-    from lockkit.units import Seconds
 
 __all__ = ["Election", "Term"]
 

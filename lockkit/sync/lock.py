@@ -5,27 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.configuration.peer_parameters import unknown_parameter
+from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
+from lockkit.engine.engine import Engine
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import ConfigurationError
 from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack, WithStack
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Literal, Unpack
-
-    from lockkit.configuration.peer_parameters import NoOthers
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.settings import LockSettings
-    from lockkit.sync.lease import Lease
-    from lockkit.units import Seconds
+from lockkit.sync.lease import Lease
+from lockkit.units import Seconds
 
 __all__ = ["Attempt", "Lock", "SkippingLock", "ThreadingLock"]
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from lockkit import validation
+from lockkit.engine.settings import LostCallback
 from lockkit.errors import LockError, LockTimeout
 from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-    from datetime import timedelta
-    from types import TracebackType
-    from typing import Self
-
-    from lockkit.engine.settings import LostCallback
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["LeaseSet", "LockSet", "locks"]
 

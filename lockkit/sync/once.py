@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
 
 from lockkit.lease import OtherApi, SharedWithStack
 from lockkit.primitives import once as core
+from lockkit.primitives.once import OnceDone, OnceRunning
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-
-    from lockkit.primitives.once import OnceDone, OnceRunning
 
 __all__ = ["Attempt", "Once"]
 

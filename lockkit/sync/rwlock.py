@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from lockkit.engine.engine import Engine
+from lockkit.engine.settings import LockSettings
 from lockkit.lease import MakesLeases, OtherApi
+from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
-
-if TYPE_CHECKING:
-    from lockkit.engine.engine import Engine
-    from lockkit.engine.settings import LockSettings
-    from lockkit.sync.lease import Lease
 
 __all__ = ["RWLock"]
 

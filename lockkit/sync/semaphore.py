@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from lockkit.backend import split_space
+from lockkit.backend import Holder, split_space
 from lockkit.primitives.semaphore_cap import read_cap, set_cap
 from lockkit.runtime import drive
 from lockkit.sync.lock import Lock
-
-if TYPE_CHECKING:
-    from lockkit.backend import Holder
 
 __all__ = ["Semaphore"]
 

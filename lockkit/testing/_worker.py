@@ -8,23 +8,18 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lockkit import aio
 from lockkit.engine import engine
 from lockkit.errors import LockError, LockLost
-from lockkit.testing.face_driver import DRIVERS
+from lockkit.testing.face_driver import DRIVERS, BackgroundCall, FaceDriver
 from lockkit.testing.processes import PIPE
 from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from lockkit import aio
-    from lockkit.testing.face_driver import BackgroundCall, FaceDriver
-    from lockkit.units import Seconds
-
+from lockkit.units import Seconds
 
 _HOUR = 3600.0  # without limit: the other side knows how long it is willing to wait
 

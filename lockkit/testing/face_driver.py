@@ -27,24 +27,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
 
 import lockkit
+from lockkit import aio
+from lockkit.backend import Capabilities
+from lockkit.engine.listing import Kind
 from lockkit.runtime import drive, monotonic
+from lockkit.sync.once import Attempt as _SyncAttempt  # noqa: F401 - named in quotes
+from lockkit.sync.once import Once as _SyncOnce  # noqa: F401 - named in quotes
 from lockkit.testing.processes import Worker
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE, Timing
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lockkit import aio
-    from lockkit.backend import Capabilities
-    from lockkit.engine.listing import Kind
-    from lockkit.sync.once import Attempt as _SyncAttempt  # noqa: F401 - named in quotes
-    from lockkit.sync.once import Once as _SyncOnce  # noqa: F401 - named in quotes
-    from lockkit.testing.target import Face, Target
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
 

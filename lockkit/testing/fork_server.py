@@ -29,13 +29,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+from typing import Any
 
 __all__ = ["FDS_MAX", "main"]
 

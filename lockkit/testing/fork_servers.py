@@ -9,12 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["ForkServer", "ForkServerGone", "close_all", "environment", "fork_server"]
 

@@ -7,14 +7,13 @@ It comes with every lockkit that pytest finds, so it imports nothing but pytest 
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
     from _pytest.terminal import TerminalReporter
 
 __all__ = ["CASE_MARK", "NOT_PROMISED", "PROPERTY", "TALLY", "Count", "Tally", "backend_part", "promise", "skip_reason"]

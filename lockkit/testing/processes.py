@@ -22,16 +22,13 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from lockkit.testing.fork_servers import ForkServerGone, environment, fork_server
+from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lockkit.testing.target import Face, Target
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["PIPE", "RemoteLease", "Worker", "WorkerFailed"]
 

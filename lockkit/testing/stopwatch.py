@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["Stopwatch"]
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lockkit
 from lockkit import aio, sync, url
+from lockkit.backend import Host, LockBackend
 from lockkit.configuration import registry
 from lockkit.engine.engine import Engine
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host, LockBackend
 
 __all__ = ["Face", "Target"]
 

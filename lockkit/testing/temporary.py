@@ -17,13 +17,10 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from lockkit.errors import ConfigurationError
 from lockkit.file_systems import find_flaw
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["TemporaryDirectory", "remove_abandoned", "shared_directory"]
 
@@ -104,12 +101,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _remove_if_abandoned(in_use: Path) -> None:
-    """
-    Remove one directory with its file.
-
-    Raises:
-        BlockingIOError: It is in use.
-    """
+    """Remove one directory with its file."""
     with in_use.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         directory = in_use.with_suffix("")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from lockkit.backend import Capabilities
-    from lockkit.units import Seconds
+from lockkit.backend import Capabilities
+from lockkit.units import Seconds
 
 __all__ = ["PATIENCE", "Timing"]
 

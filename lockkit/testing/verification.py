@@ -11,10 +11,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -22,13 +22,8 @@ import lockkit
 from lockkit.configuration import profiles
 from lockkit.runtime import monotonic
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, backend_part, promise, skip_reason
-from lockkit.testing.scratch_space import scratch_space
+from lockkit.testing.scratch_space import ScratchSpace, scratch_space
 from lockkit.testing.temporary import TemporaryDirectory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.testing.scratch_space import ScratchSpace
 
 __all__ = ["CaseResult", "Outcome", "Verification", "verify"]
 

@@ -12,12 +12,9 @@ It stands outside of every backend: plain files of one directory, no lock of any
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Entry", "Report", "Witness"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ import lockkit
 import lockkit.aio
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until_async
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 pytestmark = pytest.mark.asyncio
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Grant, Request
-from lockkit.runtime import BlockingRuntime, drive
-
-if TYPE_CHECKING:
-    from lockkit.backend import LockBackend, LossReason
-    from lockkit.runtime import Runtime
+from lockkit.backend import Grant, LockBackend, LossReason, Request
+from lockkit.runtime import BlockingRuntime, Runtime, drive
 
 
 class StubHost:

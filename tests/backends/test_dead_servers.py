@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -13,9 +13,6 @@ import pytest
 import lockkit
 import lockkit.aio
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 URLS = [
     "redis://{0}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,10 +22,8 @@ from lockkit.testing.servers import (
     ZooKeeperServer,
     require,
 )
+from lockkit.testing.servers.base import Service
 from tests.backends.support import StubHost
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers.base import Service
 
 SERVERS: dict[str, tuple[str, type[Service], dict[str, str]]] = {
     "redis": ("redis", RedisServer, {}),

@@ -12,18 +12,16 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit
 import lockkit.aio
 from lockkit.errors import BackendUnavailable, LockTimeout
+from lockkit.testing.servers.base import Service
 from lockkit.testing.stopwatch import Stopwatch
 from tests.conformance.targets import TARGETS, Entry
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers.base import Service
 
 BUSY = 1.0
 ACQUIRE = 0.5 + BUSY

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from kazoo.client import KazooClient
 
 import lockkit
-from lockkit.testing.servers import EtcdServer, ZooKeeperServer, require
+from lockkit.sync import Client
+from lockkit.testing.servers import EtcdServer, Server, ZooKeeperServer, require
 from lockkit.testing.timing import PATIENCE
 from tests.interrupts import LockStrike, elsewhere
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from lockkit.sync import Client
-    from lockkit.testing.servers import Server
 
 
 @contextmanager

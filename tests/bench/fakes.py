@@ -6,17 +6,13 @@ import os
 import signal
 import sys
 import threading
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.adapters.files import Flock
-from lockkit.bench.subject import Subject
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-
-    from lockkit.bench.subject import Face, Kind, Role, Scope
+from lockkit.bench.subject import Face, Kind, Role, Scope, Subject
 
 
 def subject(

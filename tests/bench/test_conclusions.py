@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -16,9 +16,10 @@ from lockkit.bench import reachable
 from lockkit.bench.page.choice import PLOTS
 from lockkit.bench.page.conclusion import compare_backends, conclude
 from lockkit.bench.reachable import require_answers
-from lockkit.bench.report import Report, Section
+from lockkit.bench.report import Report, Row, Section
 from lockkit.bench.run import Cell, Outcome
 from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.table import render
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Measured
@@ -27,12 +28,6 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.testing.servers import RedisServer
 from tests.bench.test_page import ABOUT, read
 from tests.bench.test_run import BASELINE, OURS, PEER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from lockkit.bench.report import Row
-    from lockkit.bench.subject import Subject
 
 OTHER = replace(PEER, label="Other")
 NAMES = {"Ours": "lockkit"}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from lockkit.bench.workloads.contention import longest_wait
 from lockkit.bench.workloads.distance import trips
 from lockkit.testing.servers import RedisNodes
 from tests.bench.test_honesty import BLOCKING, measure
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_node_of_a_url_is_put_behind_a_proxy() -> None:

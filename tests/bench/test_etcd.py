@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.bench.catalog import ENTRIES
+from lockkit.bench.catalog import ENTRIES, Entry
 from lockkit.bench.run import Run
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers import EtcdServer
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.bench.catalog import Entry
 
 SETTINGS = replace(SHORT, lease_ttl=20.0, settle=0.5)
 ON_ETCD = [entry for entry in ENTRIES if entry.target.startswith("etcd:")]

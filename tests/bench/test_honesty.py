@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.bench import catalog
-from lockkit.bench.report import Report
-from lockkit.bench.run import Run
+from lockkit.bench.report import Report, Row
+from lockkit.bench.run import Outcome, Run
 from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Face, Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.fork_servers import close_all
 from lockkit.testing.servers._process import process_table
 from tests.bench.fakes import subject
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.bench.report import Row
-    from lockkit.bench.run import Outcome
-    from lockkit.bench.subject import Face, Subject
 
 BLOCKING: tuple[Face, ...] = ("blocking",)
 

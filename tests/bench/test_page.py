@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,14 +19,10 @@ from lockkit.bench.page.scale import Scale
 from lockkit.bench.report import Report
 from lockkit.bench.run import Cell, Outcome
 from lockkit.bench.settings import CONTENDERS, Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Measured
 from tests.bench.test_run import BASELINE, OURS, PEER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.bench.subject import Subject
 
 VALUES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=8)
 ABOUT: dict[str, Any] = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lockkit.bench import catalog
 from lockkit.bench.adapters.own import Blocking
-from lockkit.bench.run import Run
+from lockkit.bench.run import Cell, Outcome, Run
 from lockkit.bench.subject import Subject
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.primitives import NAMES
@@ -17,12 +18,6 @@ from lockkit.runtime import drive
 from lockkit.testing.servers import EtcdServer, RedisServer, ZooKeeperServer
 from tests.bench.fakes import subject
 from tests.bench.test_honesty import SHORT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from lockkit.bench.run import Cell, Outcome
 
 NEW = ("read", "write", "readers", "permits", "locks", "election", "once")
 SETTINGS = replace(SHORT, seconds=0.1, handoffs=3, warm_up=3)

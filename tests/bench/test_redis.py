@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.bench.catalog import ENTRIES
+from lockkit.bench.catalog import ENTRIES, Entry
 from lockkit.bench.redis_connection import connect_to, encode, node_urls
-from lockkit.bench.run import Run
+from lockkit.bench.run import Outcome, Run
 from lockkit.bench.server import watch
+from lockkit.bench.settings import Settings
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.servers import RedisNodes, RedisServer
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.bench.catalog import Entry
-    from lockkit.bench.run import Outcome
-    from lockkit.bench.settings import Settings
 
 SETTINGS = replace(SHORT, lease_ttl=2.0, settle=0.5)
 # mithril-locks asks for an older redis-py, so the tests do not install it: the comparison does.

@@ -2,26 +2,22 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
 from lockkit.bench.report import Ratio, Report
-from lockkit.bench.run import Cell, Run
+from lockkit.bench.run import Cell, Outcome, Run
 from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerFailed
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 from tests.bench.fakes import subject
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.bench.run import Outcome
-    from lockkit.bench.subject import Subject
 
 HERE = Path("/nowhere")
 BASELINE = subject("Baseline", HERE, role="baseline")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import lockkit
 from lockkit.bench.machine import file_system
 from lockkit.bench.server import watch
-from lockkit.testing.servers import EtcdServer, MariaServer, PostgresServer, RedisServer, ZooKeeperServer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from lockkit.testing.servers import Server
+from lockkit.testing.servers import EtcdServer, MariaServer, PostgresServer, RedisServer, Server, ZooKeeperServer
 
 DURABILITY: list[tuple[Callable[[], Server], str, dict[str, str]]] = [
     (lambda: RedisServer(appendonly=True, appendfsync="always"), "Redis", {"appendfsync": "always", "save": "never"}),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import sqlalchemy
 from psycopg import connect
 
 from lockkit.bench.adapters.sql import Dlock
-from lockkit.bench.catalog import ENTRIES, subjects
+from lockkit.bench.catalog import ENTRIES, Entry, subjects
 from lockkit.bench.run import Run
 from lockkit.bench.workloads import WORKLOADS
 from lockkit.bench.workloads.held import SESSIONS_MAX
@@ -21,12 +22,6 @@ from lockkit.testing.servers import MariaServer, PostgresServer, require
 from tests.bench.test_command import report
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lockkit.bench.catalog import Entry
 
 DATABASES = ("postgresql", "mariadb", "sqlite")
 CASES = [

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lockkit.bench import catalog
+from lockkit.bench.subject import Face
 from tests.bench.fakes import subject
 from tests.bench.test_honesty import BLOCKING, SHORT, measure, nothing_left
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lockkit.bench.subject import Face
 
 SETTINGS = replace(SHORT, crash_ttl=3.0)
 

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from lockkit.testing.servers import kinds
 from lockkit.testing.servers.kinds import KINDS, Kind, Need
 from lockkit.url import parse
 from tests.bench.test_command import report
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def start(*, docker: bool = False) -> ThrowawayServers:

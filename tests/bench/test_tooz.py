@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.bench.adapters.tooz import coordinator_url
 from lockkit.bench.catalog import ENTRIES
-from lockkit.testing.servers import EtcdServer, MariaServer, PostgresServer, ZooKeeperServer
+from lockkit.testing.servers import EtcdServer, MariaServer, PostgresServer, Server, ZooKeeperServer
 from tests.bench.test_honesty import SHORT, measure
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.testing.servers import Server
 
 SERVERS: list[Callable[[], Server]] = [
     EtcdServer,

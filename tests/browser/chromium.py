@@ -13,13 +13,9 @@ import os
 import shutil
 import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-
-__all__ = ["PROGRAMS", "Chromium"]
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 """Names under which systems have it."""

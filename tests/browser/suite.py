@@ -12,11 +12,12 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -26,9 +27,6 @@ from tests.browser.chromium import Chromium
 from tests.comparison.choice import NEEDS, Need
 from tests.comparison.choice import load as load_choice
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SITE = ROOT / "site"
 PAGES = sorted(str(path.parent.relative_to(SITE)) for path in SITE.rglob("index.html"))

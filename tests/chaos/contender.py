@@ -12,18 +12,12 @@ import random
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from lockkit import aio
 from lockkit.errors import BackendUnavailable, LockLost, LockTimeout
-from lockkit.testing.face_driver import DRIVERS
+from lockkit.testing.face_driver import DRIVERS, FaceDriver
+from lockkit.testing.target import Face, Target
 from tests.chaos.journal import Journal, now
-
-if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.testing.face_driver import FaceDriver
-    from lockkit.testing.target import Face, Target
-
-__all__ = ["LANES", "Part"]
 
 LANES = 2
 """Threads or tasks of a process that contend at the same time, through one client."""

@@ -15,21 +15,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lockkit.backend import Capabilities
 from lockkit.testing.servers.base import Server, ServerGroup, Service
+from lockkit.testing.target import Face, Target
 from tests.chaos.contender import Part
 from tests.chaos.journal import Journal, Verdict, now
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from lockkit.backend import Capabilities
-    from lockkit.testing.target import Face, Target
-
-__all__ = ["Outcome", "Run"]
 
 NAMES = ("chaos:a", "chaos:b", "chaos:c")
 TTLS = (2.0, 3.0)

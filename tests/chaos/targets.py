@@ -23,8 +23,6 @@ from lockkit.testing.servers import (
     ZooKeeperEnsemble,
 )
 
-__all__ = ["TARGETS", "Entry"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

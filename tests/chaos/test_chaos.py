@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.chaos.journal import judge
 from tests.chaos.run import Outcome, Run
 from tests.chaos.targets import TARGETS
 from tests.testing.broken import LetsIn
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BEFORE = ["enter a.1 x 5 100", "held a.1 200"]
 

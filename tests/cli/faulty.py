@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from lockkit.backend import Grant, Option, Renewed
+from lockkit.backend import Busy, Grant, Host, NamesPage, Option, Renewal, Renewed, Request
 from lockkit.backends.file.backend import FileBackend
 from lockkit.errors import BackendUnavailable, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.backend import Busy, Host, NamesPage, Renewal, Request
-    from lockkit.url import Url
+from lockkit.url import Url
 
 
 class _Renamed(FileBackend):

@@ -16,16 +16,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import lockkit.cli
 from lockkit.configuration.registry import BUILTIN
 from lockkit.testing.fork_servers import environment, fork_server
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _ORDERS = 3
 """The descriptor on which a process gets its arguments, environment and directory."""

@@ -12,14 +12,10 @@ import struct
 import sys
 import termios
 import time
-from typing import TYPE_CHECKING, Any
+from subprocess import Popen
+from typing import Any
 
-from tests.cli.support import PATIENCE
-
-if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from tests.cli.support import Cli
+from tests.cli.support import PATIENCE, Cli
 
 COMMANDS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """What a program sends to the terminal that is no text: colours, moves."""

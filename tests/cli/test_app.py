@@ -6,15 +6,12 @@ import importlib.metadata
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.configuration import registry
 from lockkit.errors import DOCUMENTATION
-
-if TYPE_CHECKING:
-    from tests.cli.support import Cli
+from tests.cli.support import Cli
 
 COMMANDS = (
     *("run", "elect", "hold", "demo", "holders", "break", "list", "watch", "wait", "limit", "ping", "migrate"),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lockkit.cli.demo import Round
 from lockkit.cli.seller import Sale
-from tests.cli.support import alive, children
+from tests.cli.support import Cli, alive, children
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from tests.cli.support import Cli
 
 SMALL = ("--seats", "40", "--processes", "4", "--json")
 

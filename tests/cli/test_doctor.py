@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lockkit.testing.servers import RedisServer
+from tests.cli.support import Cli
 from tests.cli.terminal import Tty
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cli.support import Cli
 
 SECRET = "hunter2"  # noqa: S105 - of a server that lives for these tests
 

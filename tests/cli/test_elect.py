@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
 import lockkit
 from lockkit.runtime import monotonic
 from lockkit.testing.stopwatch import Stopwatch
-from tests.cli.support import alive, pids
+from tests.cli.support import Cli, alive, pids
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from subprocess import Popen
-
-    from tests.cli.support import Cli
 
 TTL = 6.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from lockkit.cli import guard as guard_module
 from lockkit.cli.guard import Guard
 from lockkit.runtime import monotonic
 from tests.cli.support import PATIENCE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("seconds", [0.1, 600])

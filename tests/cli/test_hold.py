@@ -8,25 +8,21 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import lockkit
+from lockkit import Lease
 from lockkit.cli import hold
 from lockkit.cli.options import HoldOptions
 from lockkit.cli.signals import Signals
 from lockkit.cli.waiting import wait_in_thread
 from lockkit.runtime import monotonic
 from lockkit.testing.servers import RedisServer
-from tests.cli.support import PATIENCE
+from tests.cli.support import PATIENCE, Cli
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit import Lease
-    from tests.cli.support import Cli
 
 TTL = 9.0
 

@@ -6,20 +6,15 @@ import json
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from redis import Redis
 
 import lockkit
 from lockkit.testing.servers import RedisServer
-from tests.cli.support import PATIENCE
+from tests.cli.support import PATIENCE, Cli
 from tests.cli.terminal import COMMANDS, Tty
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cli.support import Cli
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import lockkit
-
-if TYPE_CHECKING:
-    from tests.cli.support import Cli
+from tests.cli.support import Cli
 
 
 def test_cap_is_shown_set_and_removed(cli: Cli) -> None:

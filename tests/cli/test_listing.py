@@ -6,25 +6,20 @@ import json
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import lockkit
 from lockkit.cli import completion
 from lockkit.cli.app import app
 from lockkit.cli.completion import complete_name
 from lockkit.testing.timing import PATIENCE
+from tests.cli.support import Cli
 from tests.cli.terminal import Tty
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from typer.testing import Result
-
-    from tests.cli.support import Cli
 
 
 @pytest.fixture

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import Table
 
 import lockkit
 from lockkit.backends.sql import schema as sql_schema
+from lockkit.backends.sql.database import Database
 from lockkit.cli.migrate import migrate
 from lockkit.cli.status import Status
 from lockkit.testing.servers import MariaServer, PostgresServer, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from sqlalchemy import Table
-
-    from lockkit.backends.sql.database import Database
-    from tests.cli.support import Cli
+from tests.cli.support import Cli
 
 
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])

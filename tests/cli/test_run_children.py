@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from subprocess import Popen
 
 import pytest
 
 import lockkit
 from lockkit.errors import LockTimeout
-from tests.cli.support import alive, pids
+from tests.cli.support import Cli, alive, pids
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from tests.cli.support import Cli
 
 # Ways in which a command leaves a process behind, which writes its id and works until the file "done" exists.
 # Ends by itself: what a test that was killed leaves must not go on for ever.

@@ -7,15 +7,12 @@ import re
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.testing.servers.redis import RedisServer
+from tests.cli.support import Cli
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from tests.cli.support import Cli
 
 DONE = r"was done already since 20\d\d-\S+ \S+: the command did not run\n"
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from subprocess import Popen
 
 import pytest
 
-from tests.cli.support import alive, children, pids, state
+from tests.cli.support import Cli, alive, children, pids, state
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from tests.cli.support import Cli
 
 FORWARDED = ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2"]
 

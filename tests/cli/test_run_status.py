@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import TYPE_CHECKING
+from subprocess import Popen
 
 import pytest
 
 from lockkit.cli.status import RUN_STATUSES
 from lockkit.runtime import monotonic
+from tests.cli.support import Cli
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from subprocess import Popen
-
-    from tests.cli.support import Cli
 
 
 def hold(cli: Cli, name: str = "a") -> Popen[str]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.support import alive, children, pids, state
+from tests.cli.support import Cli, alive, children, pids, state
 from tests.cli.terminal import Tty
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from tests.cli.support import Cli
 
 CTRL_C = "\x03"
 CTRL_Z = "\x1a"

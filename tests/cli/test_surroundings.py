@@ -7,18 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import typer
 
 import lockkit
 from lockkit.cli.signals import interrupted_by_signals
-from tests.cli.support import PATIENCE
+from tests.cli.support import PATIENCE, Cli
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from tests.cli.support import Cli
 
 
 def shell(cli: Cli, script: str) -> subprocess.CompletedProcess[str]:

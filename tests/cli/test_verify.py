@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,11 +13,7 @@ import sqlalchemy as sa
 from lockkit.testing.scratch_space import scratch_space
 from lockkit.testing.servers import RedisNodes, RedisServer, require
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.support import Cli
+from tests.cli.support import Cli
 
 FEW = ("--only", "names_are_locks_of_their_own", "--face=sync")
 

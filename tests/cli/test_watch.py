@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import lockkit
 from lockkit.backend import Holder
@@ -25,14 +26,8 @@ from lockkit.cli.watch.looking import Look, Looker, Sighting
 from lockkit.cli.watch.table import draw
 from lockkit.cli.watch.view import Breaking, Shown, View
 from lockkit.testing.servers import RedisServer, require
+from tests.cli.support import Cli
 from tests.cli.terminal import Tty
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typer.testing import Result
-
-    from tests.cli.support import Cli
 
 TTL = 30.0
 INTERVAL = "--interval=100ms"

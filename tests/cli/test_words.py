@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +13,6 @@ import lockkit
 from lockkit import validation
 from lockkit.cli.app import app
 from lockkit.cli.output import in_options
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PYTHON = re.compile(r"\btimeout=|holders\(|client\.|capabilities\.|connect\(|\bprofile= ")
 

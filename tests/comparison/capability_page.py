@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import lockkit
+from lockkit.backend import Capabilities
 from tests.comparison.markdown import by_line, table
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from lockkit.backend import Capabilities
-
-__all__ = ["BACKENDS", "PAGE", "Subject", "text"]
 
 PAGE = ROOT / "docs" / "comparison" / "capabilities.md"
 

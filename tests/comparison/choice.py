@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lockkit
+from lockkit.backend import Capabilities
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from lockkit.backend import Capabilities
-
-__all__ = ["DATA", "NEEDS", "Advice", "Alternative", "Answer", "Backend", "Choice", "Need", "Question", "load", "paths"]
 
 DATA = ROOT / "docs" / "choose" / "decision.toml"
 

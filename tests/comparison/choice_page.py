@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
+from lockkit.backend import Capabilities
 from lockkit.configuration import registry
 from lockkit.url import parse
-from tests.comparison.choice import DATA, load
+from tests.comparison.choice import DATA, Answer, Backend, Choice, load
 from tests.comparison.markdown import by_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Capabilities
-    from tests.comparison.choice import Answer, Backend, Choice
-
-__all__ = ["PAGE", "install", "limits", "promises", "text"]
 
 PAGE = DATA.parent / "index.md"
 

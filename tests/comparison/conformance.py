@@ -7,31 +7,20 @@ Keeps what a whole run of the tests found in the conformance suite, for the page
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 import lockkit
 from lockkit.testing.plugin import NOT_PROMISED, PROPERTY, skip_reason
 from tests.comparison.runs import dump, neutral
 from tests.conformance.targets import TARGETS
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    import pytest
-
-__all__ = ["record"]
-
 
 def record(reports: Iterable[pytest.TestReport], path: Path) -> None:
-    """
-    Write counts of each target, why cases do not apply, and every failure.
-
-    Args:
-        reports: Of the tests that passed, failed or were skipped; those of other tests are left out.
-        path: JSON.
-    """
+    """Write counts of each target, why cases do not apply, and every failure."""
     counts: dict[str, Counter[str]] = {entry.id: Counter() for entry in TARGETS}
     reasons: dict[str, Counter[str]] = {entry.id: Counter() for entry in TARGETS}
     failed: dict[str, list[str]] = {entry.id: [] for entry in TARGETS}

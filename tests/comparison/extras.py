@@ -20,8 +20,6 @@ from typing import Any
 from tests.comparison.runs import RUNS, dump, short
 from tests.conventions.sources import ROOT
 
-__all__ = ["EXTRAS", "IMPORTS", "Imports", "declared", "load", "record"]
-
 EXTRAS = RUNS / "extras.json"
 
 ROUNDS = 15

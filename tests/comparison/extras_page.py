@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tests.comparison.extras import load
 from tests.comparison.markdown import table
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-__all__ = ["ADDS", "PAGE", "text"]
 
 PAGE = ROOT / "docs" / "reference" / "extras.md"
 

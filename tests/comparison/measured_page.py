@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from lockkit.bench.addresses import title
 from lockkit.bench.page.choice import PLOTS, written
 from lockkit.bench.page.conclusion import compare_backends
 from lockkit.bench.page.page import glance
+from lockkit.bench.report import Report, Row, Section
 from lockkit.bench.table import described, limited
+from lockkit.bench.workloads.base import Figure
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.runs import BENCH, IDLE, PRIMITIVES, SCALE, bench, measured
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from lockkit.bench.report import Report, Row, Section
-    from lockkit.bench.workloads.base import Figure
-
-__all__ = ["PAGE", "PARTS", "part_text", "ratio", "run", "spread", "subject", "text"]
 
 PAGE = BENCH.parent.parent / "measured.md"
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.comparison import (
     capability_page,
@@ -30,11 +30,6 @@ from tests.comparison import (
     runs,
     scale_page,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-__all__ = ["PAGES"]
 
 STYLE = runs.RUNS.parent / "charts.css"
 

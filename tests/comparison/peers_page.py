@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lockkit.bench.addresses import title
-from lockkit.bench.page.choice import PLOTS, written
+from lockkit.bench.page.choice import PLOTS, Unit, written
 from lockkit.bench.page.plots import draw
+from lockkit.bench.report import Report, Row, Section
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.measured_page import DASH, TIMES, sentences, shown, subject
 from tests.comparison.peers import PEERS, Peer
 from tests.comparison.runs import BENCH, measured
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.bench.page.choice import Unit
-    from lockkit.bench.report import Report, Row, Section
-
-__all__ = ["COMPARED", "PAGE", "text"]
 
 PAGE = BENCH.parent.parent / "peers.md"
 

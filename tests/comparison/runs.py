@@ -9,30 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from copy import copy
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from lockkit.bench.report import Report
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-__all__ = [
-    "BENCH",
-    "CONFORMANCE",
-    "IDLE",
-    "PRIMITIVES",
-    "RUNS",
-    "SCALE",
-    "bench",
-    "dump",
-    "kept",
-    "measured",
-    "neutral",
-]
 
 RUNS = ROOT / "docs" / "comparison" / "runs"
 BENCH = RUNS / "bench.json"
@@ -68,12 +52,7 @@ def measured() -> Report:
 
 
 def kept(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    What is kept of a run: all that `Report.from_json` reads.
-
-    Args:
-        raw: What ``lockkit bench --json`` wrote.
-    """
+    """What is kept of a run: all that `Report.from_json` reads."""
     data: dict[str, Any] = json.loads(neutral(json.dumps(raw)))
     data["workloads"] = [
         {

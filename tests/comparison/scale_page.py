@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from lockkit.bench.addresses import title
+from lockkit.bench.report import Report
 from lockkit.bench.settings import CONTENDERS
 from tests.comparison.markdown import table
 from tests.comparison.measured_page import DASH, run
 from tests.comparison.runs import IDLE, SCALE, bench
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from lockkit.bench.report import Report
-
-__all__ = ["COLUMNS", "LEASE_TTL", "PAGE", "limit", "text"]
 
 PAGE = SCALE.parent.parent / "measured" / "scale.md"
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 import redis
 
 import lockkit
+from lockkit.sync import Client
 from lockkit.testing.servers import wait_until
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from lockkit.sync import Client
 
 PATIENCE = 60.0
 """Seconds that anything may take on a busy machine."""
@@ -32,13 +29,7 @@ class Program:
     """
 
     def __init__(self, port: int, **options: object) -> None:
-        """
-        Start it.
-
-        Args:
-            port: Of the server, or of a proxy before it.
-            options: For its `redis.Redis`.
-        """
+        """Start it."""
         self._open = ExitStack()
         settings = {"port": port, "decode_responses": True, **options}
         self.redis: redis.Redis = self._open.enter_context(redis.Redis(**settings))  # type: ignore[arg-type]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.conventions.sources import ROOT
 from tests.docs import counts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_run_is_kept_and_drawn(tmp_path: Path) -> None:

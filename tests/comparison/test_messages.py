@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,15 +16,11 @@ from lockkit.testing.servers import (
     MariaServer,
     PostgresServer,
     RedisServer,
+    Server,
     ZooKeeperServer,
     require,
 )
 from tests.comparison.support import LONG, PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit.testing.servers import Server
 
 TRIES = 30
 """The least of many tries is what the lock costs: a heartbeat may fall into one, and what a client sends at once may

@@ -9,7 +9,7 @@ The page on it is docs/comparison/naive-ways.md.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -17,16 +17,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import lockkit
+from lockkit.sync import Lease
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
 from lockkit.testing.target import Target
 from tests.comparison.support import LONG, PATIENCE, Program, run_out
 from tests.tries import busy, have_time_to_answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.sync import Lease
 
 LOCK = "lock"
 STOCK = "stock"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import re
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -20,9 +21,6 @@ from tests.comparison import capability_page, extras, extras_page, measured_page
 from tests.comparison.pages import PAGES
 from tests.comparison.peers import PEERS
 from tests.docs.story import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = ROOT / "docs" / "comparison"
 TESTS = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,16 +19,10 @@ import sqlalchemy
 
 import lockkit
 import lockkit.aio
+from lockkit.sync import Client
 from lockkit.testing.servers import EtcdServer, FaultProxy, PostgresServer, RedisServer, wait_until
 from tests.backends.etcd.support import leases_of
 from tests.comparison.support import LONG, PATIENCE, run_out
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from lockkit.sync import Client
 
 
 @pytest.fixture(scope="module")

@@ -8,28 +8,24 @@ The page on it is docs/comparison/redlock-debate.md.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
 
 import lockkit
+from lockkit import aio
 from lockkit.engine.lease_record import LeaseState
-from lockkit.simulation import Conditions, LockServer, Network, Node, SimulatedRuntime, World, connect
+from lockkit.simulation import Conditions, LockServer, Network, Node, Process, SimulatedRuntime, World, connect
 from lockkit.simulation.redlock import VotingNode
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
 from tests.comparison.support import LONG, PATIENCE, run_out
 from tests.simulation.redlock import redlock_at
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
-
-    from lockkit import aio
-    from lockkit.simulation import Process
-    from lockkit.sync import Client, Lease
 
 NAME = "seat"
 KEY = f"lockkit:{NAME}"

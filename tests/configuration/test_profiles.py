@@ -4,8 +4,9 @@ import os
 import pickle
 import pwd
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,6 @@ import lockkit.aio
 from lockkit import doctor
 from lockkit.configuration import profiles
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PROFILES = """
 [profiles.dev]

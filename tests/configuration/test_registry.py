@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -14,13 +16,7 @@ from lockkit.configuration import registry
 from lockkit.configuration.registry import Builtin
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import BlockingRuntime
-from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from lockkit.url import Url
+from lockkit.url import Url, parse
 
 HOST = cast("Host", SimpleNamespace(runtime=BlockingRuntime()))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -13,10 +15,6 @@ import lockkit
 import lockkit.aio
 from lockkit import doctor
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SCOPES = ("process", "machine", "network")
 BACKENDS = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,12 +11,7 @@ from lockkit.testing.face_driver import FACES
 from lockkit.testing.plugin import TALLY, Count
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.provisioning import in_ci
-from tests.conformance.targets import TARGETS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.conformance.targets import Entry
+from tests.conformance.targets import TARGETS, Entry
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ target until somebody adds it to a list.
 
 from __future__ import annotations
 
-__all__ = ["ENGINE_OWNED", "ENGINE_TARGETS", "TOPOLOGY_FREE", "VARIANTS", "is_daily"]
-
 ENGINE_TARGETS = frozenset({"memory", "file", "redis", "postgresql", "etcd"})
 """Where the cases of `ENGINE_OWNED` run: within the process, in files, and at servers of three kinds."""
 
@@ -127,13 +125,7 @@ TOPOLOGY_FREE = frozenset(
 
 
 def is_daily(case: str, target: str) -> bool:
-    """
-    Whether a case runs on a target in every run; the others are for the night.
-
-    Args:
-        case: Name of its method.
-        target: An id of `tests.conformance.targets`.
-    """
+    """Whether a case runs on a target in every run; the others are for the night."""
     if case in ENGINE_OWNED:
         return target in ENGINE_TARGETS
     return not (target in VARIANTS and case in TOPOLOGY_FREE)

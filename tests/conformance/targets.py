@@ -26,8 +26,6 @@ from lockkit.testing.servers import (
     ZooKeeperServer,
 )
 
-__all__ = ["TARGETS", "Entry"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

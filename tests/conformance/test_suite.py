@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
@@ -17,12 +17,7 @@ from lockkit.testing.conformance import ConformanceSuite, Target
 from lockkit.testing.conformance.base import FaceDriver, case
 from lockkit.testing.timing import PATIENCE
 from tests.conformance.selection import is_daily
-from tests.conformance.targets import TARGETS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.conformance.targets import Entry
+from tests.conformance.targets import TARGETS, Entry
 
 
 class TestConformance(ConformanceSuite):

@@ -7,16 +7,11 @@ import platform
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockkit.testing.servers.errors import ServerError, ServerMissing
 from tests.containers.engine import docker_says
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Project", "find_compose"]
 
 # Debian 12 has Compose 1, which knows neither `--wait` nor `name:`. PyPI has the program of Compose 2 in the source
 # distribution of this package: it is taken from there and not installed, since installing would try to build it anew.
@@ -29,15 +24,7 @@ UP_TIMEOUT = 300
 
 
 def find_compose(folder: Path) -> list[str]:
-    """
-    The command that is Compose 2.
-
-    Args:
-        folder: Where its program is put if it must be fetched.
-
-    Raises:
-        ServerMissing: It is not here, and there is no program for this machine.
-    """
+    """The command that is Compose 2."""
     if docker_says("compose", "version") is not None:
         return ["docker", "compose"]
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -68,12 +55,7 @@ class Project:
         self._command = [*compose, "--progress", "quiet", "--file", str(path)]
 
     def up(self, *profiles: str) -> None:
-        """
-        Starts the services and waits until all are healthy.
-
-        Raises:
-            ServerError: One is not; with what Compose and the services said.
-        """
+        """Starts the services and waits until all are healthy."""
         try:
             self._run(*_options(profiles), "up", "--wait", "--wait-timeout", str(UP_TIMEOUT))
         except ServerError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from concurrent.futures import Future
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -11,11 +13,6 @@ from tests.containers.compose import Project, find_compose
 from tests.containers.engine import docker
 from tests.containers.images import COMPOSE_FILES
 from tests.containers.verifying import in_all_modes, lockkit, verifications
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-    from subprocess import CompletedProcess
 
 FILES = {path.stem: path for path in COMPOSE_FILES}
 SINGLE = [name for name in FILES if name != "all"]

@@ -7,19 +7,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockkit.testing.servers.base import wait_until
 from lockkit.testing.servers.errors import ServerError, ServerMissing
 from lockkit.testing.servers.install import can_install, install
 from lockkit.testing.servers.kinds import Kind, Need
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = ["docker", "docker_says", "engine"]
 
 # Debian's packages; the second one mounts the cgroups where nothing else has done so.
 DOCKER = Kind(
@@ -35,12 +30,7 @@ END_TIMEOUT = 60.0
 
 
 def docker(*arguments: str) -> str:
-    """
-    Runs Docker's client to its end, and gives what it printed.
-
-    Raises:
-        ServerError: It failed; with what it said.
-    """
+    """Runs Docker's client to its end, and gives what it printed."""
     done = subprocess.run(["docker", *arguments], check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise ServerError(f"docker {' '.join(arguments)} failed ({done.returncode}): {done.stderr.strip()}")
@@ -57,13 +47,7 @@ def docker_says(*arguments: str) -> str | None:
 
 @contextmanager
 def engine(tell: Callable[[str], None]) -> Iterator[None]:
-    """
-    Makes sure that a daemon answers while the context lasts.
-
-    Raises:
-        ServerMissing: Docker is not here, and cannot be installed.
-        ServerError: Its daemon does not start; with its log.
-    """
+    """Makes sure that a daemon answers while the context lasts."""
     if shutil.which("docker") is not None and (version := _version()) is not None:
         tell(f"Docker {version} runs")
         yield
@@ -121,12 +105,7 @@ def _daemon() -> Iterator[None]:
 
 
 def _await(process: subprocess.Popen[bytes], log: Path) -> None:
-    """
-    Waits until the daemon answers.
-
-    Raises:
-        ServerError: It ended, or was not there in time.
-    """
+    """Waits until the daemon answers."""
 
     def missing() -> str | None:
         # `docker version` asks; a daemon that has ended answers no more, and need not be waited for.

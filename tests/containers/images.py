@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
@@ -16,11 +16,6 @@ from lockkit.testing.servers.install import install
 from lockkit.testing.servers.kinds import KINDS
 from tests.containers.engine import docker, docker_says
 from tests.containers.stand_ins import SEARCH_PATH, Recipe, find_recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = ["COMPOSE_FILES", "MYSQL", "can_pull", "images", "wanted_images"]
 
 COMPOSE_FILES = sorted((Path(__file__).parents[2] / "compose").glob("*.yaml"))
 
@@ -53,9 +48,6 @@ def images(tell: Callable[[str], None]) -> Iterator[dict[str, str]]:
 
     Gives, by the name of each stand-in, what is in it. They are removed at the end: under their names somebody else
     expects the real thing.
-
-    Raises:
-        ServerMissing: An image cannot be pulled, and there is no stand-in for it.
     """
     made: dict[str, str] = {}
     try:

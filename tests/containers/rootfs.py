@@ -54,15 +54,7 @@ class RootFs:
         return {*self._files, *self._made}
 
     def program(self, *names: str | Path) -> None:
-        """
-        Adds programs, with the libraries that they are linked with.
-
-        Args:
-            names: Names on PATH, or absolute paths.
-
-        Raises:
-            ServerMissing: There is no such program.
-        """
+        """Adds programs, with the libraries that they are linked with."""
         for name in names:
             found = shutil.which(name)
             if found is None:
@@ -70,12 +62,7 @@ class RootFs:
             self.binary(Path(found))
 
     def binary(self, path: Path) -> None:
-        """
-        Adds a program, with the libraries that it is linked with.
-
-        Raises:
-            ServerMissing: One of these is not on this machine.
-        """
+        """Adds a program, with the libraries that it is linked with."""
         self.file(path)
         found, lacking = libraries(path)
         if lacking:
@@ -93,10 +80,6 @@ class RootFs:
 
         A library in it whose own libraries are not on this machine cannot be loaded here either, and need not be there;
         or they are found at run time only, as a Java VM finds its own.
-
-        Args:
-            path: The directory.
-            without: Patterns of names below it (`fnmatch`) that are not wanted.
         """
         for entry in sorted(path.iterdir()):
             if any(entry.match(pattern) for pattern in without):
@@ -148,12 +131,7 @@ class RootFs:
 
 
 def libraries(path: Path) -> tuple[list[Path], list[str]]:
-    """
-    The libraries that a program or library is linked with; none of a script.
-
-    Returns:
-        Those that are here, by the paths that the dynamic linker uses, and the names of those that it does not find.
-    """
+    """The libraries that a program or library is linked with; none of a script."""
     with path.open("rb") as file:
         if file.read(4) != b"\x7fELF":
             return [], []

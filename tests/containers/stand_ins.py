@@ -18,8 +18,6 @@ from pathlib import Path
 from lockkit.testing.servers.binaries import find_program, look_for_jar
 from tests.containers.rootfs import RootFs
 
-__all__ = ["RECIPES", "Recipe", "find_recipe"]
-
 ENTRY = Path(__file__).with_name("entry")
 
 # Accounts that the servers run as; the numbers are those of the images, so that a volume fits both.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -15,11 +17,6 @@ from lockkit.testing.servers.kinds import KINDS
 from tests.containers.engine import docker
 from tests.containers.images import MYSQL, can_pull
 from tests.containers.verifying import in_all_modes, verifications
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
-    from subprocess import CompletedProcess
 
 CONTAINED = [name for name, kind in KINDS.items() if kind.image and (kind.image.name != MYSQL or can_pull(MYSQL))]
 # The servers that have no Compose file: all their modes are tried here. Those of the others are tried there.

@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from lockkit.configuration import registry
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-__all__ = ["in_all_modes", "lockkit", "verifications"]
 
 # A case mostly waits: for a ttl, a process, a server. Each run has a place of its own at the servers. With more, two
 # cores and one disk are late for ttls of half a second.

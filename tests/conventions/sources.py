@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,14 +50,7 @@ def modules() -> dict[str, Module]:
 
 
 def imported(module: Module, *, also_later: bool = False, everything: bool = False) -> Iterator[str]:
-    """
-    Dotted names that a module imports, whether they are modules or names in modules.
-
-    Args:
-        module: Whose imports.
-        also_later: Also those inside functions, which run later.
-        everything: Those, and also those for type checkers only.
-    """
+    """Dotted names that a module imports, whether they are modules or names in modules."""
     pending: list[ast.AST] = [*module.tree.body]
     # Statements alone: an expression imports nothing, and most of a tree is expressions.
     while pending:

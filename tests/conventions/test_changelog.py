@@ -6,14 +6,11 @@ import re
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FRAGMENTS = sorted(path for path in (ROOT / "changelog.d").glob("*.md") if path.name != "README.md")
 KINDS = [

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PYTHON = """#!/bin/sh
 mkdir -p .venv/bin

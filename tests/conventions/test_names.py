@@ -6,16 +6,13 @@ import importlib
 import inspect
 import pickle
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 import lockkit
 import lockkit.errors
 from tests.conventions.sources import ROOT, modules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIBRARY = [name for name in modules() if not name.startswith(("lockkit.testing", "lockkit.cli", "lockkit.bench"))]
 PUBLIC = [name for name in LIBRARY if name.count(".") == 1]

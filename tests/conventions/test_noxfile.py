@@ -7,15 +7,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 from unittest.mock import MagicMock
 
+import pytest
+
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    import pytest
 
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.conventions.sources import Module, modules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TIMES = re.compile(
     r"(?:.*_)?(?:after|anchor|answer_by|deadline|duration|grace|interval|patience|pause|since|started|timeout|ttl|until)"

@@ -12,14 +12,10 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["count", "on_page_markdown", "with_counts"]
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "docs" / "comparison" / "runs" / "conformance.json"
@@ -34,24 +30,14 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def with_counts(markdown: str) -> str:
-    """
-    Replace what stands for a number.
-
-    Args:
-        markdown: Source of a page.
-    """
+    """Replace what stands for a number."""
     markdown = TESTS.sub(lambda found: f"{sum(map(count, found[1].split())):,}", markdown)
     return RESULTS.sub(lambda found: PARTS[found[1] or "words"](json.loads(RUN.read_text())), markdown)
 
 
 @cache
 def count(path: str) -> int:
-    """
-    Number of test functions in a file or folder; a parametrised one counts once.
-
-    Args:
-        path: Below the root of the repository.
-    """
+    """Number of test functions in a file or folder; a parametrised one counts once."""
     place = ROOT / path
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
     return sum(

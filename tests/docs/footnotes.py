@@ -11,8 +11,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["on_page_markdown", "with_footnotes"]
-
 ROOT = Path(__file__).parents[2]
 COLUMN = re.compile(r"shown\b.*\bby")
 TEST = re.compile(r"`(test_\w+)`")
@@ -26,12 +24,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def with_footnotes(markdown: str) -> str:
-    """
-    Replace the names of tests in columns "shown by", and at the end of items, by footnotes, and append these.
-
-    Args:
-        markdown: Source of a page.
-    """
+    """Replace the names of tests in columns "shown by", and at the end of items, by footnotes, and append these."""
     found: dict[str, None] = {}
     lines = []
     columns: list[int] | None = None

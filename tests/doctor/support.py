@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from lockkit.doctor import Severity, examine
-
-if TYPE_CHECKING:
-    from lockkit.doctor import Diagnosis, Finding
+from lockkit.doctor import Diagnosis, Finding, Severity, examine
 
 SECRET = "hunter2"  # noqa: S105 - of servers that live for a test
 

@@ -14,20 +14,14 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from lockkit.backend import Renewed
+from lockkit.backend import Grant, Renewal, Renewed
 from lockkit.errors import BackendUnavailable
-from lockkit.simulation import LockServer, Network, Node, SimulatedBackend, SimulatedRuntime, World, connect
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from lockkit.backend import Grant, Renewal
-    from lockkit.simulation import Process
+from lockkit.simulation import LockServer, Network, Node, Process, SimulatedBackend, SimulatedRuntime, World, connect
 
 CLIENTS, LEASES, WEIGHT = 1000, 2, 500
 TTL = 30.0
@@ -114,15 +108,7 @@ class Steady(random.Random):
 
 
 def run(clients: int = CLIENTS, *, jitter: bool = True, seconds: float = RENEWAL_SECONDS, seed: int = 1) -> Fleet:
-    """
-    Run a fleet.
-
-    Args:
-        clients: How many; fewer have as many leases together.
-        jitter: With lockkit's random times, or without.
-        seconds: What a renewal takes at the server.
-        seed: Equal ones give equal runs.
-    """
+    """Run a fleet."""
     fleet, world = Fleet(), World(seed, steps_max=100_000_000)
     weight = WEIGHT * CLIENTS // clients
     server = BusyServer(world, fleet, weight * seconds)

@@ -6,15 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit import aio, sync
+from lockkit.backend import Busy, Grant, Host, Renewal, Request
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, monotonic
-
-if TYPE_CHECKING:
-    from lockkit.backend import Busy, Grant, Host, Renewal, Request
 
 _spaces = itertools.count()
 
@@ -123,14 +121,7 @@ def once(hook: Callable[[], None]) -> Callable[[], None]:
 
 
 def scripted(runtime: Runtime | None = None, space: str | None = None, **options: Any) -> tuple[Any, ScriptedBackend]:
-    """
-    Make a client on a scripted backend.
-
-    Args:
-        runtime: Decides the face; blocking if none is given.
-        space: Clients of one space share their locks; one of its own if not given.
-        **options: The engine's options.
-    """
+    """Make a client on a scripted backend."""
     made: list[ScriptedBackend] = []
     space = f"scripted{next(_spaces)}" if space is None else space
 

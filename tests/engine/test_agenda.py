@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from lockkit.backend import Gone, Grant, Renewal, Renewed, Unknown
+from lockkit.backend import Gone, Grant, LossReason, Renewal, Renewed, Unknown
 from lockkit.engine import renewal
 from lockkit.engine.agenda import Agenda
 from lockkit.engine.cleanup import PendingCleanups
@@ -21,11 +22,6 @@ from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, LockLost
 from lockkit.runtime import BlockingRuntime, drive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.backend import LossReason
 
 TTLS = st.sampled_from([0.5, 3.0, 30.0, 30.0, 30.0, 600.0])
 OUTCOMES = st.sampled_from([Renewed(), Renewed(), Renewed(), Unknown(TimeoutError()), Gone()])

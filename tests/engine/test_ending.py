@@ -8,8 +8,10 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +29,6 @@ from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, scripted
 from tests.interrupts import CallStrike
 from tests.tries import until, until_async, until_renewed, until_renewed_async
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LONG = 60.0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from lockkit import aio
 from lockkit.backend import NamesPage
 from lockkit.backends.memory.backend import PAGE_LOCKS, MemoryBackend
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COUNT = 2 * PAGE_LOCKS + 1
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+import lockkit
 from lockkit.engine import lock_order
 from lockkit.engine.lock_order import LockOrder
 from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import scripted
 from tests.tries import begin_to_wait
-
-if TYPE_CHECKING:
-    import lockkit
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, ScriptedBackend, fail, pass_time, scripted
 from tests.tries import until, until_async
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 FACES = ["sync", "asyncio"]
 CALLS = 20

@@ -6,21 +6,18 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 
 import lockkit
-from lockkit.backend import Grant, Request
+from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import permits, semaphore_caps
 from lockkit.engine.semaphore_caps import CAPS_NAME
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from lockkit.backend import Busy
 
 URL = "memory://permits"
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import lockkit
 import lockkit.aio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
 
 PARTS: dict[str, Callable[[Any], object]] = {
     "client": lambda client: client,

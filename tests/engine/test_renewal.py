@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +12,9 @@ import lockkit.aio
 from lockkit.engine.lease_record import LATE_SECONDS, LeaseRecord, RenewalPlan
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import LockSettings
+from lockkit.units import Instant
 from tests.interrupts import CallStrike
 from tests.tries import until, until_renewed
-
-if TYPE_CHECKING:
-    from lockkit.units import Instant
 
 FUNCTIONS = [
     Renewer.extend,

@@ -11,16 +11,13 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from lockkit.testing.servers import require
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 BACKENDS = ROOT / "examples" / "backends"
 PATIENCE = 180.0

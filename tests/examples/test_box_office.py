@@ -6,17 +6,14 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lockkit.testing.servers import PostgresServer, RedisNodes, require
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 PROJECT = ROOT / "examples" / "box_office"
 CUSTOMERS = ["Ada", "Ben", "Cem"]

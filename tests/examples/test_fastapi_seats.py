@@ -8,9 +8,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -19,10 +20,6 @@ from lockkit.testing.servers._ports import Ports
 from tests.cli.support import PATIENCE, alive, children
 from tests.conventions.sources import ROOT
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PROJECT = ROOT / "examples" / "fastapi_seats"
 

@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lockkit.testing.servers import require
 from lockkit.testing.servers.binaries import find_program
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXAMPLES = ROOT / "examples"
 PATIENCE = 180.0

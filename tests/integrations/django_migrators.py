@@ -11,14 +11,12 @@ import multiprocessing
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from multiprocessing.synchronize import Barrier
+from typing import Any
 
 import django
 from django.core.management import call_command
 from django.db.migrations.executor import MigrationExecutor
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Barrier
 
 PATIENCE = 60.0
 

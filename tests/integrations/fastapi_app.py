@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import BackgroundTasks, Body, Depends, FastAPI, HTTPException, Response
 
+import lockkit.aio
 from lockkit.integrations.fastapi import Client, IdempotencyMiddleware, Lease, client, lifespan, locked
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import lockkit.aio
 
 HOME = Path(os.environ["SEATS_HOME"])
 

@@ -14,7 +14,8 @@ import os
 import sys
 import traceback
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from multiprocessing.synchronize import Barrier
+from typing import Any
 
 import sqlalchemy
 from alembic import command, op
@@ -22,9 +23,6 @@ from alembic.config import Config
 
 import lockkit.integrations.alembic
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Barrier
 
 PATIENCE = 60.0
 

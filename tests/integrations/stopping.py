@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dramatiq
 from apscheduler.schedulers.blocking import BlockingScheduler
@@ -26,9 +27,6 @@ from lockkit.integrations.celery import LockedTask
 from lockkit.integrations.dramatiq import locked_actor
 from lockkit.integrations.fastapi import lifespan
 from lockkit.integrations.rq import locked_job
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 URL = os.environ["LOCKKIT_TEST_REDIS"]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Self
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -25,11 +27,6 @@ from lockkit.integrations import apscheduler
 from lockkit.integrations.apscheduler import Leadership, leader_only
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from typing import Self
 
 RUNS: list[tuple[str, datetime]] = []
 TTL = 30.0  # no election is lost because the machine stalls

@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -24,16 +26,10 @@ import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.integrations.celery import LockedTask
 from lockkit.integrations.jobs import current_lease
+from lockkit.testing.servers import RedisServer
 from lockkit.testing.timing import PATIENCE
 from tests.integrations.processes import START_SECONDS, celery
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import ModuleType
-
-    from lockkit.testing.servers import RedisServer
 
 
 @pytest.fixture(scope="module")

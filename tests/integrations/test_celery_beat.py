@@ -7,11 +7,13 @@ import logging
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -23,15 +25,10 @@ import lockkit
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.integrations.celery import LeaderOnly
 from lockkit.integrations.celery.beat import KEEP_SECONDS, STANDBY_SECONDS
+from lockkit.testing.servers import RedisServer
 from lockkit.testing.timing import PATIENCE
 from tests.integrations.processes import START_SECONDS, celery
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lockkit.testing.servers import RedisServer
 
 START = datetime(2026, 3, 1, 9, 0, 7, tzinfo=UTC)
 SECONDS_MAX = 200  # of ticks until a schedule has nothing due

@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 import unittest
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import django
 import pytest
@@ -41,10 +43,6 @@ from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from tests.conventions.sources import ROOT
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SITE = ROOT / "examples" / "django_site"
 LIMIT = 100.0

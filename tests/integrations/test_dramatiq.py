@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import dramatiq
 import pytest
@@ -20,9 +20,6 @@ from lockkit.errors import ConfigurationError, LockLost, LockTimeout
 from lockkit.integrations.dramatiq import ActorBusy, current_lease, locked_actor
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 URL = "memory://dramatiq"
 TIMEOUT = round(PATIENCE * 1000)

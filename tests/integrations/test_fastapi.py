@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -21,10 +22,6 @@ from lockkit.runtime import drive
 from lockkit.testing.servers._ports import Ports
 from tests.cli.support import PATIENCE, ROOT, Cli, alive, children
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Future
 
 WORKERS = 4
 

@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,15 +17,11 @@ from lockkit.testing.servers import (
     MariaServer,
     PostgresServer,
     RedisServer,
+    Service,
     ZooKeeperServer,
     require,
 )
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.testing.servers import Service
 
 PROGRAM = Path(__file__).with_name("gevent_program.py")
 PATIENCE = 100.0

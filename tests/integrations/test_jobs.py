@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from dramatiq.brokers.stub import StubBroker
@@ -16,9 +17,6 @@ from lockkit.integrations import jobs
 from lockkit.integrations.dramatiq import locked_actor
 from lockkit.integrations.jobs import JobLock
 from lockkit.integrations.rq import locked_job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def pay(n: int) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -22,9 +23,6 @@ from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
 from tests.tries import begin_to_wait, wait_for_observers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Collected:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import pkgutil
 import runpy
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import TYPE_CHECKING
+
+import pytest
 
 import lockkit
 from lockkit.configuration.registry import BUILTIN
 from lockkit.integrations.pyinstaller import hook_directories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
 
 
 def collect_submodules(package: str, filter: Callable[[str], bool]) -> list[str]:  # noqa: A002 - PyInstaller's name

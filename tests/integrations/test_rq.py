@@ -7,32 +7,25 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 from rq import Queue, Retry
-from rq.job import JobStatus
+from rq.job import Job, JobStatus
 
 import lockkit
 from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.rq import current_lease, locked_job
+from lockkit.testing.servers import RedisServer
 from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
 from tests.integrations.processes import START_SECONDS
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-    from rq.job import Job
-
-    from lockkit.testing.servers import RedisServer
-
 
 COMMAND = """
 rq worker --with-scheduler default

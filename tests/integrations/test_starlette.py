@@ -8,19 +8,22 @@ import json
 import logging
 import re
 import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path as FilePath
+from typing import Annotated, Any
 
 import pytest
 from fastapi import BackgroundTasks, Body, Cookie, Depends, FastAPI, Header, Path, Query, WebSocket
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request  # noqa: TC002 - FastAPI reads annotations
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
 import lockkit.aio
 from lockkit.backend import apart
@@ -29,16 +32,9 @@ from lockkit.integrations.fastapi import client as client_dependency
 from lockkit.integrations.fastapi import locked as locked_dependency
 from lockkit.integrations.idempotency import _digest
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
+from lockkit.testing.kit.clients import AioKitClient
 from lockkit.testing.timing import PATIENCE
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-    from pathlib import Path as FilePath
-
-    from starlette.types import ASGIApp
-
-    from lockkit.testing.kit.clients import AioKitClient
 
 
 @locked("seat:{hall}:{seat}", ttl=10)

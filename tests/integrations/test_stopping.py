@@ -8,8 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -17,16 +20,10 @@ from rq import Queue
 
 import lockkit
 from lockkit.engine.settings import DEFAULT_TTL
+from lockkit.testing.servers import RedisServer
 from tests.conventions.sources import ROOT
 from tests.integrations.processes import START_SECONDS
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from types import ModuleType
-
-    from lockkit.testing.servers import RedisServer
 
 BOUND = DEFAULT_TTL / 2
 """Seconds: what a ttl had to free would come later, and a busy machine is slower than the figures of the page."""
@@ -62,19 +59,7 @@ def process(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def handed_over(command: str, name: str, log: Path, *, send: Callable[[], Any] | None, stop: int | None) -> float:
-    """
-    Start a process that takes a lock, and stop it.
-
-    Args:
-        command: Module and arguments.
-        name: Of the lock.
-        log: Where the process writes.
-        send: Has the process do its work; None if it does it by itself.
-        stop: The signal; None if the process ends by itself.
-
-    Returns:
-        How many seconds later the lock is another client's.
-    """
+    """Start a process that takes a lock, and stop it."""
     with lockkit.connect(os.environ["LOCKKIT_TEST_REDIS"]) as other, process(command, log) as running:
         if send is not None:
             send()

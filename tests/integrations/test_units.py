@@ -8,7 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,9 +19,6 @@ from lockkit import validation
 from lockkit.cli.app import app
 from tests.conventions.sources import ROOT
 from tests.docs.markdown import blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SYSTEMD = ROOT / "examples" / "systemd"
 KUBERNETES = ROOT / "examples" / "kubernetes"

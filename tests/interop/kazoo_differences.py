@@ -10,14 +10,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import kazoo.client
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FILE = "kazoo/tests/test_lock.py"
 CASES = "KazooLockTests"
@@ -58,12 +56,7 @@ class _Cluster(list[_Server]):
 
 @pytest.hookimpl(tryfirst=True)  # before -k leaves some out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """
-    Expect the differences, and nothing else.
-
-    Raises:
-        UsageError: A line of the table has no test, so it says something that nobody checks.
-    """
+    """Expect the differences, and nothing else."""
     items[:] = [item for item in items if item.name not in ELSEWHERE]
     left = _mark(items)
     if left:

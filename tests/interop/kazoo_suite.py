@@ -21,12 +21,7 @@ HERE = Path(__file__).parent
 
 
 def unpack(sdist: Path, target: Path) -> None:
-    """
-    Unpack the package: its tests are a part of it, and import their neighbours.
-
-    Raises:
-        SystemExit: There are no tests in it.
-    """
+    """Unpack the package: its tests are a part of it, and import their neighbours."""
     with tarfile.open(sdist) as archive:
         for member in archive.getmembers():
             member.name = member.name.partition("/")[2]

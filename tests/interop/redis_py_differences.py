@@ -45,12 +45,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -k leaves some out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """
-    Expect the differences, and nothing else.
-
-    Raises:
-        UsageError: A line of the table has no test, so it says something that nobody checks.
-    """
+    """Expect the differences, and nothing else."""
     left = {(file, name) for file, reasons in DIFFERENCES.items() for name in reasons}
     for item in items:
         file, name = item.nodeid.partition("::")[0], getattr(item, "originalname", "")

@@ -28,12 +28,7 @@ markers =
 
 
 def unpack_tests(sdist: Path, target: Path) -> None:
-    """
-    Unpack the tests, and not the package: what is installed is tested.
-
-    Raises:
-        SystemExit: There are none in it.
-    """
+    """Unpack the tests, and not the package: what is installed is tested."""
     with tarfile.open(sdist) as archive:
         for member in archive.getmembers():
             member.name = member.name.partition("/")[2]

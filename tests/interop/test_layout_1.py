@@ -11,8 +11,8 @@ import fcntl
 import os
 import time
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pymysql  # type: ignore[import-untyped]
@@ -32,9 +32,6 @@ from lockkit.testing.servers import (
 )
 from lockkit.url import parse
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TTL_SECONDS = 60
 OWNER = "0123456789abcdef0123456789abcdef"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -14,9 +14,6 @@ import lockkit.aio
 from lockkit.testing.servers import RedisServer, require
 from tests.interop import redis_py_adapter
 from tests.tries import busy, busy_async
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

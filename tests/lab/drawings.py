@@ -12,8 +12,6 @@ from typing import NamedTuple
 from lockkit.lab import load, run
 from lockkit.lab.svg import draw
 
-__all__ = ["COMMAND", "DRAWINGS", "FOLDER", "Drawn", "make"]
-
 COMMAND = "python -m tests.lab.drawings"
 FOLDER = Path(__file__).parents[2] / "docs" / "drawings"
 

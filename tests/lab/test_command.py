@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lockkit.cli import lab as lab_command
 from lockkit.cli.app import app
 from lockkit.lab import scenario_names
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from typer.testing import Result
 
 
 def call(*arguments: str, width: int = 80, environment: dict[str, str] | None = None) -> Result:

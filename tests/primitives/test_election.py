@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,18 +18,13 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Lo
 from lockkit.primitives import election
 from lockkit.primitives.election import Leader
 from lockkit.runtime import AsyncioRuntime
+from lockkit.simulation import Process
 from lockkit.simulation.world import Cancelled
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import MovableClock, fail, once, scripted
+from tests.engine.scripted import MovableClock, ScriptedBackend, fail, once, scripted
 from tests.engine.test_engine import waiting
 from tests.simulation.support import Stage, sleep
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from lockkit.simulation import Process
-    from tests.engine.scripted import ScriptedBackend
 
 DOWN = BackendUnavailable("connection refused")
 TTL = 3.0

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
 
@@ -15,9 +16,6 @@ import lockkit
 from lockkit.runtime import monotonic
 from lockkit.testing.servers import EtcdServer, PostgresServer, RedisServer, require
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SERVERS: dict[str, Callable[[], Any]] = {"redis": RedisServer, "etcd": EtcdServer, "postgresql": PostgresServer}
 TTL = 4.0

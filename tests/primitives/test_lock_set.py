@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import lockkit
 from lockkit import aio
+from lockkit.backend import Busy, Grant, Request
 from lockkit.engine.acquisition import UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.release import Releases
@@ -27,15 +29,9 @@ from lockkit.primitives.lock_set import NAMES_MAX, LeaseSetCore, LockSetCore
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import fail, once, scripted
+from tests.engine.scripted import ScriptedBackend, fail, once, scripted
 from tests.interrupts import CallStrike
 from tests.tries import until_async
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from lockkit.backend import Busy, Grant, Request
-    from tests.engine.scripted import ScriptedBackend
 
 DOWN = BackendUnavailable("down")
 

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +27,6 @@ from lockkit.testing.servers.proxy import FaultProxy
 from lockkit.testing.servers.redis import RedisServer
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 KEEP = 600.0
 

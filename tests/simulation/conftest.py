@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VARIABLE = "LOCKKIT_SIM_SEED"
 # All that the mutants need, and more; `nox -s simulate` runs ten thousand.

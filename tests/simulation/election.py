@@ -9,18 +9,14 @@ service can promise anything then, and its token must be compared (`stale_acts`)
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from lockkit.aio import Election, Term
 from lockkit.errors import LockError
-from lockkit.simulation import Conditions
+from lockkit.simulation import Conditions, Process
 from tests.simulation.support import Stage, sleep
-
-if TYPE_CHECKING:
-    import random
-
-    from lockkit.aio import Election, Term
-    from lockkit.simulation import Process
 
 TTL = 2.0
 SECONDS = 40.0

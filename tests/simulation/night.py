@@ -12,22 +12,17 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TextIO
 
 from lockkit.simulation import describe, simulate
-from lockkit.simulation.night import Kind, be_quiet, play_one, run
+from lockkit.simulation.night import Kind, Night, be_quiet, play_one, run
 from lockkit.simulation.report import as_json, as_text
 from tests.simulation import test_lock_set, test_once
 from tests.simulation.election import hold_elections, overlaps
 from tests.simulation.redlock import RedlockSimulation, schedule_of
 from tests.simulation.sharing import Parts, use_permits, use_rwlock, use_slots
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TextIO
-
-    from lockkit.simulation.night import Night
 
 MODULE = "tests.simulation.night"
 COUNT = 10_000_000

@@ -8,31 +8,31 @@ nodes, and the engine above them.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
+from lockkit.backends.redlock.votes import Count
 from lockkit.simulation import (
     CHECKS,
     Fault,
+    History,
     LockServer,
+    Network,
+    Node,
+    Process,
+    Schedule,
     Simulation,
     Verdict,
     draw,
 )
 from lockkit.simulation.checker import Problem
-from lockkit.simulation.evidence import read
+from lockkit.simulation.evidence import Seen, read
 from lockkit.simulation.history import Quiet
+from lockkit.simulation.member import Member
 from lockkit.simulation.redlock import Hosting, SimulatedNodes, VotingNode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backend import Busy, Grant, Request
-    from lockkit.backends.redlock.votes import Count
-    from lockkit.simulation import History, Network, Node, Process, Schedule
-    from lockkit.simulation.evidence import Seen
-    from lockkit.simulation.member import Member
 
 NODES = 5
 
@@ -100,18 +100,7 @@ class RedlockSimulation(Simulation):
         wall_offset: float | None = None,
         spared: int = 1,
     ) -> None:
-        """
-        Make the world of a schedule.
-
-        Args:
-            schedule: What will happen. Faults of the server are those of one of the nodes.
-            fencing: Two rounds.
-            durable: Restarted nodes vote at once.
-            snapshots: Of restarted nodes that lose data, half come back with an old snapshot; else all are empty.
-            node_rate: Of all nodes' clocks; None: each its own, as wrong as the schedule allows.
-            wall_offset: How wrong their times of day are at most; None: see `_wall_offset`.
-            spared: So many nodes never lose their data: all at once is what no majority can survive.
-        """
+        """Make the world of a schedule."""
         self.spared = spared
         self.snapshots = snapshots
 

@@ -10,31 +10,25 @@ cancelled, and leases run out under their bodies. Each client that waits after a
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from lockkit.aio import Client, Lease, Lock
+from lockkit.backend import LockBackend
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import LockError, StaleToken
 from lockkit.fencing import TokenGuard
-from lockkit.simulation import Conditions, Network, NoAnswer, Node, World
+from lockkit.simulation import Conditions, History, Network, NoAnswer, Node, Process, World
 from lockkit.simulation import beliefs as judge
 from lockkit.simulation.backend import client_of
-from lockkit.simulation.beliefs import Access, Witness
+from lockkit.simulation.beliefs import Access, Watch, Witness
+from lockkit.simulation.checker import Problem
 from lockkit.simulation.claims import ClaimBackend, ClaimServer, ProcessClaim
 from lockkit.simulation.redlock import VotingNode
 from lockkit.simulation.world import Cancelled
 from tests.simulation.redlock import NODES, redlock_at
 from tests.simulation.support import sleep
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from lockkit.aio import Client, Lease, Lock
-    from lockkit.backend import LockBackend
-    from lockkit.simulation import History, Process
-    from lockkit.simulation.beliefs import Watch
-    from lockkit.simulation.checker import Problem
 
 NAME = "x"
 CLIENTS = 5

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
 
+from lockkit.aio import Client
 from lockkit.simulation import (
+    Conditions,
+    History,
     LockServer,
     Network,
     Node,
+    Process,
     SimulatedRuntime,
     World,
     connect,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
-
-    from lockkit.aio import Client
-    from lockkit.simulation import Conditions, History, Process
-    from lockkit.simulation.server import Wakeup
+from lockkit.simulation.server import Wakeup
 
 
 def apart(seeds: Iterable[int]) -> Iterator[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 
-from lockkit.simulation import World
+from lockkit.backend import Mode
+from lockkit.simulation import Process, World
 from lockkit.simulation.backend import client_of
 from lockkit.simulation.beliefs import (
     Access,
@@ -22,17 +23,11 @@ from lockkit.simulation.beliefs import (
     slots,
     tokens,
 )
+from lockkit.simulation.checker import Problem
 from lockkit.simulation.claims import ClaimBackend, ClaimServer
 from lockkit.simulation.history import Granted
 from lockkit.simulation.network import Network, Node
 from tests.simulation.support import sleep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from lockkit.backend import Mode
-    from lockkit.simulation import Process
-    from lockkit.simulation.checker import Problem
 
 
 def belief(owner: str, start: float, end: float, mode: Mode = "shared", slot: int | None = None) -> Belief:

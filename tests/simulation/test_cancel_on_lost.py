@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit import LockLost
+from lockkit.simulation import Process
 from lockkit.simulation.world import Cancelled
 from tests.simulation.support import Stage, apart, sleep
-
-if TYPE_CHECKING:
-    from lockkit.simulation import Process
 
 TTL = 2.0
 

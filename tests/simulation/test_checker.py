@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from lockkit.simulation import CHECKS, Limits, Verdict, check, describe
+from lockkit.simulation import CHECKS, History, Limits, Verdict, check, describe
 from lockkit.simulation.history import (
     Acquired,
     Believed,
@@ -20,6 +18,7 @@ from lockkit.simulation.history import (
     DataLost,
     Dropped,
     Ended,
+    Event,
     Failed,
     Freed,
     Granted,
@@ -36,10 +35,6 @@ from lockkit.simulation.history import (
     Unheld,
     Wrote,
 )
-
-if TYPE_CHECKING:
-    from lockkit.simulation import History
-    from lockkit.simulation.history import Event
 
 LIMITS = Limits(
     acquire_late=0.5,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from lockkit.aio import Client
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.simulation import Conditions, History, Network, Node, Process, SimulatedRuntime, World
@@ -14,9 +13,6 @@ from lockkit.simulation.claims import ClaimBackend, ClaimServer
 from lockkit.simulation.history import Granted
 from lockkit.url import parse
 from tests.simulation.support import sleep
-
-if TYPE_CHECKING:
-    from lockkit.aio import Client
 
 
 class Service:

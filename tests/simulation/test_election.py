@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
@@ -10,9 +10,6 @@ from lockkit.engine.lease_record import LeaseRecord
 from lockkit.primitives.election import Tenure
 from tests.simulation.election import Act, Acts, hold_elections, overlaps, stale_acts
 from tests.simulation.support import known_first
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SEEDS = range(150)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from lockkit import LockError
+from lockkit.aio import Client, LockSet
+from lockkit.simulation import Process
 from lockkit.simulation.world import Cancelled
 from tests.simulation.support import Stage, sleep
-
-if TYPE_CHECKING:
-    from lockkit.aio import Client, LockSet
-    from lockkit.simulation import Process
 
 NAMES = ("a", "b", "c", "d")
 TTL = 300.0

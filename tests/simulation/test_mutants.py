@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from lockkit.backend import Busy, Grant, LossReason, Request
 from lockkit.engine.acquisition import Acquisition
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.engine import Engine
@@ -27,9 +28,6 @@ from lockkit.simulation.scenario import Storage
 from lockkit.simulation.server import Record
 from lockkit.simulation.world import Process
 from tests.simulation.support import apart, known_first
-
-if TYPE_CHECKING:
-    from lockkit.backend import Busy, Grant, LossReason, Request
 
 SEEDS = range(2000)
 

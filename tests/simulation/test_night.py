@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from lockkit.simulation.report import as_json, as_text
 from lockkit.testing.timing import PATIENCE
 from tests.simulation import night
 from tests.simulation.support import Stage, apart
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
 

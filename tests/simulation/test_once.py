@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from lockkit.backend import Note
 from lockkit.engine.notes import Notes
 from lockkit.errors import LockError
 from lockkit.primitives.once import Attempt
-from lockkit.simulation import CALM, Conditions, LockServer, draw
+from lockkit.simulation import CALM, Conditions, LockServer, Process, draw
 from tests.simulation.support import Stage, sleep
-
-if TYPE_CHECKING:
-    from lockkit.backend import Note
-    from lockkit.simulation import Process
 
 TTL = 2.0
 CLIENTS = ("alice", "bob", "carol")

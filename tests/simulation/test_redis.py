@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -11,20 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lockkit
+from lockkit.aio import Client, Lease
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.keys import lock_key, side_key
 from lockkit.backends.redis.script import Script
 from lockkit.errors import Unsupported
-from lockkit.simulation import Network, SimulatedRuntime, World
+from lockkit.simulation import Network, Process, SimulatedRuntime, World
 from lockkit.simulation.backend import client_of
 from lockkit.simulation.redis import DEFAULTS, RedisModel, SimulatedListener, SimulatedTopology
 from lockkit.testing.servers import RedisServer, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.aio import Client, Lease
-    from lockkit.simulation import Process
 
 LOCK = lock_key("lockkit", "report")
 KEYS = {

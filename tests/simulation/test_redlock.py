@@ -8,20 +8,17 @@ A seed that failed: the same with its number.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import pytest
 
 import lockkit
+from lockkit.aio import Client, Lease
 from lockkit.engine.lease_record import LeaseState
-from lockkit.simulation import LockServer, Network, Node, SimulatedRuntime, World, connect
+from lockkit.simulation import LockServer, Network, Node, Process, SimulatedRuntime, World, connect
 from lockkit.simulation.redlock import VotingNode
 from tests.simulation.redlock import RedlockSimulation, redlock_at, schedule_of
 from tests.simulation.support import apart, known_first
-
-if TYPE_CHECKING:
-    from lockkit.aio import Client, Lease
-    from lockkit.simulation import Process
 
 # A holder that forgets its lease is part of the schedules.
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")

@@ -20,19 +20,14 @@ lease forgotten when another one expires            loss: nobody noticed that th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from lockkit import BackendUnavailable, LockLost
-from lockkit.simulation import CALM, Conditions, Node
+from lockkit.aio import Lease
+from lockkit.simulation import CALM, Conditions, Node, Process
 from tests.simulation.support import Stage, sleep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.aio import Lease
-    from lockkit.simulation import Process
 
 
 def assert_server_keeps(stage: Stage, alice: Process, lease: Lease) -> None:

@@ -8,12 +8,13 @@ failed: the same with its number.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from lockkit.backend import Renewal
 from lockkit.backends.lock_state import LockState
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.engine.slots import Acquire, SlotSearch
@@ -24,11 +25,6 @@ from lockkit.simulation.redlock import VotingNode
 from lockkit.storage.tokens import stale_token
 from tests.simulation.sharing import Crowd, Parts, use_permits, use_rwlock, use_slots
 from tests.simulation.support import apart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Renewal
 
 Use = Callable[..., tuple[Crowd, list[Problem]]]
 State = LockState[ProcessClaim]

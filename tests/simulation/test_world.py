@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from lockkit.runtime import Runtime
 from lockkit.simulation import Cancelled, Overrun, Process, SimulatedRuntime, World
 from tests.simulation.support import sleep
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
 
 
 def order(seed: int, tasks: int = 6) -> str:

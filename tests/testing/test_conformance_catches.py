@@ -6,16 +6,13 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.testing.conformance import ConformanceSuite, cases
 from tests.testing.broken import BROKEN, SOUND, Broken
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 CASES = cases(ConformanceSuite)

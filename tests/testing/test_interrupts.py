@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
-from typing import TYPE_CHECKING
+from types import FrameType
 
 import pytest
 
 from lockkit.testing.interrupts import must_wait
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 
 def test_signal_within_logging_is_told_from_others() -> None:

@@ -7,25 +7,22 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit import LockEvent
 from lockkit.fencing import TokenGuard
 from lockkit.testing.kit import assert_fenced
 from lockkit.testing.kit import clock as kit_clock
+from lockkit.testing.kit.clients import AioKitClient, KitClient
+from lockkit.testing.kit.clock import Clock
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit import LockEvent
-    from lockkit.testing.kit.clients import AioKitClient, KitClient
-    from lockkit.testing.kit.clock import Clock
 
 pytest_plugins = ["pytester", "lockkit.testing.kit"]
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lockkit import ConfigurationError, LockLost, LockTimeout
 from lockkit.testing.processes import Worker, WorkerFailed
-from lockkit.testing.target import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lockkit.testing.target import Face
+from lockkit.testing.target import Face, Target
 
 
 @pytest.fixture

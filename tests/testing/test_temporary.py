@@ -6,17 +6,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.errors import ConfigurationError
 from lockkit.testing.fork_servers import environment
 from lockkit.testing.temporary import TemporaryDirectory, remove_abandoned, shared_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HOLDER = """
 import sys

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lockkit.testing.witness import Entry, Witness, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD = ["enter a 1", "leave a 1", "enter b 2", "leave b 2", "enter a 5", "leave a 5"]
 

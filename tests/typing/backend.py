@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from lockkit.backend import Busy, Capabilities, Gone, Grant, Holder, LockBackend, Option, Renewal, Renewed, Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.backend import Host, Request
-    from lockkit.url import Url
+from lockkit.backend import (
+    Busy,
+    Capabilities,
+    Gone,
+    Grant,
+    Holder,
+    Host,
+    LockBackend,
+    Option,
+    Renewal,
+    Renewed,
+    Request,
+    Unknown,
+)
+from lockkit.url import Url
 
 
 class Stranger(LockBackend):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_type
+from typing import assert_type
 
 from sqlalchemy import Connection, Engine, Update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
 import lockkit
 from lockkit.fencing import AsyncSqlGuard, SqlGuard, fenced
 from lockkit.optimistic import transact, transact_async, versioned
 from lockkit.sql import TransactionLock, create_tables, lock_in
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-    from sqlalchemy.orm import Session
 
 
 def blocking(engine: Engine, session: Session, connection: Connection, statement: Update) -> None:

@@ -36,8 +36,9 @@ Known limit: when the cluster comes back without its data, tokens may be lower t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit import validation
 from lockkit.backend import (
@@ -66,7 +67,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
-from lockkit.backends.etcd.cluster import settle_by
+from lockkit.backends.etcd.cluster import Cluster, settle_by
 from lockkit.backends.etcd.connection import RANGE, TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
@@ -78,15 +79,8 @@ from lockkit.backends.etcd.session import Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import wall_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
-
-__all__ = ["EtcdBackend"]
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 
 log = logging.getLogger("lockkit")
 
@@ -149,13 +143,11 @@ class EtcdBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        """See `LockBackend.examiner`."""
         del url
         return "lockkit.backends.etcd.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> EtcdBackend:
-        """See `LockBackend.open`."""
         return cls(url.safe_text, open_cluster(url, options, host), options, host)
 
     @classmethod
@@ -169,13 +161,11 @@ class EtcdBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         try:
             return await self._attempt(request, self._answer_by(request))
         except BackendUnavailable as error:
@@ -390,7 +380,6 @@ class EtcdBackend(LockBackend):
                     log.debug("waiting for lock %r: %s", request.name, error)
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         contender: Contender | None = request.state
         if contender is None:
             return
@@ -416,7 +405,6 @@ class EtcdBackend(LockBackend):
     # -- keep --------------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         outcomes: dict[str, Renewal] = {}
         staying: dict[Session, list[Contender]] = {}
         moving: dict[Contender, int] = {}
@@ -495,12 +483,6 @@ class EtcdBackend(LockBackend):
         Change a key; return False if it is gone.
 
         Each attempt compares the last known revision, so none can be executed after a later one, nor twice.
-
-        Args:
-            contender: Whose key it is.
-            put: Gives the change, from the present value.
-            is_done: Tells whether the key is already as it is to be.
-            answer_by: When the caller must have an answer.
         """
         while True:
             change = put(contender.value_now)
@@ -557,8 +539,6 @@ class EtcdBackend(LockBackend):
         return bool(answer.succeeded)
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
-
         def updated(value: bytes) -> bytes:
             return _described(grant.state, metadata, value)
 
@@ -606,7 +586,6 @@ class EtcdBackend(LockBackend):
     # -- inspect -----------------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         return await self._inspection.holders(self._prefix_of(name), is_semaphore=_is_semaphore(name))
 
     async def confirm(self, grant: Grant) -> Gone | None:
@@ -627,11 +606,9 @@ class EtcdBackend(LockBackend):
             raise unproven(self._url, name, f"no client of locks has made the key {str(error)!r}") from error
 
     async def break_unproven(self, name: str) -> bool:
-        """See `LockBackend.break_unproven`."""
         return await self._break(name, proven=False)
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        """See `LockBackend.break_permit`."""
         return await self._break(name, slot=slot)
 
     async def _break(self, name: str, *, slot: int | None = None, proven: bool = True) -> bool:
@@ -656,22 +633,18 @@ class EtcdBackend(LockBackend):
         return NamesPage(names, last + b"\0" if part is None else transactions.end(below + part + b"/"))
 
     async def read_note(self, name: str) -> Note | None:
-        """See `LockBackend.read_note`."""
         return await self._notes.read(self._note_key(name))
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`."""
         return await self._notes.write(grant.state, self._note_key(grant.name), text, round_up(keep), answer_by)
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         for space in ("", *(f"+{space}" for space in SPACES)):
             for what in ("", _NOTES, _MARKS):
                 below = transactions.delete_below(f"{self._prefix}{space}{what}/".encode())
                 await self._cluster.call(TXN, below, resend=True)
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         request = rpc.RangeRequest(key=f"{self._prefix}/".encode(), keys_only=True)
         await self._cluster.call(RANGE, request, resend=True)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -38,11 +38,7 @@ from lockkit.backends.etcd.errors import (
     translate,
 )
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Event, Runtime
-
-__all__ = ["CLUSTER_SECONDS", "BorrowedLogin", "Cluster", "Login", "SharedAttempts", "settle_by"]
+from lockkit.runtime import Event, Runtime
 
 T = TypeVar("T")
 
@@ -73,17 +69,7 @@ class SharedAttempts:
         self._pending: dict[int, Event] = {}
 
     async def make(self, key: int, work: Callable[[], Coroutine[Any, Any, None]], until: float) -> bool:
-        """
-        Do some work, unless another caller does: then wait until that has succeeded or failed.
-
-        Args:
-            key: The callers with the same key wait for one another.
-            work: To do; raises what this raises.
-            until: When to stop waiting for another caller, client monotonic clock.
-
-        Returns:
-            False if the other caller took too long.
-        """
+        """Do some work, unless another caller does: then wait until that has succeeded or failed."""
         done = self._runtime.event()
         try:
             with self._mutex:
@@ -138,9 +124,6 @@ class Login:
         Return the metadata for a call; log in if needed.
 
         One caller logs in while the others wait: a login costs the member a tenth of a second of CPU time.
-
-        Raises:
-            Exception: One of `DRIVER_ERRORS`, also if another caller's login took too long.
         """
         while (metadata := self.metadata) is None and self.has_user:
             if not await self._attempts.make(0, lambda: self._log_in(connection, until), until):
@@ -187,15 +170,7 @@ class Cluster:
     def __init__(
         self, runtime: Runtime, labels: Sequence[str], connect: Callable[[str], MemberConnection], login: Login
     ) -> None:
-        """
-        Connect to no member yet.
-
-        Args:
-            runtime: Of the client.
-            labels: Addresses of the members.
-            connect: Makes the connection to one of them.
-            login: For all of them.
-        """
+        """Connect to no member yet."""
         self._runtime = runtime
         self._labels = labels
         self._connect = connect
@@ -216,22 +191,7 @@ class Cluster:
         on_unknown: Callable[[], None] = lambda: None,
         answer_by: float = inf,
     ) -> Any:  # noqa: ANN401 - messages
-        """
-        Send a request and return the answer.
-
-        Args:
-            method: Of etcd's.
-            request: Its message.
-            resend: Sending it twice does no harm.
-            on_unknown: Called when an attempt ended without an answer: that request may or may not have been executed,
-                and may still be.
-            answer_by: When the caller must have an answer, client monotonic time; after `CLUSTER_SECONDS` at most.
-
-        Raises:
-            BackendUnavailable: No usable answer. Its `sent` is False if no member can have executed the request.
-            ConfigurationError: Wrong credentials, missing rights and the like.
-            LeaseEnded: The etcd lease in the request has ended.
-        """
+        """Send a request and return the answer."""
         until = min(answer_by, self._runtime.now() + CLUSTER_SECONDS)
         # Each member once, and two times more: a connection may have been closed while it was idle, and grpc may need a
         # moment to notice. While the interpreter exits, sleeping is impossible, and all connections are new.
@@ -285,12 +245,7 @@ class Cluster:
         return left if is_last or len(self._labels) == 1 else min(MEMBER_SECONDS, left / 2)
 
     def connection(self) -> tuple[MemberConnection, int]:
-        """
-        Return the connection to the member in use, and the member's index.
-
-        Raises:
-            BackendUnavailable: The client is closed.
-        """
+        """Return the connection to the member in use, and the member's index."""
         outside = self._runtime.loop_has_ended()
         with self._mutex:
             if self._closed:
@@ -347,12 +302,7 @@ class Cluster:
 
 
 async def settle_by(runtime: Runtime, coroutine: Coroutine[Any, Any, T], answer_by: float) -> T:
-    """
-    Run a coroutine to its end even if the caller is cancelled (`Runtime.settle`), but wait only until `answer_by`.
-
-    Raises:
-        BackendUnavailable: The time is over; the coroutine goes on.
-    """
+    """Run a coroutine to its end even if the caller is cancelled (`Runtime.settle`); wait only until `answer_by`."""
     try:
         return await runtime.settle(coroutine, max(0.0, answer_by - runtime.now()))
     except TimeoutError as error:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,24 +22,8 @@ import grpc.aio
 from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.runtime import Runtime
-    from lockkit.units import Seconds
-
-__all__ = [
-    "WATCH",
-    "AsyncioConnection",
-    "BlockingConnection",
-    "CallError",
-    "ClosedError",
-    "MemberConnection",
-    "Metadata",
-    "Method",
-    "open_connection",
-]
+from lockkit.runtime import Runtime
+from lockkit.units import Seconds
 
 Metadata = tuple[tuple[str, str], ...] | None
 
@@ -110,14 +95,7 @@ class MemberConnection(ABC):
     """
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - of one of two classes
-        """
-        Use a channel.
-
-        Args:
-            label: For messages.
-            channel: A `grpc.Channel` or `grpc.aio.Channel`. It connects at the first call.
-            owned: Whether `close` closes it.
-        """
+        """Use a channel."""
         self.label = label
         self._channel = channel
         self._owned = owned
@@ -130,20 +108,10 @@ class MemberConnection(ABC):
 
     @abstractmethod
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401 - messages
-        """
-        Send a request and return the answer.
-
-        Raises:
-            Exception: One of `DRIVER_ERRORS`.
-        """
+        """Send a request and return the answer."""
 
     def open_stream(self, requests: Any, metadata: Metadata) -> Any:  # noqa: ANN401 - see grpc
-        """
-        Open a watch stream: `lockkit.backends.etcd.wakeup` has one for each API of grpc.
-
-        Raises:
-            ClosedError: The channel is closed.
-        """
+        """Open a watch stream: `lockkit.backends.etcd.wakeup` has one for each API of grpc."""
         try:
             return self._prepare(self._channel.stream_stream, WATCH)(requests, metadata=metadata)
         except (ValueError, grpc.aio.UsageError) as error:
@@ -158,7 +126,6 @@ class BlockingConnection(MemberConnection):
     """Blocks the thread during the call."""
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `MemberConnection.call`."""
         try:
             return self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         except ValueError as error:
@@ -170,7 +137,6 @@ class BlockingConnection(MemberConnection):
             raise
 
     async def close(self) -> None:
-        """See `MemberConnection.close`."""
         if self._owned:
             self._channel.close()
 
@@ -179,7 +145,6 @@ class ForkedConnection(BlockingConnection):
     """grpc's blocking API, awaited. See `quirks.aio_is_unusable`."""
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `MemberConnection.call`."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
 
@@ -207,7 +172,6 @@ class AsyncioConnection(MemberConnection):
         quirks.keep_in_children(channel)
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `MemberConnection.call`."""
         try:
             return await self._calls[method](request, timeout=quirks.WallClockTimeout(timeout), metadata=metadata)
         except grpc.aio.BaseError as error:
@@ -226,7 +190,6 @@ class AsyncioConnection(MemberConnection):
             raise ConfigurationError(message) from error
 
     async def close(self) -> None:
-        """See `MemberConnection.close`."""
         if self._owned:
             await self._channel.close()
 
@@ -240,7 +203,6 @@ class DirectConnection(AsyncioConnection):
         self._under_way: set[Any] = set()
 
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
-        """See `MemberConnection.call`."""
         call: Any = None
         try:
             call = self._begin(method.path, timeout)
@@ -295,15 +257,7 @@ class ClosedError(CallError):
 def open_connection(
     runtime: Runtime, label: str, credentials: grpc.ChannelCredentials | None, server_name: str | None = None
 ) -> MemberConnection:
-    """
-    Make the connection to a member, without I/O: a blocking one unless an event loop runs.
-
-    Args:
-        runtime: Of the client.
-        label: ``host:port``.
-        credentials: For TLS; None for plain TCP.
-        server_name: In the member's certificate, if that is not the host of the label.
-    """
+    """Make the connection to a member, without I/O: a blocking one unless an event loop runs."""
     kind: type[MemberConnection] = BlockingConnection
     factory: Any = grpc
     if runtime.kind == "asyncio" and not runtime.loop_has_ended():

@@ -6,21 +6,15 @@ See `lockkit.backends.etcd.session` and `lockkit.backends.etcd.wakeup`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
+from lockkit.backend import Mode
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import values
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backend import Mode
-    from lockkit.runtime import Event
-    from lockkit.units import Instant
-
-__all__ = ["Contender", "Session", "Watch"]
+from lockkit.runtime import Event
+from lockkit.units import Instant
 
 STALE_SHARE = 0.1
 """Share of a session's ttl since its last heartbeat from which on it gets another one before it grants a lock. A new

@@ -6,19 +6,6 @@ import grpc
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
-__all__ = [
-    "DRIVER_ERRORS",
-    "NO_ANSWER",
-    "LeaseEnded",
-    "LeaseExists",
-    "code_of",
-    "details_of",
-    "is_member_failure",
-    "is_outcome_unknown",
-    "is_stale_token",
-    "translate",
-]
-
 DRIVER_ERRORS: tuple[type[Exception], ...] = (grpc.RpcError,)
 """What a call may raise, also with grpc.aio."""
 
@@ -123,13 +110,7 @@ def is_stale_token(error: Exception) -> bool:
 
 
 def translate(error: Exception, label: str) -> LockError:
-    """
-    Turn a failed call into an error of lockkit; raise it ``from`` the original.
-
-    Args:
-        error: One of `DRIVER_ERRORS`. It contains no password: gRPC reports addresses and the member's message.
-        label: Address of the member.
-    """
+    """Turn a failed call into an error of lockkit; raise it ``from`` the original."""
     code, details = code_of(error), details_of(error)
     for message, kind, text in _MESSAGES:
         if message in details:

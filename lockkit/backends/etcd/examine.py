@@ -7,27 +7,21 @@ import json
 import math
 import re
 import ssl
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, MEMBER_LIST, RANGE, REVOKE, STATUS, TXN
+from lockkit.backends.etcd.cluster import Cluster
+from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, MEMBER_LIST, RANGE, REVOKE, STATUS, TXN, Method
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, details_of, translate
 from lockkit.backends.etcd.options import DEFAULT_PORT, open_cluster
 from lockkit.doctor.addresses import is_loopback
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import monotonic
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.connection import Method
-    from lockkit.doctor.examination import Examination
-    from lockkit.url import HostPort, Url
-
-__all__ = ["examine"]
+from lockkit.url import HostPort, Url
 
 _PAGE = "how-to/check-your-servers.md#etcd"
 
@@ -132,13 +126,7 @@ _ALARMS = {
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Examine each member of the URL, then use the cluster as a lock would.
-
-    Raises:
-        BackendUnavailable: No member answers.
-        ConfigurationError: The URL is wrong, or the cluster refuses the login.
-    """
+    """Examine each member of the URL, then use the cluster as a lock would."""
     url = examination.url
     cluster = open_cluster(url, examination.options, examination.host)
     try:
@@ -379,13 +367,7 @@ async def _examine_lease(examination: Examination, cluster: Cluster) -> None:
 
 
 async def _ask(cluster: Cluster, method: Method, request: Any, *, login: bool = True) -> Any:  # noqa: ANN401 - messages
-    """
-    Send a request to the member in use, once.
-
-    Raises:
-        BackendUnavailable: No answer.
-        ConfigurationError: The member refuses it.
-    """
+    """Send a request to the member in use, once."""
     connection, _ = cluster.connection()
     try:
         metadata = await cluster.login.obtain(connection, monotonic() + MEMBER_SECONDS) if login else None

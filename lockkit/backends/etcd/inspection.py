@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from lockkit.backend import CALL_SECONDS, Gone, Holder, decode_metadata, since_stored
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
+from lockkit.backends.etcd.cluster import Cluster
 from lockkit.backends.etcd.connection import GRANT, RANGE, TIME_TO_LIVE, TXN
 from lockkit.errors import ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.runtime import Runtime
-
-__all__ = ["Inspection", "UnprovenKey"]
+from lockkit.runtime import Runtime
 
 
 class UnprovenKey(Exception):
@@ -65,9 +59,6 @@ class Inspection:
 
         Each deletion writes a mark below `marks`, which tells the holder why its key is gone, unless this user has no
         rights there.
-
-        Raises:
-            UnprovenKey: With `proven`: no client of locks has made one of the keys.
         """
         answer_by = self._runtime.now() + CALL_SECONDS
         kvs, _ = await self._held_keys(prefix, answer_by, is_semaphore=is_semaphore)

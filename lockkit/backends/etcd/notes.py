@@ -11,21 +11,16 @@ the first one, and none stays without a note for the days for which that would h
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from lockkit.backend import Note
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd.cluster import Cluster
 from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN
+from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.errors import LeaseExists
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.contender import Contender
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant
-
-__all__ = ["LockNotes"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -39,21 +34,11 @@ class LockNotes:
         self._cluster = cluster
 
     async def read(self, key: bytes) -> Note | None:
-        """See `LockBackend.read_note`."""
         answer = await self._cluster.call(RANGE, rpc.RangeRequest(key=key), resend=True)
         return Note(answer.kvs[0].value.decode("utf-8", "replace"), None) if answer.kvs else None
 
     async def write(self, contender: Contender, key: bytes, text: str, ttl: int, answer_by: Instant) -> bool:
-        """
-        See `LockBackend.write_note`.
-
-        Args:
-            contender: Of the lease that holds the lock.
-            key: Of the note.
-            text: To write.
-            ttl: Life of the note, whole seconds.
-            answer_by: See there.
-        """
+        """See `LockBackend.write_note`."""
         lease_id = contender.note_leases.setdefault(ttl, int(self._runtime.owner()[:15], 16) + 1)
         await self._grant(lease_id, ttl, answer_by)
         put = rpc.PutRequest(key=key, value=text.encode(), lease=lease_id, prev_kv=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from lockkit import validation
-from lockkit.backend import Option
+from lockkit.backend import Host, Option
 from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login
 from lockkit.backends.etcd.connection import (
     AsyncioConnection,
@@ -21,12 +21,7 @@ from lockkit.backends.etcd.connection import (
 )
 from lockkit.backends.etcd.quirks import target_of
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.url import Url
-
-__all__ = ["OPTIONS", "adopt_cluster", "check_adopted_options", "open_cluster"]
+from lockkit.url import Url
 
 DEFAULT_PORT = 2379
 
@@ -52,12 +47,7 @@ _TLS = (*_FILES, "server_name")
 
 
 def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
-    """
-    Make the cluster of a URL. Reads certificate files; no network I/O.
-
-    Raises:
-        ConfigurationError: Something in the URL is missing, wrong or superfluous.
-    """
+    """Make the cluster of a URL. Reads certificate files; no network I/O."""
     if not url.hosts or any(not one.host for one in url.hosts):
         raise _wrong(url, f"it must name the members: {url.scheme}://host1:{DEFAULT_PORT},host2")
     if url.path.strip("/"):
@@ -84,12 +74,7 @@ class _Certificates:
     """
 
     def __init__(self, *paths: str | None) -> None:
-        """
-        Read them: of the authorities, the certificate and the key, each or None.
-
-        Raises:
-            OSError: One cannot be read.
-        """
+        """Read them: of the authorities, the certificate and the key, each or None."""
         self._paths = paths
         self._files = self._read()
 
@@ -143,12 +128,7 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 
 def check_adopted_options(options: Mapping[str, Any]) -> None:
-    """
-    Check the options that come with a client of the application.
-
-    Raises:
-        ConfigurationError: One of them would have no effect.
-    """
+    """Check the options that come with a client of the application."""
     given = next((name for name in _TLS if options[name] is not None), None)
     if given is not None:
         message = f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
@@ -161,12 +141,6 @@ def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
 
     That is a gRPC channel, or a client that has one (python-etcd3, pyetcd, aetcd). A client of etcd3gw speaks HTTP: of
     that only address and certificates are used, since etcd serves HTTP and gRPC at the same port.
-
-    Returns:
-        The URL to show for it, and the cluster; None if it is something else.
-
-    Raises:
-        ConfigurationError: You passed a sync client to the async API, or the other way round.
     """
     if _is_gateway(client):
         return _adopt_gateway(client, host)

@@ -21,24 +21,18 @@ A request that may not wait (``timeout=0``) has no key of its own: it takes a sl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.backend import Busy
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
+from lockkit.backends.etcd.cluster import Cluster
 from lockkit.backends.etcd.connection import TXN
+from lockkit.backends.etcd.contender import Contender
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.contender import Contender
-
-__all__ = ["PermitQueue", "create_permit", "lowest_free"]
-
 
 FIRST_SLOTS = 8
 """Slots of which the first transaction takes the lowest free one. More make it longer (120 bytes each); with fewer, a
@@ -190,15 +184,7 @@ class PermitQueue:
         *,
         queue: bool,
     ) -> Busy | None:
-        """
-        Read the answer to `create_permit`, and go on from there.
-
-        Returns:
-            None: the permit was granted, or the key is gone with which the contender waits (`Contender.slot`).
-
-        Raises:
-            LockError: No answer.
-        """
+        """Read the answer to `create_permit`, and go on from there."""
         slot = _slot_taken(answer)
         if slot is not None:
             contender.takes_slot(slot, answer.header.revision)

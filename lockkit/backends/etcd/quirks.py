@@ -21,22 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet, ref
 
 from lockkit.runtime import let_go
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     import grpc
-
-    from lockkit.units import Seconds
-
-__all__ = [
-    "Begin",
-    "WallClockTimeout",
-    "aio_is_unusable",
-    "direct_calls",
-    "forget_closed_loops",
-    "free_locks",
-    "keep_in_children",
-    "target_of",
-]
 
 
 Begin: TypeAlias = Callable[[str, float], Any]

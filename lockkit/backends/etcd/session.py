@@ -25,27 +25,18 @@ it before anything is sent. Both are decided under one mutex (`Sessions.revoke_i
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
-from lockkit.backend import CALL_SECONDS
+from lockkit.backend import CALL_SECONDS, Host
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
-from lockkit.backends.etcd.cluster import SharedAttempts, settle_by
+from lockkit.backends.etcd.cluster import Cluster, SharedAttempts, settle_by
 from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, REVOKE, TXN
-from lockkit.backends.etcd.contender import Session
+from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.background import Background
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backend import Host
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.contender import Contender
-
-__all__ = ["Sessions", "round_up"]
 
 log = logging.getLogger("lockkit")
 
@@ -81,12 +72,7 @@ class Sessions:
     # -- open --------------------------------------------------------------------------------------------------------
 
     async def attach(self, contender: Contender, ttl: int, answer_by: float) -> None:
-        """
-        Give a contender its session. A writer's is one in which this client has no other writer of the lock.
-
-        Raises:
-            LockError: No session could be opened.
-        """
+        """Give a contender its session. A writer's is one in which this client has no other writer of the lock."""
 
         def take(session: Session) -> bool:
             if contender.mode == "exclusive":
@@ -101,12 +87,7 @@ class Sessions:
         await self._find_or_open(ttl, take, answer_by)
 
     async def prepare_move(self, contender: Contender, ttl: int, answer_by: float) -> Session:
-        """
-        Return a session to move a key to. Its contender is in both sessions until `finish_move`.
-
-        Raises:
-            LockError: No session could be opened.
-        """
+        """Return a session to move a key to. Its contender is in both sessions until `finish_move`."""
 
         def take(session: Session) -> bool:
             session.contenders.add(contender)
@@ -162,12 +143,7 @@ class Sessions:
     # -- keep --------------------------------------------------------------------------------------------------------
 
     async def keep_alive(self, session: Session, answer_by: float) -> bool:
-        """
-        Send a heartbeat, after deleting the keys in the session that are not wanted. False if it has ended.
-
-        Raises:
-            LockError: No answer.
-        """
+        """Send a heartbeat, after deleting the keys in the session that are not wanted. False if it has ended."""
         now = self._runtime.now()
         session.delay_heartbeat(now)
         with self._mutex:
@@ -187,12 +163,7 @@ class Sessions:
         return not session.ended
 
     async def delete_keys(self, contenders: Sequence[Contender], answer_by: float) -> None:
-        """
-        Delete keys, and forget their contenders.
-
-        Raises:
-            LockError: No answer.
-        """
+        """Delete keys, and forget their contenders."""
         for request, batch in transactions.delete_keys(contenders):
             await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
             for contender in batch:
@@ -284,12 +255,7 @@ class Sessions:
                 self._host.lost(contender.owner, "session")
 
     async def revoke_if_unused(self, session: Session, answer_by: float) -> bool:
-        """
-        Revoke a session in which nothing is held or waited for; tell whether that is so.
-
-        Raises:
-            LockError: No answer. The session takes no more keys.
-        """
+        """Revoke a session in which nothing is held or waited for; tell whether that is so."""
         with self._mutex:
             session.closing = session.closing or not session.is_wanted(self._runtime.now())
         if session.closing and not session.ended:

@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.backends.etcd.contender import Contender
-
-__all__ = [
-    "all_keys",
-    "batches",
-    "break_keys",
-    "change_key",
-    "check_keys",
-    "check_queue",
-    "create_key",
-    "delete_below",
-    "delete_key",
-    "delete_keys",
-    "end",
-    "first_key",
-    "keys_from",
-    "mark_of",
-    "newest_in",
-    "none_in",
-    "oldest_in",
-]
+from lockkit.backends.etcd.contender import Contender
 
 KEYS_PAGE = 1000
 """Keys in one answer of `keys_from`. More makes larger answers (100 bytes a key), fewer takes more round trips."""
@@ -126,9 +102,6 @@ def delete_keys(contenders: Sequence[Contender]) -> Iterator[tuple[rpc.TxnReques
     Delete keys that were created with these contenders' values, whenever that was.
 
     Those are also the keys of slots for which a permit's request was sent.
-
-    Returns:
-        Transactions, each with the contenders that it deletes.
     """
     request = rpc.TxnRequest()
     batch: list[Contender] = []
@@ -221,13 +194,7 @@ def _in_order(
 
 
 def keys_from(start: bytes, begin: bytes) -> rpc.RangeRequest:
-    """
-    Read keys without their values, in the order of their bytes, at most `KEYS_PAGE`.
-
-    Args:
-        start: The first key to read.
-        begin: What all of them begin with: some of UTF-8, not empty.
-    """
+    """Read keys without their values, in the order of their bytes, at most `KEYS_PAGE`."""
     # No byte of UTF-8 is 0xff, so the last one can grow.
     behind = begin[:-1] + bytes([begin[-1] + 1])
     return rpc.RangeRequest(key=start, range_end=behind, limit=KEYS_PAGE, keys_only=True)

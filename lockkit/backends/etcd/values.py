@@ -17,27 +17,9 @@ writers that wait, so a downgraded lease keeps its key.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from lockkit.backend import Mode
-    from lockkit.backends.etcd import rpc_pb2 as rpc
-
-__all__ = [
-    "BEHIND_SHARED",
-    "READER",
-    "SHARED",
-    "encode",
-    "is_contender",
-    "is_downgraded",
-    "key_of",
-    "mode_of",
-    "owner_and_metadata",
-    "slot_key",
-    "slot_of",
-    "slots_of",
-    "waiters_of",
-]
+from lockkit.backend import Mode
+from lockkit.backends.etcd import rpc_pb2 as rpc
 
 READER = b"r"
 _WAITER = b"q"

@@ -28,26 +28,19 @@ import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize, ref
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection
-from lockkit.backends.etcd.contender import Watch
+from lockkit.backends.etcd.cluster import Cluster
+from lockkit.backends.etcd.connection import AsyncioConnection, MemberConnection, Metadata
+from lockkit.backends.etcd.contender import Contender, Watch
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, code_of, details_of, is_stale_token
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.connection import Metadata
-    from lockkit.backends.etcd.contender import Contender
-    from lockkit.runtime import Runtime
-
-__all__ = ["WakeupListener"]
+from lockkit.runtime import Runtime
 
 log = logging.getLogger("lockkit")
 
@@ -83,12 +76,6 @@ class WakeupListener:
         Have `Contender.wake` set when the key in front is deleted, or may have been before it was watched.
 
         A reader is also woken when that key is changed: its writer may have become a reader.
-
-        Returns:
-            False if that is impossible now: look again soon.
-
-        Raises:
-            LockError: The client is closed.
         """
         connection, _ = self._cluster.connection()
         stream = self._stream
@@ -285,12 +272,7 @@ class _WatchStream(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """
-        Start, without waiting for an answer.
-
-        Raises:
-            RuntimeError: No thread could be started.
-        """
+        """Start, without waiting for an answer."""
 
     @abstractmethod
     def send(self, request: Any) -> None:  # noqa: ANN401 - a WatchRequest

@@ -46,7 +46,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit.backend import (
     Busy,
@@ -69,18 +69,14 @@ from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, notify
 from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.record import FileClaim
 from lockkit.backends.file.record_store import RecordStore
+from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.configuration.profiles import default_directory
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import in_forked_child
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 from lockkit.validation import parse_bool
-
-if TYPE_CHECKING:
-    from lockkit.backends.file.wakeup import WakeupListener
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
-
-__all__ = ["FileBackend"]
 
 log = logging.getLogger("lockkit")
 
@@ -145,13 +141,11 @@ class FileBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        """See `LockBackend.examiner`."""
         del url
         return "lockkit.backends.file.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> FileBackend:
-        """See `LockBackend.open`."""
         if url.hosts or url.username is not None or url.scheme != "file":
             message = (
                 f"{url.safe_text} is not understood: write file:///DIRECTORY with three slashes, "
@@ -163,13 +157,11 @@ class FileBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     # -- LockBackend -----------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         attempt = partial(self._acquire, request)
         while True:
             outcome, predecessor, waiters = await self._store.update(
@@ -207,7 +199,6 @@ class FileBackend(LockBackend):
         return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
-        """See `LockBackend.wait`."""
         del busy
         waiter: _Waiter | None = request.state
         if waiter is not None and waiter.listener is None:
@@ -220,7 +211,6 @@ class FileBackend(LockBackend):
         request.wake.clear()
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         if (request.state is None and not request.uncertain) or self._closed:
             return
         waiters = await self._store.update(
@@ -233,7 +223,6 @@ class FileBackend(LockBackend):
         self._notify(waiters)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         outcomes: list[Renewal] = []
         patience = RENEW_PATIENCE_SECONDS
         for index, grant in enumerate(grants):
@@ -269,7 +258,6 @@ class FileBackend(LockBackend):
         return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         in_time, waiters = await self._store.update(
             grant.name, lambda state, now: state.release(grant.owner, now), answer_by
         )
@@ -281,7 +269,6 @@ class FileBackend(LockBackend):
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
         held, waiters = await self._store.update(grant.name, lambda state, now: state.downgrade(grant.owner, now))
         self._notify(waiters)
         return held
@@ -297,18 +284,14 @@ class FileBackend(LockBackend):
         await super().release_all(stuck, answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         dead = self._client_file.dead
         return await self._store.update(name, lambda state, now: state.holders(now, dead))
 
     async def confirm(self, grant: Grant) -> Gone | None:
-        """See `LockBackend.confirm`."""
         dead = self._client_file.dead
         return await self._store.update(grant.name, lambda state, now: state.confirm(grant.owner, now, dead))
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
-
         def change(claim: FileClaim) -> FileClaim:
             return claim._replace(metadata=metadata)
 
@@ -322,7 +305,6 @@ class FileBackend(LockBackend):
         return broken
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        """See `LockBackend.break_permit`."""
         dead = self._client_file.dead
         broken, waiters = await self._store.update(name, lambda state, now: state.break_permit(slot, now, dead))
         self._notify(waiters)
@@ -335,8 +317,6 @@ class FileBackend(LockBackend):
         return self._store.names(prefix, None if after is None else after.next)
 
     async def read_note(self, name: str) -> Note | None:
-        """See `LockBackend.read_note`."""
-
         def read(state: LockState[FileClaim], now: float) -> Note | None:
             del now
             if state.note is None:
@@ -350,8 +330,6 @@ class FileBackend(LockBackend):
         return await self._store.update(name, read)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`."""
-
         def write(state: LockState[FileClaim], now: float) -> bool:
             if state.confirm(grant.owner, now) is not None:
                 return False

@@ -13,12 +13,12 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from lockkit.backends.file.client_file import CONTENT, NAME, has_ended
-from lockkit.backends.file.directory import MARKER, boot_id, is_at, record_name, unlink
+from lockkit.backends.file.directory import MARKER, Directory, boot_id, is_at, record_name, unlink
 from lockkit.backends.file.record import (
     HEAD,
     REMOVED,
@@ -35,13 +35,6 @@ from lockkit.backends.file.record import (
 from lockkit.backends.lock_state import wall_clock_us
 from lockkit.errors import ConfigurationError
 from lockkit.validation import unescape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backends.file.directory import Directory
-
-__all__ = ["Cleanup", "erase"]
 
 log = logging.getLogger("lockkit")
 
@@ -72,13 +65,7 @@ class Cleanup:
     """
 
     def __init__(self, directory: Directory, dead: Callable[[FileClaim], bool]) -> None:
-        """
-        Remove nothing yet.
-
-        Args:
-            directory: Of the locks.
-            dead: Tells whether the client of a claim has ended.
-        """
+        """Remove nothing yet."""
         self._directory = directory
         self._dead = dead
         self.made = 0
@@ -128,12 +115,7 @@ class Cleanup:
             self.remove(path)
 
     def remove(self, path: str) -> bool:
-        """
-        Remove a record that no live client uses, or a file that was never completed; return whether it was one.
-
-        Raises:
-            OSError: The operating system refuses.
-        """
+        """Remove a record that no live client uses, or a file that was never completed; return whether it was one."""
         fd = open_record(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,12 +146,7 @@ class Cleanup:
 
 
 def erase(directory: Directory) -> None:
-    """
-    Remove all that is lockkit's in a directory, in use or not, and the directory itself if lockkit made it.
-
-    Raises:
-        OSError: The operating system refuses.
-    """
+    """Remove all that is lockkit's in a directory, in use or not, and the directory itself if lockkit made it."""
     made = directory.made
     for folder in (directory.clients, directory.path):
         with suppress(FileNotFoundError):

@@ -20,21 +20,14 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from lockkit.backends.file.directory import is_at, unlink
+from lockkit.backends.file.directory import Directory, is_at, unlink
+from lockkit.backends.file.record import FileClaim
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backends.file.directory import Directory
-    from lockkit.backends.file.record import FileClaim
-    from lockkit.runtime import Runtime
-    from lockkit.units import Seconds
-
-__all__ = ["CONTENT", "NAME", "ClientFile", "has_ended", "live_ttl_max", "notify"]
+from lockkit.runtime import Runtime
+from lockkit.units import Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -63,14 +56,7 @@ class ClientFile:
     """
 
     def __init__(self, runtime: Runtime, directory: Directory, on_removed: Callable[[], None]) -> None:
-        """
-        Make nothing yet.
-
-        Args:
-            runtime: The client's.
-            directory: Of the locks.
-            on_removed: Called when another program removed the file, while `fd` is still the removed one.
-        """
+        """Make nothing yet."""
         self._runtime = runtime
         self._directory = directory
         self._on_removed = on_removed
@@ -80,17 +66,7 @@ class ClientFile:
         self.forget()
 
     def check(self, now: float) -> None:
-        """
-        Make the file if it is missing.
-
-        Args:
-            now: The time.
-
-        Raises:
-            OSError: The file cannot be made.
-            BackendUnavailable: After `close`.
-            ConfigurationError: The directory cannot be trusted.
-        """
+        """Make the file if it is missing."""
         removed = ""
         with self._mutex:
             if self._closed:
@@ -183,12 +159,7 @@ class ClientFile:
 
 
 def has_ended(directory: Directory, client_id: str) -> bool:
-    """
-    Tell whether a client has ended; removes its file if so.
-
-    Raises:
-        OSError: The file is there but cannot be opened.
-    """
+    """Tell whether a client has ended; removes its file if so."""
     path = f"{directory.clients}/{client_id}"
     try:
         fd = os.open(path, _READ)
@@ -213,17 +184,7 @@ def notify(directory: Directory, client_id: str) -> None:
 
 
 def live_ttl_max(directory: Directory, but: str) -> float:
-    """
-    Find the largest ttl that any live client ever asked for, seconds; 0 if there is no such client.
-
-    Args:
-        directory: Of the locks.
-        but: Id of a client that does not count.
-
-    Raises:
-        OSError: A client file cannot be read.
-        ValueError: A client file has other content.
-    """
+    """Find the largest ttl that any live client ever asked for, seconds; 0 if there is no such client."""
     largest = 0.0
     for client_id in os.listdir(directory.clients):  # noqa: PTH208
         # A client whose file has a dot before that name is just connecting and has no lock yet.

@@ -36,18 +36,6 @@ from lockkit.file_systems import (
     shared_group,
 )
 
-__all__ = [
-    "Directory",
-    "boot_id",
-    "find_flaw_within",
-    "is_at",
-    "is_ours",
-    "record_file_prefix",
-    "record_name",
-    "reserve",
-    "unlink",
-]
-
 MARKER = ".lockkit"
 _MARKER = re.compile(rb"lockkit-directory 1 made ([01]) token ([0-9]{19})\n")
 _LINUX = sys.platform == "linux"
@@ -80,12 +68,7 @@ def record_file_prefix(prefix: str) -> str:
 
 @cache
 def boot_id() -> str:
-    """
-    Name this run of this kernel: what its monotonic clock and its flocks belong to.
-
-    Raises:
-        ConfigurationError: The operating system does not tell.
-    """
+    """Name this run of this kernel: what its monotonic clock and its flocks belong to."""
     try:
         if _LINUX:
             return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip() + _time_namespace()
@@ -119,15 +102,7 @@ def _sysctl(name: bytes) -> str:
 
 
 def find_flaw_within(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None) -> Flaw | None:
-    """
-    Say why a folder of locks cannot be trusted; None if it can.
-
-    Args:
-        path: Of the folder.
-        status: Of the folder, from ``lstat``.
-        group: The locks are shared with the group.
-        above: Status of the directory of the locks, if the folder is below it: its owner is trusted too.
-    """
+    """Say why a folder of locks cannot be trusted; None if it can."""
     if stat.S_ISLNK(status.st_mode):
         return Flaw(path, "is a symbolic link", "name the directory that it points to, or remove it")
     owners = frozenset() if above is None else frozenset({above.st_uid})
@@ -138,13 +113,7 @@ def find_flaw_within(path: str, status: os.stat_result, *, group: bool, above: o
 
 
 def refuse_foreign(path: str, status: os.stat_result, *, group: int | None) -> None:
-    """
-    Refuse a file that another user could change; `group` is trusted.
-
-    Raises:
-        OSError: It is no regular file.
-        ConfigurationError: It belongs to another user, or others may write to it.
-    """
+    """Refuse a file that another user could change; `group` is trusted."""
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
     flaw = find_flaw(path, status, group=group)
@@ -177,10 +146,8 @@ class Directory:
         """
         Make the directory if it is missing, and check that it can be trusted.
 
-        Raises:
-            OSError: It cannot be made.
-            ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
-                system.
+        ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
+        system.
         """
         self._refuse(find_flaw_on_the_way(str(Path(self.path).parent)))
         made = self._make(self.path, 0o2770 if self.group else 0o700)
@@ -252,14 +219,7 @@ class Directory:
         return self._read_marker()[1]
 
     def raise_token_floor(self, token: int) -> None:
-        """
-        Have the records that are made from now on begin above a token.
-
-        Raises:
-            BlockingIOError: Another process does so: remove no record now.
-            OSError: The file system refuses.
-            ConfigurationError: Another user could change the marker, or another program made it.
-        """
+        """Have the records that are made from now on begin above a token."""
         try:
             fd = self._open_marker(os.O_RDWR)
         except FileNotFoundError:
@@ -303,12 +263,7 @@ class Directory:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def create(self, path: str, content: bytes) -> int:
-        """
-        Make a file that must not exist yet, with its content on reserved blocks; return its descriptor.
-
-        Raises:
-            OSError: Nothing is left of it.
-        """
+        """Make a file that must not exist yet, with its content on reserved blocks; return its descriptor."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if self.group:
@@ -359,17 +314,7 @@ def is_at(status: os.stat_result, path: str) -> bool:
 
 
 def reserve(fd: int, size: int, wanted: int) -> None:
-    """
-    Grow a file to whole pages and reserve them, so that a later write into them does not need free disk space.
-
-    Args:
-        fd: The file.
-        size: Its size, bytes.
-        wanted: What it must hold, bytes.
-
-    Raises:
-        OSError: The disk is full. The content is as it was.
-    """
+    """Grow a file to whole pages and reserve them, so that a later write into them does not need free disk space."""
     target = -(-wanted // 4096) * 4096
     if target <= size:
         return

@@ -6,8 +6,6 @@ import errno
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
-__all__ = ["explain"]
-
 # Retrying does not help here.
 _CONFIGURATION = {
     errno.EACCES: "may not be used by this user: fix its owner and mode, or share it with ?group=1",
@@ -31,13 +29,7 @@ _UNAVAILABLE = {
 
 
 def explain(error: OSError, path: str) -> LockError:
-    """
-    Turn an error of the operating system into one of lockkit's.
-
-    Args:
-        error: Of a system call.
-        path: The file, if the error does not name it.
-    """
+    """Turn an error of the operating system into one of lockkit's."""
     where = error.filename if isinstance(error.filename, str) else path
     code = error.errno or 0
     if code in _CONFIGURATION:

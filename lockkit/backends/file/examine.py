@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.directory import find_flaw_within
 from lockkit.backends.file.inotify import Inotify
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kind_of_file_system
-
-if TYPE_CHECKING:
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 _OPTIONS = "backends/file.md#url-and-options"
 _LIMITS = "backends/file.md#what-it-does-not-promise"
@@ -46,12 +41,7 @@ NO_INOTIFY = Check(
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Examine the directory.
-
-    Raises:
-        ConfigurationError: The URL is wrong.
-    """
+    """Examine the directory."""
     backend = FileBackend.open(examination.url, examination.options, examination.host)
     path = Path(backend.url.removeprefix("file://"))
     if os.path.lexists(path):  # noqa: ASYNC240 - the doctor blocks

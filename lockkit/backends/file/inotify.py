@@ -10,12 +10,7 @@ import ctypes
 import errno
 import os
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["ATTRIB", "CLOSE_WRITE", "IGNORED", "Inotify"]
+from collections.abc import Iterator
 
 # <sys/inotify.h>
 ATTRIB = 0x00000004
@@ -37,12 +32,7 @@ class Inotify:
     """
 
     def __init__(self) -> None:
-        """
-        Open it.
-
-        Raises:
-            OSError: The system has none, or no more of them for this user (fs.inotify.max_user_instances).
-        """
+        """Open it."""
         self.fd = -1
         self._libc = ctypes.CDLL(None, use_errno=True)
         try:
@@ -53,13 +43,7 @@ class Inotify:
             raise _error("inotify")
 
     def add(self, path: str, mask: int) -> int:
-        """
-        Watch a file for the events in `mask`; return the number that its events have.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            OSError: It cannot be watched, or there are too many watches.
-        """
+        """Watch a file for the events in `mask`; return the number that its events have."""
         number: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask))
         if number < 0:
             raise _error(path)

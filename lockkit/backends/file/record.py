@@ -32,35 +32,15 @@ import os
 import re
 import threading
 import zlib
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from lockkit.backend import Mode
 from lockkit.backends.file.directory import Directory, boot_id, is_at, refuse_foreign, reserve, unlink
 from lockkit.backends.lock_state import LockState, Share
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.validation import decode_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import Mode
-
-__all__ = [
-    "HEAD",
-    "REMOVED",
-    "SIZE_MAX",
-    "DamagedError",
-    "FileClaim",
-    "RecordFile",
-    "RemovedError",
-    "VersionError",
-    "decode",
-    "encode",
-    "make_record",
-    "open_record",
-    "read_record",
-    "recorded_name",
-]
 
 T = TypeVar("T")
 
@@ -132,14 +112,7 @@ class RemovedError(ValueError):
 
 
 def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
-    """
-    Turn the state of a lock into a record.
-
-    Args:
-        state: What to write.
-        name: The lock's escaped name.
-        boot: Boot id of the machine.
-    """
+    """Turn the state of a lock into a record."""
     holder = state.holder
     # Rounded to the nearest, so that a record that is read and written back stays as it is. A lease may lose half a µs,
     # far less than the 2 ms by which its holder gives it up earlier.
@@ -168,12 +141,7 @@ def _waiter_line(waiter: FileClaim) -> str:
 
 
 def _size(text: bytes) -> int:
-    """
-    Read the size of a record from its beginning, bytes.
-
-    Raises:
-        RemovedError, VersionError, DamagedError: See the classes.
-    """
+    """Read the size of a record from its beginning, bytes."""
     head = HEAD.match(text)
     if head is None:
         if text.startswith(REMOVED):
@@ -187,21 +155,7 @@ def _size(text: bytes) -> int:
 
 
 def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
-    """
-    Turn a record into the state of a lock.
-
-    Args:
-        text: The whole record; more may follow after its end.
-        name: The lock's escaped name, which the record must have; None accepts any.
-
-    Returns:
-        The state, and the boot id under which it was written.
-
-    Raises:
-        RemovedError: The record is being removed.
-        VersionError: Another version of the format.
-        DamagedError: It is no record, or no record of this lock.
-    """
+    """Turn a record into the state of a lock."""
     size = _size(text)
     body = text[_HEAD_SIZE:size]
     if len(text) < size or zlib.crc32(body) != int(text[17:25], 16):
@@ -296,13 +250,7 @@ class RecordFile:
     )
 
     def __init__(self, fd: int, name: str, escaped: str, path: str, *, group: int | None) -> None:
-        """
-        Take over an open file.
-
-        Raises:
-            OSError: It is no regular file. It has been closed.
-            ConfigurationError: Another user could change it, and it is not shared with the group. It has been closed.
-        """
+        """Take over an open file."""
         status = os.fstat(fd)
         try:
             refuse_foreign(path, status, group=group)
@@ -335,21 +283,6 @@ class RecordFile:
         Read the record, call `change`, and write the record if that changed it: all under mutex and flock.
 
         The mutex is for the threads of this client, which share the descriptor and with it the flock.
-
-        Args:
-            change: Called with the state and `now`; its result is returned.
-            now: The time.
-            load: Parses a record that differs from the one in memory; called with this file, the beginning of the
-                record, `now` and `forced`. Returns the state and the whole record.
-            forced: For `load`.
-            taking: `change` may take the lock: never in a record that another program removed while the lock was free,
-                since the next client makes a new one and takes the lock there.
-
-        Raises:
-            BlockingIOError: Another open file has it flocked.
-            RemovedError: This is not the record any more; the file has been closed.
-            OSError: The operating system refuses.
-            BackendUnavailable: The record would be too large.
         """
         with self.mutex:
             fd = self.fd
@@ -393,18 +326,7 @@ class RecordFile:
         self._check_at = now + LINK_CHECK_SECONDS
 
     def read(self, text: bytes = b"") -> tuple[LockState[FileClaim], str, bytes]:
-        """
-        Read and parse the record.
-
-        Args:
-            text: Its beginning, if that has been read already.
-
-        Returns:
-            The state, the boot id under which it was written, and the record.
-
-        Raises:
-            DamagedError, VersionError, RemovedError: See `decode`.
-        """
+        """Read and parse the record."""
         text = read_record(self.fd, text)
         state, boot = decode(text, self._escaped)
         return state, boot, text
@@ -460,16 +382,6 @@ def make_record(directory: Directory, path: str, escaped: str, unique: str) -> b
     Make a record under another name and link it, complete, to its own: no process ever sees an empty one.
 
     Returns False if another process makes it at the same time.
-
-    Args:
-        directory: Made again if it was removed.
-        path: Of the record.
-        escaped: The lock's escaped name.
-        unique: A random word.
-
-    Raises:
-        OSError: It cannot be made; nothing is left of it.
-        ConfigurationError: The file system has no hard links.
     """
     hidden = f"{directory.path}/.new-{unique}"
     content = encode(LockState(), escaped, boot_id())
@@ -494,16 +406,7 @@ def make_record(directory: Directory, path: str, escaped: str, unique: str) -> b
 
 
 def read_record(fd: int, text: bytes = b"") -> bytes:
-    """
-    Read a record, without what may follow after its end.
-
-    Args:
-        fd: Of the file.
-        text: Its beginning, if that has been read already.
-
-    Raises:
-        RemovedError, VersionError, DamagedError: See `decode`.
-    """
+    """Read a record, without what may follow after its end."""
     text = text or _pread(fd, _READ_SIZE, 0)
     size = _size(text)
     return text[:size] if size <= len(text) else _pread(fd, size, 0)

@@ -10,13 +10,14 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from lockkit.backend import NamesPage, in_space, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
-from lockkit.backends.file.client_file import CHECK_SECONDS, live_ttl_max
+from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, live_ttl_max
 from lockkit.backends.file.directory import Directory, boot_id, is_ours, record_file_prefix, record_name
 from lockkit.backends.file.errors import explain
 from lockkit.backends.file.record import (
@@ -33,16 +34,8 @@ from lockkit.backends.file.record import (
 )
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import Runtime
 from lockkit.validation import shown, unescape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backends.file.client_file import ClientFile
-    from lockkit.runtime import Runtime
-
-
-__all__ = ["RecordStore"]
 
 log = logging.getLogger("lockkit")
 
@@ -131,13 +124,7 @@ class RecordStore:
     # -- one operation on one record -------------------------------------------------------------------------------
 
     def ping(self) -> None:
-        """
-        Make the directory and the client file if they are missing.
-
-        Raises:
-            BackendUnavailable: They cannot be made now.
-            ConfigurationError: They cannot be made, or the directory cannot be trusted.
-        """
+        """Make the directory and the client file if they are missing."""
         try:
             self._check_client_file(self._now())
         except (OSError, LockError) as error:
@@ -158,21 +145,7 @@ class RecordStore:
         taking: bool = False,  # noqa: FBT001, FBT002 - faster than those that are only given by name
         forced: bool = False,  # noqa: FBT001, FBT002 - as above
     ) -> T:
-        """
-        Call `change` with the state of a lock, and keep the state that it leaves, under the flock of the record.
-
-        Args:
-            name: The lock.
-            change: Called with the state and the time. Must not wait.
-            answer_by: When to give up if another process has the record flocked.
-            taking: `change` may take the lock: make the record if it is missing. Otherwise `change` gets a free lock,
-                which is not kept.
-            forced: Also while nobody may take the lock because its record was damaged.
-
-        Raises:
-            BackendUnavailable: The disk is full, the record is damaged, or another process has it flocked.
-            ConfigurationError: Retrying will not help.
-        """
+        """Call `change` with the state of a lock, and keep the state that it leaves, under the flock of the record."""
         retry: _FlockRetry | None = None
         now = 0.0
         while True:
@@ -236,14 +209,6 @@ class RecordStore:
         Return the locks that are held or waited for, of some of the records.
 
         A record is written as a whole, so it can be read without its flock. A damaged one is left out.
-
-        Args:
-            prefix: Of the names.
-            start: The files that are left; None begins.
-
-        Raises:
-            BackendUnavailable: The directory cannot be read now.
-            ConfigurationError: It cannot be read, or cannot be trusted.
         """
         try:
             if start is None:

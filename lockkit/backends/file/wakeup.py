@@ -23,20 +23,14 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from lockkit.backends.file.client_file import has_ended
+from lockkit.backend import Request
+from lockkit.backends.file.client_file import ClientFile, has_ended
+from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.inotify import ATTRIB, CLOSE_WRITE, IGNORED, Inotify
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from lockkit.backend import Request
-    from lockkit.backends.file.client_file import ClientFile
-    from lockkit.backends.file.directory import Directory
-    from lockkit.runtime import Event, Runtime
-
-__all__ = ["WakeupListener"]
+from lockkit.runtime import Event, Runtime
 
 log = logging.getLogger("lockkit")
 
@@ -66,19 +60,7 @@ class WakeupListener:
         requests: Mapping[str, Request],
         may_concern: Callable[[Request], bool],
     ) -> None:
-        """
-        Watch the client's own file; reading of the events begins with the first `start`.
-
-        Args:
-            runtime: The client's.
-            directory: Of the locks.
-            client_file: This client's.
-            requests: The waiting ones, by owner. The caller adds and removes them, and calls `start` after adding.
-            may_concern: Tells whether a notification may be about this request.
-
-        Raises:
-            OSError: inotify cannot be used.
-        """
+        """Watch the client's own file; reading of the events begins with the first `start`."""
         self._runtime = runtime
         self._directory = directory
         self._client_file = client_file
@@ -97,12 +79,7 @@ class WakeupListener:
             raise
 
     def watch(self, owner: str, client_id: str) -> bool:
-        """
-        Wake a request when another client ends. A request watches one client at a time.
-
-        Returns:
-            False if that client has ended already.
-        """
+        """Wake a request when another client ends. A request watches one client at a time."""
         with self._mutex:
             number = self._numbers.get(owner)
             if number is not None and self._watched[number].client_id == client_id:
@@ -139,15 +116,7 @@ class WakeupListener:
         return self._watched.pop(number)
 
     def start(self) -> bool:
-        """
-        Have the events read while requests wait.
-
-        Returns:
-            False if this listener has ended: the requests need another one.
-
-        Raises:
-            RuntimeError: No thread can be started. The listener has ended.
-        """
+        """Have the events read while requests wait."""
         with self._mutex:
             if self._closed or self._stopped is not None:
                 return not self._closed

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit.backend import (
     Busy,
@@ -44,12 +44,8 @@ from lockkit.backend import (
 from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import in_forked_child
-
-if TYPE_CHECKING:
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
-
-__all__ = ["MemoryBackend"]
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 
 PAGE_LOCKS = 1000
 """Locks that one page of `MemoryBackend.names` looks at. More keeps the mutex for longer than half a millisecond."""
@@ -96,13 +92,11 @@ class MemoryBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        """See `LockBackend.examiner`."""
         del url
         return "lockkit.backends.memory.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> MemoryBackend:
-        """See `LockBackend.open`."""
         del options
         if len(url.hosts) > 1 or url.port is not None or url.username is not None or url.path.strip("/"):
             message = (
@@ -114,11 +108,9 @@ class MemoryBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         space = self._space
         with space.mutex:
             lock = space.locks.get(request.name)
@@ -143,7 +135,6 @@ class MemoryBackend(LockBackend):
         return outcome
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         if request.state is None and not request.uncertain:
             return
         with self._space.mutex:
@@ -154,7 +145,6 @@ class MemoryBackend(LockBackend):
         _notify(notify)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         with self._space.mutex:
             locks, now = self._space.locks, self._runtime.now()
             return [
@@ -163,7 +153,6 @@ class MemoryBackend(LockBackend):
             ]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         del answer_by
         with self._space.mutex:
             lock = self._space.locks.get(grant.name)
@@ -177,7 +166,6 @@ class MemoryBackend(LockBackend):
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
         with self._space.mutex:
             lock = self._space.locks.get(grant.name)
             if lock is None:
@@ -187,14 +175,11 @@ class MemoryBackend(LockBackend):
         return held
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         with self._space.mutex:
             lock = self._space.locks.get(name)
             return [] if lock is None else lock.holders(self._runtime.now())
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
-
         def change(claim: Request) -> Request:
             claim.metadata = metadata
             return claim
@@ -204,11 +189,9 @@ class MemoryBackend(LockBackend):
             return Gone() if lock is None else lock.update(grant.owner, change, self._runtime.now())
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
         return self._break(name, LockState.break_lock)
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        """See `LockBackend.break_permit`."""
         return self._break(name, lambda lock, now: lock.break_permit(slot, now))
 
     def _break(self, name: str, change: Callable[[LockState[Request], float], tuple[bool, Sequence[Request]]]) -> bool:
@@ -243,14 +226,12 @@ class MemoryBackend(LockBackend):
             client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
     async def read_note(self, name: str) -> Note | None:
-        """See `LockBackend.read_note`."""
         with self._space.mutex:
             found = self._space.notes.get(name)
             left = 0.0 if found is None else found[1] - self._runtime.now()
         return None if found is None or left <= 0 else Note(found[0], left)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`."""
         del answer_by
         space = self._space
         with space.mutex:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
-
-if TYPE_CHECKING:
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 PROCESS_ONLY = Check(
     "memory-process-only",

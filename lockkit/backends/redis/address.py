@@ -5,26 +5,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import redis.asyncio.connection
 import redis.connection
 
 from lockkit.backends.redis.quirks import TlsConnections
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Kind
-    from lockkit.url import HostPort
-
-__all__ = [
-    "CONNECT_TIMEOUT",
-    "DEFAULT_PORT",
-    "SOCKET_TIMEOUT",
-    "Target",
-    "credentials",
-    "speaks_tls",
-    "verifies_certificate",
-]
+from lockkit.runtime import Kind
+from lockkit.url import HostPort
 
 DEFAULT_PORT = 6379
 
@@ -79,13 +67,7 @@ class Target:
 
     @classmethod
     def lent(cls, pool: Any, timeout: float | None = None) -> Target:  # noqa: ANN401 - redis-py's, sync or async
-        """
-        Make it from an application's connection pool: its class of connections, and their arguments.
-
-        Args:
-            pool: The application's.
-            timeout: Seconds for an answer and for connecting; None for the pool's limits, if they are below lockkit's.
-        """
+        """Make it from an application's connection pool: its class of connections, and their arguments."""
         arguments = dict(pool.connection_kwargs)
         # The engine retries, because it knows for how long.
         for name in ("retry", "retry_on_error", "retry_on_timeout"):
@@ -104,12 +86,7 @@ class Target:
         return float(self.arguments["socket_timeout"] or SOCKET_TIMEOUT)
 
     def driver_connection(self, kind: Kind) -> Any:  # noqa: ANN401 - one of six classes of redis-py's
-        """
-        Make redis-py's connection object. No I/O.
-
-        Raises:
-            TypeError: redis-py does not accept one of the arguments.
-        """
+        """Make redis-py's connection object. No I/O."""
         module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
         if self.form in {"tls", module.SSLConnection}:
             return self.tls_connections.make(kind, self.arguments)

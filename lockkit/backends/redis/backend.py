@@ -40,7 +40,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from lockkit.backend import (
     SPACES,
@@ -66,20 +66,13 @@ from lockkit.backends.redis.keys import KeysByName, LockKeys, fence_milliseconds
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import delete_keys
 from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
-from lockkit.backends.redis.resp import bulk
+from lockkit.backends.redis.resp import Reply, bulk
 from lockkit.backends.redis.script import Script
-from lockkit.backends.redis.topology import NotReplicatedError
-from lockkit.backends.redis.wakeup import gone_channel, warn_of_polling
+from lockkit.backends.redis.topology import NotReplicatedError, Topology
+from lockkit.backends.redis.wakeup import WakeupListener, gone_channel, warn_of_polling
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.backends.redis.topology import Topology
-    from lockkit.backends.redis.wakeup import WakeupListener
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
-
-__all__ = ["RedisBackend"]
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 
 log = logging.getLogger("lockkit")
 
@@ -161,13 +154,11 @@ class RedisBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        """See `LockBackend.examiner`."""
         kind = url.scheme.partition("+")[2] or "single"
         return f"lockkit.backends.redis.examine.{kind}"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedisBackend:
-        """See `LockBackend.open`."""
         return cls(url.safe_text, open_topology(url, options, host), options, host)
 
     @classmethod
@@ -178,11 +169,9 @@ class RedisBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         keys = self._keys[request.name]
         terms = self._terms
         if terms.ttl != request.ttl or terms.metadata is not request.metadata:
@@ -238,12 +227,7 @@ class RedisBackend(LockBackend):
         return [-1, b"", 1]
 
     async def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Reply:
-        """
-        Run a script that may be sent again; its change counts when the replicas have it.
-
-        Raises:
-            NotReplicatedError: Too few have.
-        """
+        """Run a script that may be sent again; its change counts when the replicas have it."""
         if not self._replicas:
             return await self._run(script, keys.lock, body, resend=True, answer_by=answer_by)
         calls = [(keys.lock, body)]
@@ -273,13 +257,11 @@ class RedisBackend(LockBackend):
             request.state = None
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
-        """See `LockBackend.wait`."""
         # The subscription may have ended since: then retry at once, which subscribes anew.
         if request.state is not None and request.state.listener.channel == request.state.channel:
             await super().wait(request, busy, until)
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         if request.state is not None or request.uncertain:
             await self._abandon(request, self._keys[request.name])
             self._left_queue(request)
@@ -323,13 +305,11 @@ class RedisBackend(LockBackend):
         return b"%b$%d\r\n%b\r\n%b" % (keys.packed(_RELEASE), len(owner), owner.encode(), self._gone)
 
     async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
         keys: LockKeys = grant.state
         body = keys.body(_DOWNGRADE, grant.owner, grant.token, ttl_milliseconds(grant.ttl))
         return await self._change(_DOWNGRADE, keys, body) == 1
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         keys = self._keys[name]
         reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.packed(_HOLDERS), resend=True))
         if not reply:
@@ -350,7 +330,6 @@ class RedisBackend(LockBackend):
         ]
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
         keys: LockKeys = grant.state
         reply = await self._run(_UPDATE, keys.lock, keys.body(_UPDATE, grant.owner, metadata), resend=True)
         return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
@@ -363,11 +342,9 @@ class RedisBackend(LockBackend):
         return reply == 1
 
     async def break_unproven(self, name: str) -> bool:
-        """See `LockBackend.break_unproven`."""
         return await self._break(name, "", "") == 1
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        """See `LockBackend.break_permit`."""
         return await self._break(name, str(slot), "") == 1
 
     async def _break(self, name: str, *which: str) -> Reply:
@@ -375,13 +352,11 @@ class RedisBackend(LockBackend):
         return await self._run(_BREAK, keys.lock, keys.body(_BREAK, self._idle_ms, *which))
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
-        """See `LockBackend.names`."""
         masters = self._topology.masters
         scan: Scan = Scan(self._prefix, prefix, await masters()) if after is None else after.next
         return await scan.page(masters)
 
     async def read_note(self, name: str) -> Note | None:
-        """See `LockBackend.read_note`."""
         keys = self._keys[name]
         reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.packed(_READ_NOTE), resend=True))
         if not reply:
@@ -390,30 +365,25 @@ class RedisBackend(LockBackend):
         return Note(text.decode("utf-8", "replace"), left_ms / 1000 if left_ms >= 0 else None)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`."""
         keys: LockKeys = grant.state
         body = keys.body(_WRITE_NOTE, grant.owner, text, ttl_milliseconds(keep))
         return await self._change(_WRITE_NOTE, keys, body, answer_by) == 1
 
     async def clock(self) -> float:
-        """See `LockBackend.clock`."""
         keys = self._keys["clock"]
         reply = await self._run(_CLOCK, keys.lock, keys.packed(_CLOCK), resend=True)
         seconds, microseconds = cast("list[bytes]", reply)
         return int(seconds) + int(microseconds) / 1e6
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         for node in await self._topology.masters():
             for prefix in (self._prefix, *(f"{self._prefix}+{space}" for space in SPACES)):
                 await delete_keys(node, prefix)
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         await self._topology.ping()
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         await self._topology.close()
 
 

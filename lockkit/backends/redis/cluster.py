@@ -12,32 +12,23 @@ from __future__ import annotations
 
 import binascii
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-from lockkit.backend import seconds_left, unsent
+from lockkit.backend import Host, seconds_left, unsent
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import end_of_call, open_node
+from lockkit.backends.redis.node import RedisNode, end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
-from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.resp import Reply, ServerSaid, pack
+from lockkit.backends.redis.script import Command
 from lockkit.backends.redis.topology import Topology, results_of, run_group
+from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from lockkit.backend import Host
-    from lockkit.backends.redis.address import Target
-    from lockkit.backends.redis.node import RedisNode
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.backends.redis.script import Command
-    from lockkit.backends.redis.wakeup import WakeupListener
-    from lockkit.units import Instant
-
-__all__ = ["ClusterTopology", "slot_of"]
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -67,16 +58,7 @@ class ClusterTopology(Topology):
     def __init__(
         self, seeds: Sequence[Address], node: Target, host: Host, prefix: str, *, remap: Remap | None = None
     ) -> None:
-        """
-        Send nothing yet.
-
-        Args:
-            seeds: Some nodes, which know the others.
-            node: How to connect to a node, wherever it is.
-            host: The engine's side.
-            prefix: First part of the channels.
-            remap: From an address that a node tells to the one that is reached from here.
-        """
+        """Send nothing yet."""
         self._seeds = list(seeds)
         self._anywhere = node
         self._remap = remap
@@ -93,7 +75,6 @@ class ClusterTopology(Topology):
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """See `Topology.run`."""
         answer_by = end_of_call(self._host.runtime, answer_by)
         return await self._follow(script.in_cluster, key, body, 0, answer_by, resend=resend)
 
@@ -208,12 +189,10 @@ class ClusterTopology(Topology):
     # -- the map of slots ------------------------------------------------------------------------------------------
 
     def listener_for(self, key: str) -> WakeupListener | None:
-        """See `Topology.listener_for`."""
         node = self._slots[slot_of(key)]
         return None if node is None else node.listener
 
     async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
-        """See `Topology.node_for`."""
         node = self._slots[slot_of(key)]
         if node is not None and not self._outdated:
             return node
@@ -225,12 +204,7 @@ class ClusterTopology(Topology):
         return node
 
     async def masters(self) -> list[RedisNode]:
-        """
-        Load the slots, and return the nodes that serve any.
-
-        Raises:
-            BackendUnavailable: No node answers, or none serves a slot.
-        """
+        """Load the slots, and return the nodes that serve any."""
         await self._load_slots(inf)
         return list(dict.fromkeys(node for node in self._slots if node is not None))
 
@@ -299,7 +273,6 @@ class ClusterTopology(Topology):
         return node
 
     async def ping(self) -> None:
-        """See `Topology.ping`."""
         await self._load_slots(inf)
 
     async def close(self) -> None:

@@ -17,20 +17,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis.connection
 
 from lockkit.backends.redis import quirks
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid
-from lockkit.runtime import monotonic
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.address import Target
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["CLOSED_HERE", "NO_ANSWER", "AsyncConnection", "Connection", "SyncConnection", "open_connection"]
+from lockkit.runtime import Runtime, monotonic
+from lockkit.units import Instant, Seconds
 
 READ_BYTES = 8192
 """Bytes requested per read. Replies have about 20, and each read allocates a buffer: larger takes longer."""
@@ -158,12 +153,7 @@ class SyncConnection(Connection):
             raise TimeoutError(NO_ANSWER) from None
 
     def _read(self, until: Instant) -> bytes:
-        """
-        Read what has arrived, or arrives by `until`.
-
-        Raises:
-            TimeoutError: Nothing arrived.
-        """
+        """Read what has arrived, or arrives by `until`."""
         left_seconds = max(0.0, until - monotonic())
         if isinstance(self._socket, ssl.SSLSocket):
             # Not poll: decrypted bytes no longer wait in the socket.
@@ -178,21 +168,13 @@ class SyncConnection(Connection):
         return self._socket.recv(READ_BYTES)
 
     def receive_push(self, until: Instant) -> Reply:
-        """
-        Wait for the next message of a subscription (a plain array in protocol 2), or the reply to a PING.
-
-        Raises:
-            TimeoutError: None arrived by `until`. The connection can still be used.
-            ConnectionError: The connection ended.
-            ServerSaid: The server replied with an error.
-        """
+        """Wait for the next message of a subscription (a plain array in protocol 2), or the reply to a PING."""
         message = self.receive(until, messages=True)
         if isinstance(message, ServerSaid):
             raise message
         return message
 
     def call(self, packed: bytes, until: Instant = inf) -> Reply:
-        """See `Connection.call`."""
         if until != inf:
             self.send(packed, until)
             return self.receive(until)
@@ -207,7 +189,6 @@ class SyncConnection(Connection):
         return self.receive()
 
     def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
-        """See `Connection.call_many`."""
         self.send(packed, until)
         return [self.receive(until) for _ in range(count)]
 
@@ -217,7 +198,6 @@ class SyncConnection(Connection):
         return bool(self._poll(0))
 
     def close(self) -> None:
-        """See `Connection.close`."""
         # Wakes a thread that reads. After a fork it only drops the child's copy (redis-py compares process ids).
         self._driver_connection.disconnect()
 
@@ -248,11 +228,9 @@ class AsyncConnection(asyncio.Protocol, Connection):
             self._fail(ConnectionResetError(_CLOSED))
 
     def call(self, packed: bytes, until: Instant = inf) -> Awaitable[Reply]:
-        """See `Connection.call`."""
         return _first(self._ask(packed, 1, until))
 
     def call_many(self, packed: bytes, count: int, until: Instant = inf) -> Awaitable[list[Reply]]:
-        """See `Connection.call_many`."""
         return self._ask(packed, count, until)
 
     def write(self, packed: bytes) -> None:
@@ -277,7 +255,6 @@ class AsyncConnection(asyncio.Protocol, Connection):
         return expected.future
 
     def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
         try:
             for reply in self._parser.feed(data):
                 if not isinstance(reply, Push):
@@ -313,7 +290,6 @@ class AsyncConnection(asyncio.Protocol, Connection):
                 self._timer = self._loop.call_at(until, self._check_overdue)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See ``asyncio.Protocol``."""
         self._fail(exc or ConnectionResetError(_CLOSED))
 
     def _fail(self, error: BaseException) -> None:
@@ -335,7 +311,6 @@ class AsyncConnection(asyncio.Protocol, Connection):
         return self.error is not None
 
     def close(self) -> None:
-        """See `Connection.close`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -369,18 +344,7 @@ async def _first(future: asyncio.Future[list[Reply]]) -> Reply:
 
 
 async def open_connection(runtime: Runtime, target: Target, until: float = inf) -> Connection:
-    """
-    Connect and log in.
-
-    Args:
-        runtime: Of the sync or the async API.
-        target: The server.
-        until: Client monotonic time by which it must be done, if that is earlier than the target's own limits.
-
-    Raises:
-        ConfigurationError: The application's class of connections has no socket.
-        Exception: One of `DRIVER_ERRORS`, which `lockkit.backends.redis.errors.translate` turns into a `LockError`.
-    """
+    """Connect and log in."""
     driver_connection = target.driver_connection(runtime.kind)
     if runtime.kind == "asyncio":
         await quirks.connect_asyncio(driver_connection, None if until == inf else max(0.0, until - monotonic()))

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import redis
 
 from lockkit.backends.redis.resp import ServerSaid
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = [
-    "DRIVER_ERRORS",
-    "code_of",
-    "is_replica",
-    "nothing_done",
-    "nothing_sent",
-    "sent_before",
-    "server_said",
-    "translate",
-]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (redis.RedisError, ServerSaid, OSError, EOFError)
 """Errors that sending, receiving and connecting may raise."""
@@ -185,13 +171,7 @@ def sent_before(sent: bool) -> Iterator[None]:  # noqa: FBT001 - says what the n
 
 
 def translate(error: BaseException, label: str) -> LockError:
-    """
-    Return lockkit's error for one of a driver or server.
-
-    Args:
-        error: One of `DRIVER_ERRORS`. The caller makes it the ``__cause__``.
-        label: The server, without a password: ``host:port``.
-    """
+    """Return lockkit's error for one of a driver or server."""
     translated = _translate(error, label)
     if isinstance(translated, BackendUnavailable):
         translated.sent = not vars(error).get("unsent", False)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from lockkit.backend import Host
+from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.units import Instant
 from lockkit.validation import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.backend import Host
-    from lockkit.backends.redis.connection import Connection
-    from lockkit.units import Instant
-
-__all__ = ["VERSION_MIN", "Handshake", "can_shard", "info_fields", "is_sentinel", "refuse_unfit", "version_of"]
 
 log = logging.getLogger("lockkit")
 
@@ -31,14 +25,7 @@ class Handshake:
     """
 
     def __init__(self, host: Host, *, masters_only: bool = False, in_cluster: bool = False) -> None:
-        """
-        Know no server yet.
-
-        Args:
-            host: Confirms all leases when the server is another one than before.
-            masters_only: Refuse a replica (Sentinel may still name a master that was just replaced).
-            in_cluster: Nodes of a Cluster are not refused.
-        """
+        """Know no server yet."""
         self._host = host
         self._masters_only = masters_only
         self._in_cluster = in_cluster
@@ -49,9 +36,8 @@ class Handshake:
         """
         Check the server.
 
-        Raises:
-            ServerSaid: It is a replica and must be a master, requires a password, is too old, or is another kind of
-                server.
+        ServerSaid: It is a replica and must be a master, requires a password, is too old, or is another kind of
+        server.
         """
         sections = [pack("INFO", section) for section in ("server", "replication", "memory")]
         replies = await self._host.runtime.io(connection.call_many(b"".join(sections), len(sections), until))
@@ -106,16 +92,7 @@ def _is_mode(mode: str, facts: Mapping[str, str]) -> bool:
 
 
 def refuse_unfit(facts: Mapping[str, str], *, in_cluster: bool = False) -> None:
-    """
-    Refuse a Sentinel, a node of a Cluster, and a server whose version is too low; not one that does not tell.
-
-    Args:
-        facts: Of ``INFO server``. Valkey says there which version of Redis it is compatible with.
-        in_cluster: It may be a node of a Cluster.
-
-    Raises:
-        ServerSaid: It cannot have locks.
-    """
+    """Refuse a Sentinel, a node of a Cluster, and a server whose version is too low; not one that does not tell."""
     if is_sentinel(facts):
         message = "NODATA it is a Sentinel"
         raise ServerSaid(message)
@@ -136,9 +113,6 @@ def can_shard(facts: Mapping[str, str]) -> bool:
     disconnected while another client's command runs, such as a slow script (redis/redis#15094, valkey-io/valkey#2137);
     Redis before 7.0.9 when a link between nodes is full (redis/redis#11752). A version without a known fix counts as
     one that crashes.
-
-    Args:
-        facts: Of ``INFO server``; none of a server that does not tell its version.
     """
     if "valkey_version" in facts:
         version = version_of(facts["valkey_version"])

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from lockkit.backend import SPACES, split_space
 from lockkit.backends.redis.resp import bulk
+from lockkit.backends.redis.script import Script
 from lockkit.validation import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backends.redis.script import Script
-
-__all__ = [
-    "IDLE_SECONDS",
-    "IDLE_SECONDS_MIN",
-    "KNOWN_NAMES_MAX",
-    "KeysByName",
-    "LockKeys",
-    "escape_glob",
-    "fence_milliseconds",
-    "lock_key",
-    "side_key",
-    "ttl_milliseconds",
-]
 
 IDLE_SECONDS = 86_400.0
 """How long the counter of a lock that is not used is kept, if the option ``idle_ttl`` does not say."""

@@ -7,22 +7,17 @@ once; one may be returned several times while the server resizes its table; keys
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lockkit.backend import NamesPage, apart, split_space
 from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.keys import escape_glob, lock_key, side_key
+from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.resp import ServerSaid, pack
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from lockkit.backends.redis.node import RedisNode
-
-__all__ = ["Scan"]
 
 ENDLESS, GONE = -1, -2
 """Answers of ``PTTL``: for a key without expiry, and for none."""
@@ -40,14 +35,7 @@ class Scan:
     """
 
     def __init__(self, prefix: str, name_prefix: str, nodes: Sequence[RedisNode]) -> None:
-        """
-        Send nothing yet.
-
-        Args:
-            prefix: Of the keys (the option ``prefix``).
-            name_prefix: Of the names; may be in a space apart.
-            nodes: All that may hold keys.
-        """
+        """Send nothing yet."""
         space, begin = split_space(name_prefix)
         self._named = partial(apart, space) if space else str
         prefix, name_prefix = f"{prefix}+{space}" if space else prefix, begin
@@ -63,16 +51,7 @@ class Scan:
         self._seen: set[str] = set()
 
     async def page(self, masters: Callable[[], Awaitable[Sequence[RedisNode]]] | None = None) -> NamesPage:
-        """
-        Make one call.
-
-        Args:
-            masters: Finds the nodes that hold keys: asked again at the end, because after a failover there may be one
-                that has not been asked. None: the nodes stay the same.
-
-        Raises:
-            LockError: See `RedisNode.call`. The same call may be made again.
-        """
+        """Make one call."""
         node = self._nodes[self._index]
         command = pack("SCAN", self._cursor, "MATCH", self._pattern, "COUNT", SCAN_COUNT, "TYPE", "string")
         cursor, keys = cast("Any", await node.call(command, resend=True))

@@ -33,9 +33,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from lockkit.backend import seconds_left
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import (
     CLOSED_HERE,
     NO_ANSWER,
@@ -48,16 +49,11 @@ from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, nothing_sen
 from lockkit.backends.redis.keys import escape_glob
 from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
+from lockkit.backends.redis.script import Command
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import Unsupported
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.address import Target
-    from lockkit.backends.redis.script import Command
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant
-
-__all__ = ["BATCH", "TRUSTED_SECONDS", "OnConnect", "RedisNode", "delete_keys", "end_of_call", "open_node"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -108,19 +104,7 @@ class RedisNode(ABC):
         self._closed = False
 
     async def call(self, packed: bytes, *, resend: bool = False, answer_by: float = inf) -> Reply:
-        """
-        Send one command and return its reply.
-
-        Args:
-            packed: The command.
-            resend: The command may safely be sent twice. Then a kept connection that turns out to be closed is
-                replaced.
-            answer_by: Client monotonic time by which this returns or raises.
-
-        Raises:
-            BackendUnavailable: No usable answer.
-            ConfigurationError: Wrong credentials, missing rights and the like.
-        """
+        """Send one command and return its reply."""
         try:
             return await self._call(packed, resend=resend, until=end_of_call(self._runtime, answer_by))
         except DRIVER_ERRORS as error:
@@ -129,16 +113,7 @@ class RedisNode(ABC):
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """
-        Run a script, as `call`. It is loaded if the server does not have it (new, restarted, SCRIPT FLUSH).
-
-        Args:
-            script: The script.
-            key: Key of the lock, by which a `Topology` chooses the node; not used here.
-            body: The script's keys and arguments, each packed by `bulk`.
-            resend: As for `call`.
-            answer_by: As for `call`.
-        """
+        """Run a script, as `call`. It is loaded if the server does not have it (new, restarted, SCRIPT FLUSH)."""
         del key
         until = end_of_call(self._runtime, answer_by)
         try:
@@ -154,15 +129,7 @@ class RedisNode(ABC):
     async def run_many(
         self, script: Command, bodies: Sequence[bytes], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply]:
-        """
-        Run a script several times, pipelined. Error replies are values (`ServerSaid`).
-
-        Args:
-            script: The script.
-            bodies: The script's keys and arguments, for each run.
-            replicas: If above 0, the result ends with the number of replicas that have acknowledged all of it.
-            answer_by: As for `call`.
-        """
+        """Run a script several times, pipelined. Error replies are values (`ServerSaid`)."""
         until = end_of_call(self._runtime, answer_by)
         waiting = [self.wait_command(replicas, until)] if replicas else []
         commands = [script.command(body) for body in bodies]
@@ -187,14 +154,7 @@ class RedisNode(ABC):
         return pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))
 
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
-        """
-        Send commands pipelined on one connection and return their replies. Error replies are values (`ServerSaid`).
-
-        Args:
-            commands: Each packed.
-            alone: Use an unshared connection, because a command may block it.
-            answer_by: As for `call`.
-        """
+        """Send commands in one pipeline and return their replies. Error replies are values (`ServerSaid`)."""
         until = end_of_call(self._runtime, answer_by)
         replies: list[Reply] = []
         try:
@@ -450,7 +410,6 @@ class AsyncNode(RedisNode):
             self._shared = cast("AsyncConnection", task.result())
 
     async def close(self) -> None:
-        """See `RedisNode.close`."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._shared is not None:
@@ -468,25 +427,12 @@ def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:
 def open_node(
     runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
 ) -> RedisNode:
-    """
-    Make a node. No I/O.
-
-    Args:
-        runtime: Of the sync or the async API.
-        target: Where it is.
-        prefix: First part of the channels of its listener.
-        on_connect: Awaited with each new connection before it is used; if it raises, the connection is closed.
-    """
+    """Make a node. No I/O."""
     return (AsyncNode if runtime.kind == "asyncio" else SyncNode)(runtime, target, prefix, on_connect)
 
 
 async def delete_keys(node: RedisNode, prefix: str) -> None:
-    """
-    Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them.
-
-    Raises:
-        Unsupported: The prefix is empty: every key of the application has it.
-    """
+    """Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them."""
     if not prefix:
         message = "with an empty prefix= lockkit cannot tell its locks from other keys: delete them by hand"
         raise Unsupported(message)

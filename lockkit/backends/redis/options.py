@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -16,34 +16,17 @@ import redis.connection
 import redis.sentinel
 
 from lockkit import validation
-from lockkit.backend import Option
+from lockkit.backend import Host, Option
 from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls, verifies_certificate
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import IDLE_SECONDS, IDLE_SECONDS_MIN
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelTopology
-from lockkit.backends.redis.topology import SingleTopology
+from lockkit.backends.redis.topology import SingleTopology, Topology
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.backends.redis.topology import Topology
-    from lockkit.runtime import Kind
-    from lockkit.url import Url
-
-__all__ = [
-    "IDLE_TTL",
-    "OPTIONS",
-    "adopt_topology",
-    "check_arguments",
-    "check_async",
-    "database",
-    "driver_options",
-    "open_topology",
-    "warn_of_unverified",
-    "wrong_url",
-]
+from lockkit.runtime import Kind
+from lockkit.url import Url
 
 log = logging.getLogger("lockkit")
 
@@ -51,12 +34,7 @@ REPLICAS_MAX = 100
 
 
 def parse_prefix(value: object) -> str:
-    """
-    Parse the option ``prefix``. An empty one makes the name of a lock its key, as in redis-py.
-
-    Raises:
-        ValueError: It is no string, cannot be encoded, or has a brace, which would decide the Cluster slot.
-    """
+    """Parse the option ``prefix``. An empty one makes the name of a lock its key, as in redis-py."""
     text = "" if value == "" else validation.parse_text(value)
     try:
         text.encode()
@@ -147,12 +125,7 @@ _PARSERS: Mapping[str, Callable[[object], Any]] = {
 
 
 def open_topology(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
-    """
-    Make the topology of a URL. No I/O.
-
-    Raises:
-        ConfigurationError: The URL is incomplete, or has parts that do not belong there.
-    """
+    """Make the topology of a URL. No I/O."""
     if url.driver == "sentinel":
         return _sentinel(url, options, host)
     if url.driver == "cluster":
@@ -219,12 +192,7 @@ def _cluster(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
 
 
 def database(url: Url, path: str, options: Mapping[str, Any]) -> int:
-    """
-    Read the number of the database from a path or from the option ``db``.
-
-    Raises:
-        ConfigurationError: It is no number, or the two differ.
-    """
+    """Read the number of the database from a path or from the option ``db``."""
     text = path.removeprefix("/").removesuffix("/")
     if text and not (text.isascii() and text.isdigit() and len(text) < 10):  # noqa: PLR2004 - digits of a 32-bit number
         raise wrong_url(url.safe_text, "its path must be the number of a database, for example /0")
@@ -246,12 +214,7 @@ def _driver_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(url: Url, target: Target, kind: Kind) -> None:
-    """
-    Have redis-py check the arguments now, and not at their first use.
-
-    Raises:
-        ConfigurationError: redis-py does not accept them.
-    """
+    """Have redis-py check the arguments now, and not at their first use."""
     if target.arguments.get("ssl_check_hostname") and not verifies_certificate(target.arguments):
         raise wrong_url(url.safe_text, "ssl_cert_reqs=none trusts any certificate: leave out ssl_check_hostname=true")
     try:
@@ -266,12 +229,7 @@ def wrong_url(url: str, problem: str) -> ConfigurationError:
 
 
 def check_async(clients: Sequence[object], kind: Kind) -> None:
-    """
-    Check that clients of redis-py are sync ones for the sync API, or async ones for the async API.
-
-    Raises:
-        ConfigurationError: One of them is not.
-    """
+    """Check that clients of redis-py are sync ones for the sync API, or async ones for the async API."""
     asyncio = kind == "asyncio"
     other = redis if asyncio else redis.asyncio
     for client in clients:
@@ -297,12 +255,6 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
     lockkit opens its own connections beside the client's: keeping one costs less than borrowing one for each call, an
     exhausted pool delays no renewal, and lockkit must notice a failover on them. Beside a plain client they are of the
     class that its pool makes. Of Sentinel and Cluster clients, lockkit uses addresses, credentials and TLS settings.
-
-    Returns:
-        The URL to show for it, and the topology; None if it is something else.
-
-    Raises:
-        ConfigurationError: It is a sync client for the async API or the other way round, or an option is missing.
     """
     check_async([client], host.runtime.kind)
     ours = redis.asyncio if host.runtime.kind == "asyncio" else redis

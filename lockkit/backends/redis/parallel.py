@@ -7,17 +7,12 @@ Each call runs in the background, in a thread or a task: a blocking call cannot 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from lockkit.runtime import Runtime, Work
-
-__all__ = ["Ask", "ask_all", "ask_first", "raise_configuration"]
+from lockkit.runtime import Runtime, Work
 
 log = logging.getLogger("lockkit")
 
@@ -32,17 +27,7 @@ second one although the first is only slow."""
 
 
 async def ask_all(runtime: Runtime, asks: Sequence[Ask[T]], until: float) -> list[T | LockError]:
-    """
-    Make several calls at the same time.
-
-    Args:
-        runtime: Of the sync or the async API.
-        asks: Each calls one node, and ends by `until` too.
-        until: Client monotonic time at which waiting ends.
-
-    Returns:
-        For each call its answer, or why there is none.
-    """
+    """Make several calls at the same time."""
     answers: list[T | LockError] = [*_unanswered(asks)]
     if len(asks) == 1:
         await _note(answers, 0, asks[0])
@@ -63,17 +48,7 @@ async def ask_all(runtime: Runtime, asks: Sequence[Ask[T]], until: float) -> lis
 
 
 async def ask_first(runtime: Runtime, asks: Sequence[Ask[T]], until: float) -> T | list[LockError]:
-    """
-    Make one call after the other, the next one when the last has failed or is slow, until one has an answer.
-
-    Args:
-        runtime: Of the sync or the async API.
-        asks: Each calls one node, and ends by `until` too.
-        until: Client monotonic time at which waiting ends.
-
-    Returns:
-        The first answer, or why each call has none.
-    """
+    """Make one call after the other, the next one when the last has failed or is slow, until one has an answer."""
     unanswered = _unanswered(asks)
     answers: list[T | LockError] = [*unanswered]
     news = runtime.event()
@@ -99,12 +74,7 @@ async def ask_first(runtime: Runtime, asks: Sequence[Ask[T]], until: float) -> T
 
 
 def raise_configuration(failures: Sequence[LockError]) -> None:
-    """
-    Raise an error that retrying cannot fix, if there is one among the failures.
-
-    Raises:
-        ConfigurationError: The first one.
-    """
+    """Raise an error that retrying cannot fix, if there is one among the failures."""
     for failure in failures:
         if isinstance(failure, ConfigurationError):
             raise failure

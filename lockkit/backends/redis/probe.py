@@ -9,7 +9,6 @@ connection, without credentials, and only if the server has never answered.
 from __future__ import annotations
 
 from ssl import SSLError
-from typing import TYPE_CHECKING
 
 import redis
 
@@ -17,11 +16,7 @@ from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import open_connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS
 from lockkit.backends.redis.resp import pack
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
-
-__all__ = ["TLS_SHARE", "other_form"]
+from lockkit.runtime import Runtime
 
 TLS_SHARE = 0.75
 """Share of the time that a first TLS connection may take. The rest is for this probe; more leaves it too little."""
@@ -34,18 +29,7 @@ _TRUSTING = {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
 
 
 async def other_form(runtime: Runtime, target: Target, error: BaseException, until: float) -> str | None:
-    """
-    Say what is wrong, if the server answers in the other way.
-
-    Args:
-        runtime: Of the sync or the async API.
-        target: The server that could not be reached.
-        error: Why.
-        until: Client monotonic time by which this returns.
-
-    Returns:
-        A sentence that `lockkit.backends.redis.errors.translate` knows, or None.
-    """
+    """Say what is wrong, if the server answers in the other way."""
     left_seconds = until - runtime.now()
     if left_seconds <= 0 or not _may_be(error, target):
         return None

@@ -38,6 +38,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,22 +47,11 @@ import redis.asyncio.connection
 import redis.connection
 
 from lockkit.errors import ConfigurationError
+from lockkit.runtime import Kind
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
 
-    from lockkit.runtime import Kind
-
-__all__ = [
-    "TlsConnections",
-    "close_interrupted_sockets",
-    "connect_asyncio",
-    "detach",
-    "has_ended",
-    "socket_of",
-    "transport_of",
-]
 
 _TLS_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 
@@ -123,12 +113,7 @@ class _SyncTls(redis.connection.SSLConnection):
 
 
 def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-py's
-    """
-    Return the socket of a connected sync connection.
-
-    Raises:
-        ConfigurationError: It has none.
-    """
+    """Return the socket of a connected sync connection."""
     sock: socket.socket | None = getattr(driver_connection, "_sock", None)
     if sock is None or not hasattr(sock, "recv"):
         raise _no_socket(driver_connection)
@@ -136,12 +121,7 @@ def socket_of(driver_connection: Any) -> socket.socket:  # noqa: ANN401 - redis-
 
 
 def transport_of(driver_connection: Any) -> asyncio.Transport:  # noqa: ANN401 - redis-py's
-    """
-    Return the transport of a connected asyncio connection.
-
-    Raises:
-        ConfigurationError: It has none.
-    """
+    """Return the transport of a connected asyncio connection."""
     transport: asyncio.Transport | None = getattr(getattr(driver_connection, "_writer", None), "transport", None)
     if transport is None:
         raise _no_socket(driver_connection)
@@ -168,17 +148,7 @@ def detach(driver_connection: Any) -> None:  # noqa: ANN401 - redis-py's
 
 
 async def connect_asyncio(driver_connection: Any, timeout: float | None) -> None:  # noqa: ANN401 - redis-py's
-    """
-    Connect an asyncio connection and log in; leave nothing open if that fails or is cancelled.
-
-    Args:
-        driver_connection: redis-py's.
-        timeout: Seconds for it; None for redis-py's own limits.
-
-    Raises:
-        TimeoutError: It took longer.
-        Exception: Whatever redis-py raises.
-    """
+    """Connect an asyncio connection and log in; leave nothing open if that fails or is cancelled."""
     opened = _remember_transport(driver_connection)
 
     def abort(_: object = None) -> None:
@@ -230,12 +200,7 @@ def _retrieve_error(task: asyncio.Task[None]) -> None:
 
 
 def close_interrupted_sockets(error: BaseException) -> None:
-    """
-    Close the sockets that are local variables of the functions through which an interrupt was raised.
-
-    Args:
-        error: What redis-py's ``connect()`` raised. Nothing is done for an `Exception`: redis-py handles those.
-    """
+    """Close the sockets that are local variables of the functions through which an interrupt was raised."""
     if isinstance(error, Exception):
         return
     for frame, _ in traceback.walk_tb(error.__traceback__):

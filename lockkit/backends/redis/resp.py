@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Parser", "Push", "Reply", "ServerSaid", "bulk", "pack"]
-
 
 class ServerSaid(Exception):
     """
@@ -69,12 +67,7 @@ class Parser:
         self._at = 0
 
     def feed(self, data: bytes) -> list[Reply]:
-        """
-        Take bytes from the server, and return the replies that are complete with them.
-
-        Raises:
-            ConnectionError: The bytes are not of this protocol.
-        """
+        """Take bytes from the server, and return the replies that are complete with them."""
         if not self._buffer and data[:1] == b":" and data[-1:] == b"\n":
             try:
                 return [int(data[1:])]  # nearly always

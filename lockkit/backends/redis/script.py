@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from lockkit.backends.redis.resp import bulk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-__all__ = ["Command", "Pack", "Script"]
 
 Pack: TypeAlias = "Callable[[bytes], bytes]"
 
@@ -91,18 +87,7 @@ class Script(Command):
     def __init__(
         self, name: str, *, keys: Sequence[str], arguments: int, alone: bool = False, package: str = __package__
     ) -> None:
-        """
-        Read it.
-
-        Args:
-            name: See the class. It can name files of functions, in a line "-- With the functions of A.lua and B.lua:";
-                what precedes that line does without making them.
-            keys: See the class.
-            arguments: How many further arguments it takes.
-            alone: It can do its work with its first key alone, and calls commands on the others by ``side``, where an
-                error means that the key is not there. What it cannot do so, it refuses if ``alone`` is true.
-            package: The backend's package, whose folder ``scripts`` has the file.
-        """
+        """Read it."""
         self.name = name
         self.keys = tuple(keys)
         folder = files(package).joinpath("scripts")

@@ -9,31 +9,23 @@ said that it is a master (`Handshake` with ``masters_only``).
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from lockkit.backend import seconds_left, unsent
+from lockkit.backend import Host, seconds_left, unsent
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import end_of_call, open_node
+from lockkit.backends.redis.node import RedisNode, end_of_call, open_node
 from lockkit.backends.redis.parallel import ask_first, raise_configuration
-from lockkit.backends.redis.resp import pack
+from lockkit.backends.redis.resp import Reply, pack
+from lockkit.backends.redis.script import Command
 from lockkit.backends.redis.topology import Topology, run_group
+from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backend import Host
-    from lockkit.backends.redis.address import Target
-    from lockkit.backends.redis.node import RedisNode
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.backends.redis.script import Command
-    from lockkit.backends.redis.wakeup import WakeupListener
-    from lockkit.units import Instant
-
-__all__ = ["DEFAULT_SENTINEL_PORT", "SENTINEL_TIMEOUT", "SentinelTopology"]
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -64,16 +56,7 @@ class SentinelTopology(Topology):
         host: Host,
         prefix: str,
     ) -> None:
-        """
-        Send nothing yet.
-
-        Args:
-            sentinels: Their addresses.
-            service_name: Their name for the master.
-            master: How to connect to the master, wherever it is.
-            host: The engine's side.
-            prefix: First part of the channels.
-        """
+        """Send nothing yet."""
         self.sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
         self.service_name = service_name
         self._anywhere = master
@@ -88,7 +71,6 @@ class SentinelTopology(Topology):
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """See `Topology.run`."""
         now = self._host.runtime.now
         answer_by = end_of_call(self._host.runtime, answer_by)
         master = await self.node_for(key, answer_by)
@@ -109,7 +91,6 @@ class SentinelTopology(Topology):
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """See `Topology.run_many`."""
         answer_by = end_of_call(self._host.runtime, answer_by)
         try:
             master = await self.node_for("", answer_by)
@@ -130,12 +111,10 @@ class SentinelTopology(Topology):
             self._suspected = True
 
     def listener_for(self, key: str) -> WakeupListener | None:
-        """See `Topology.listener_for`."""
         del key
         return None if self._master is None else self._master.listener
 
     async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
-        """See `Topology.node_for`."""
         del key
         master = self._master
         if master is not None and not self._suspected:
@@ -184,7 +163,6 @@ class SentinelTopology(Topology):
         return sentinel, (host.decode(), int(port))
 
     async def ping(self) -> None:
-        """See `Topology.ping`."""
         answer_by = end_of_call(self._host.runtime, inf)
         master = await self.node_for("", answer_by)
         try:
@@ -194,7 +172,6 @@ class SentinelTopology(Topology):
             raise
 
     async def close(self) -> None:
-        """See `Topology.close`."""
         if self._master is not None:
             await self._master.close()
         for sentinel in self.sentinels:

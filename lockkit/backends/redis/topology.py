@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from lockkit.backends.redis.errors import translate
-from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.node import RedisNode
+from lockkit.backends.redis.resp import Reply, ServerSaid, pack
+from lockkit.backends.redis.script import Command
+from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.redis.node import RedisNode
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.backends.redis.script import Command
-    from lockkit.backends.redis.wakeup import WakeupListener
-
-__all__ = ["NotReplicatedError", "SingleTopology", "Topology", "results_of", "run_group"]
 
 
 class NotReplicatedError(BackendUnavailable):
@@ -31,9 +24,7 @@ class Runner(Protocol):
 
     def __call__(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
-    ) -> Coroutine[Any, Any, Reply]:
-        """See `RedisNode.run`."""
-        ...
+    ) -> Coroutine[Any, Any, Reply]: ...
 
 
 class Topology(ABC):
@@ -71,20 +62,7 @@ class Topology(ABC):
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """
-        Run a script for many keys, pipelined per node.
-
-        Args:
-            script: The script.
-            calls: For each its lock's key, and its keys and arguments, packed.
-            replicas: How many replicas must acknowledge what it changes. It has changed nothing if it returns a list or
-                a number that is not above 0.
-            answer_by: As for `run`.
-
-        Returns:
-            For each its reply, or the error: `NotReplicatedError` if it has changed something and too few replicas have
-            that in time.
-        """
+        """Run a script for many keys, pipelined per node."""
 
     @abstractmethod
     def listener_for(self, key: str) -> WakeupListener | None:
@@ -121,25 +99,20 @@ class SingleTopology(Topology):
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """See `Topology.run_many`."""
         return await run_group(self._node, script, [body for _, body in calls], replicas, answer_by)
 
     def listener_for(self, key: str) -> WakeupListener:
-        """See `Topology.listener_for`."""
         del key
         return self._node.listener
 
     async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
-        """See `Topology.node_for`."""
         del key, answer_by
         return self._node
 
     async def ping(self) -> None:
-        """See `Topology.ping`."""
         await self._node.call(pack("PING"), resend=True)
 
     async def close(self) -> None:
-        """See `Topology.close`."""
         await self._node.close()
 
 
@@ -155,14 +128,7 @@ async def run_group(
 
 
 def results_of(replies: Sequence[Reply], replicas: int, label: str) -> list[Reply | LockError]:
-    """
-    Turn replies to scripts into the results of `Topology.run_many`.
-
-    Args:
-        replies: Of one node; with `replicas` the last one is that to WAIT.
-        replicas: How many had to acknowledge.
-        label: The node, for messages.
-    """
+    """Turn replies to scripts into the results of `Topology.run_many`."""
     results: list[Reply | LockError] = []
     for reply in replies:
         if isinstance(reply, ServerSaid):

@@ -28,23 +28,15 @@ import asyncio
 import logging
 import weakref
 from math import inf
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
-from lockkit.backend import seconds_left
-from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, AsyncConnection, SyncConnection
+from lockkit.backend import Request, seconds_left
+from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, AsyncConnection, Connection, SyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, code_of, translate
-from lockkit.backends.redis.resp import ServerSaid, pack
-from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from lockkit.backend import Request
-    from lockkit.backends.redis.connection import Connection
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.errors import LockError
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["WakeupListener", "gone_channel", "warn_of_polling"]
+from lockkit.backends.redis.resp import Reply, ServerSaid, pack
+from lockkit.errors import BackendUnavailable, LockError
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -126,13 +118,7 @@ class WakeupListener:
         self._closed = False
 
     def expect(self, request: Request, key: str = "") -> None:
-        """
-        Wake this request from now on. Call it before the request enters a queue: its turn may come at once.
-
-        Args:
-            request: The waiting request.
-            key: Key of its lock; the request is also woken when that has vanished.
-        """
+        """Wake this request from now on. Call it before the request enters a queue: its turn may come at once."""
         self._waiting[request.owner.encode()] = request.wake, key.encode()
 
     def forget(self, request: Request) -> None:
@@ -142,16 +128,7 @@ class WakeupListener:
         self._retries.pop(owner, None)
 
     async def open(self, answer_by: float = inf, tag: str = "") -> None:
-        """
-        Subscribe, unless there is a subscription or the user has no right to it. One caller does; others wait for it.
-
-        Args:
-            answer_by: Client monotonic time by which this returns or raises.
-            tag: In a Cluster, a key whose slot is at the node, for sharded pub/sub.
-
-        Raises:
-            LockError: No answer.
-        """
+        """Subscribe, unless subscribed already or without the right to. One caller does; others wait for it."""
         now = self._runtime.now()
         if now < self._ask_again_at:
             return
@@ -179,12 +156,7 @@ class WakeupListener:
             mine.set()
 
     def _deny(self, error: ServerSaid) -> None:
-        """
-        Do without a subscription if the user has no right to it.
-
-        Raises:
-            LockError: The server refused for another reason.
-        """
+        """Do without a subscription if the user has no right to it."""
         translated = translate(error, self._label)
         if code_of(error) != "NOPERM" and "unknown command" not in error.text:
             raise translated from error
@@ -326,12 +298,7 @@ class WakeupListener:
         self._runtime.spawn("lockkit-redis-wake", listen)
 
     def _listen(self, connection: SyncConnection) -> None:
-        """
-        Read messages until the subscription ends, or no request has waited for a while. Runs in its own thread.
-
-        Raises:
-            Exception: One of `DRIVER_ERRORS`: the connection ended, or the server does not answer.
-        """
+        """Read messages until the subscription ends, or no request has waited for a while. Runs in its own thread."""
         now = received_at = idle_since = self._runtime.now()
         asked = False
         while self._connection is connection:

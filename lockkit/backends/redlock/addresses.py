@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -17,13 +17,9 @@ from lockkit.backends.redis.options import (
     warn_of_unverified,
     wrong_url,
 )
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Kind
-    from lockkit.units import Seconds
-    from lockkit.url import Url
-
-__all__ = ["NODES_MAX", "adopt_targets", "counted", "url_of", "url_targets"]
+from lockkit.runtime import Kind
+from lockkit.units import Seconds
+from lockkit.url import Url
 
 NODES_MAX = 9
 """Each costs a message per call, and nine already survive the failure of four."""
@@ -33,15 +29,8 @@ def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any],
     """
     Return the nodes of a URL.
 
-    Args:
-        url: With its hosts; its path is the number of the database on all of them.
-        options: lockkit's own.
-        driver: For redis-py's connections.
-        kind: Of the runtime.
-
-    Raises:
-        ConfigurationError: The URL is incomplete or has parts that do not belong there, or redis-py does not accept its
-            options.
+    ConfigurationError: The URL is incomplete or has parts that do not belong there, or redis-py does not accept its
+    options.
     """
     timeout = options["node_timeout"]
     limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
@@ -59,9 +48,6 @@ def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[
 
     lockkit opens its own connections beside the clients' pools: those have time limits that suit a single server, and
     lockkit must know whether a node is up before it sends anything.
-
-    Raises:
-        ConfigurationError: They are sync ones for the async API or the other way round, too many, or one is repeated.
     """
     check_async(clients, kind)
     client_class = redis.asyncio.Redis if kind == "asyncio" else redis.Redis

@@ -48,7 +48,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from lockkit import validation
 from lockkit.backend import (
@@ -87,8 +87,10 @@ from lockkit.backends.redlock.nodes import (
     RELEASE,
     RENEW,
     UNDO,
+    Answer,
     LockKeys,
     NodeDown,
+    Nodes,
 )
 from lockkit.backends.redlock.votes import (
     BROKEN,
@@ -103,13 +105,8 @@ from lockkit.backends.redlock.votes import (
     find_holder,
 )
 from lockkit.errors import ConfigurationError, LockError, NoQuorum
-
-if TYPE_CHECKING:
-    from lockkit.backends.redlock.nodes import Answer, Nodes
-    from lockkit.units import Instant
-    from lockkit.url import Url
-
-__all__ = ["RedlockBackend"]
+from lockkit.units import Instant
+from lockkit.url import Url
 
 log = logging.getLogger("lockkit")
 
@@ -179,15 +176,7 @@ class RedlockBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, nodes: Nodes, options: Mapping[str, Any], host: Host) -> None:
-        """
-        Use nodes; send nothing yet.
-
-        Args:
-            url: For messages.
-            nodes: The nodes.
-            options: All of `OPTIONS`.
-            host: The engine's side.
-        """
+        """Use nodes; send nothing yet."""
         self._url = url
         self._nodes = nodes
         self._runtime = host.runtime
@@ -226,13 +215,11 @@ class RedlockBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        """See `LockBackend.examiner`."""
         del url
         return "lockkit.backends.redlock.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
-        """See `LockBackend.open`."""
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
         targets = addresses.url_targets(url, options, driver, host.runtime.kind)
         return cls(url.safe_text, open_nodes(host, targets, options), options, host)
@@ -249,13 +236,11 @@ class RedlockBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         attempts: Attempts | None = request.state
         if attempts is None:
             attempts = request.state = Attempts(self._keys[request.name], ttl_milliseconds(request.ttl))
@@ -344,12 +329,7 @@ class RedlockBackend(LockBackend):
         assert value not in attempts.values
 
     def _majority(self, answers: list[Answer]) -> Count:
-        """
-        Count the answers to an operation.
-
-        Raises:
-            LockError: Fewer than a majority have answered.
-        """
+        """Count the answers to an operation."""
         count = Count(answers)
         if count.answered_count < self._quorum:
             raise self._no_quorum(count)
@@ -376,7 +356,6 @@ class RedlockBackend(LockBackend):
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
-        """See `LockBackend.wait`."""
         assert request.queue, "a single try does not wait"
         attempts: Attempts = request.state
         if attempts.splits or any(attempts.entries):
@@ -388,7 +367,6 @@ class RedlockBackend(LockBackend):
             await super().wait(request, busy, min(until, self._runtime.now() + UNSUBSCRIBED_POLL_SECONDS))
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         attempts: Attempts | None = request.state
         if attempts is None:
             return
@@ -463,7 +441,6 @@ class RedlockBackend(LockBackend):
             raise self._no_quorum(failed[-1])
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         found = await self._find_holder(self._keys[name])
         return [] if found is None else [found.holder(self._quorum)]
 
@@ -493,7 +470,6 @@ class RedlockBackend(LockBackend):
         return await self._break(name, proven=not self._prefix)
 
     async def break_unproven(self, name: str) -> bool:
-        """See `LockBackend.break_unproven`."""
         return await self._break(name, proven=False)
 
     async def _break(self, name: str, *, proven: bool) -> bool:
@@ -519,7 +495,6 @@ class RedlockBackend(LockBackend):
         return NamesPage(names, None if listing.ended else listing)
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         for space in ("", *(f"+{space}" for space in SPACES)):
             await self._nodes.erase(f"{self._prefix}{space}")
 
@@ -528,7 +503,6 @@ class RedlockBackend(LockBackend):
         self._majority(await self._nodes.ask(LOOK, self._mark_keys, ()))
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         await self._nodes.close()
 
 

@@ -43,17 +43,12 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from lockkit.backends.redlock.nodes import ADMIT, LOOK
+from lockkit.backends.redlock.nodes import ADMIT, LOOK, LockKeys, Nodes
 from lockkit.background import SingleRun
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from lockkit.backends.redlock.nodes import LockKeys, Nodes
-    from lockkit.runtime import Event, Runtime
-
-__all__ = ["AHEAD_MS_MAX", "FIRST_START_MS", "FORGOTTEN_MS", "DelayedRestart", "wait_milliseconds"]
+from lockkit.runtime import Event, Runtime
 
 log = logging.getLogger("lockkit")
 

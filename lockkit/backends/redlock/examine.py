@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
@@ -15,15 +15,9 @@ from lockkit.backends.redlock.delayed_restart import wait_milliseconds
 from lockkit.backends.redlock.nodes import LockKeys
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import addresses
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import BackendUnavailable, LockError, NoQuorum
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 _PAGE = "how-to/check-your-servers.md#redlock"
 _LIMITS = "backends/redlock.md#what-it-does-not-promise"
@@ -82,13 +76,7 @@ RUN_HIDDEN = Check(
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Examine each node, and what the nodes have in common.
-
-    Raises:
-        NoQuorum: Less than a majority answers.
-        ConfigurationError: The URL is wrong, or a node refuses the login.
-    """
+    """Examine each node, and what the nodes have in common."""
     options = examination.options
     driver = {name: value for name, value in options.items() if name not in OPTIONS}
     targets = url_targets(examination.url, options, driver, examination.runtime.kind)
@@ -112,13 +100,7 @@ async def examine(examination: Examination) -> None:
 
 
 async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> list[RedisServer]:
-    """
-    Ask all nodes; return those that answer.
-
-    Raises:
-        NoQuorum: Less than a majority does.
-        ConfigurationError: One refuses the login.
-    """
+    """Ask all nodes; return those that answer."""
     reachable: list[RedisServer] = []
     problems: list[str] = []
     for server in servers:

@@ -7,18 +7,12 @@ nodes, and q - 1 may be down.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redlock.addresses import counted
+from lockkit.backends.redlock.nodes import Nodes
 from lockkit.errors import BackendUnavailable, NoQuorum
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.redis.listing import Scan
-    from lockkit.backends.redlock.nodes import Nodes
-
-__all__ = ["Listing"]
 
 
 class Listing:
@@ -30,15 +24,7 @@ class Listing:
     """
 
     def __init__(self, nodes: Nodes, quorum: int, prefix: str, name_prefix: str) -> None:
-        """
-        Send nothing yet.
-
-        Args:
-            nodes: All of them.
-            quorum: How many are a majority.
-            prefix: Of the keys (the option ``prefix``).
-            name_prefix: Of the names.
-        """
+        """Send nothing yet."""
         self._nodes = nodes
         self._prefixes = prefix, name_prefix
         self._wanted = len(nodes.labels) - quorum + 1
@@ -56,13 +42,7 @@ class Listing:
         return self._listed_count == self._wanted
 
     async def candidates(self) -> Sequence[str]:
-        """
-        Read some keys of a node: names to vote on, perhaps none. The same ones until they are accepted.
-
-        Raises:
-            NoQuorum: Too many nodes cannot be listed.
-            ConfigurationError: A node refuses it.
-        """
+        """Read some keys of a node: names to vote on, perhaps none. The same ones until they are accepted."""
         assert not self.ended, "enough nodes were listed"
         if self._candidates is not None:
             return self._candidates

@@ -14,30 +14,23 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, repeat
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
-from lockkit.backend import CALL_SECONDS
+from lockkit.backend import CALL_SECONDS, Host, Request
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import NO_ANSWER, SyncConnection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
-from lockkit.backends.redis.resp import ServerSaid, bulk
+from lockkit.backends.redis.resp import Reply, ServerSaid, bulk
+from lockkit.backends.redis.script import Pack
 from lockkit.backends.redis.wakeup import warn_of_polling
 from lockkit.backends.redlock.addresses import counted
 from lockkit.backends.redlock.node import ClientState, RedlockNode
-from lockkit.backends.redlock.nodes import Nodes
+from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Nodes, Op
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host, Request
-    from lockkit.backends.redis.address import Target
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.backends.redis.script import Pack
-    from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
-    from lockkit.runtime import Event
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["NetworkNodes", "open_nodes"]
+from lockkit.runtime import Event
+from lockkit.units import Instant, Seconds
 
 CONNECTIONS_KEPT = 64
 """Idle connections kept for each node. More keeps sockets open after a burst of threads, fewer reconnects in the next
@@ -90,7 +83,6 @@ class NetworkNodes(Nodes):
         send_later_seconds: float = 0.0,
         until: Instant = inf,
     ) -> list[Answer]:
-        """See `Nodes.ask`."""
         self.client.ending = False
         assert last_arguments is None or len(last_arguments) == len(self.all)
         assert only is None or len(set(only)) == len(only), "a node asked twice"
@@ -120,7 +112,6 @@ class NetworkNodes(Nodes):
         until: Instant = inf,
         last: bool = False,
     ) -> list[list[Answer]]:
-        """See `Nodes.ask_many`."""
         # Threads that connect need no event loop, and a connection that was idle for long must be replaced.
         self.client.ending = last and self._runtime.kind == "asyncio"
         now = self._runtime.now
@@ -142,15 +133,7 @@ class NetworkNodes(Nodes):
     async def _run(
         self, op: Op, asked: Sequence[RedlockNode], bodies: Sequence[Sequence[bytes]], until: Instant
     ) -> list[list[Answer]]:
-        """
-        Run an operation at some nodes, perhaps several times, and load its script where it is missing.
-
-        Args:
-            op: The operation.
-            asked: The nodes.
-            bodies: For each node the keys and arguments of each of its calls, packed.
-            until: As for `ask`.
-        """
+        """Run an operation at some nodes, perhaps several times, and load its script where it is missing."""
         found = await self._ask_each(asked, _messages(op.command, op, bodies), until, with_run_id=op.with_run_id)
         if all(map(_is_clean, found)):
             return cast("list[list[Answer]]", found)
@@ -172,15 +155,7 @@ class NetworkNodes(Nodes):
     async def _ask_each(
         self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
     ) -> list[Answers]:
-        """
-        Send each node its commands, all before any answer is read; return its replies, or why there are none.
-
-        Args:
-            asked: The nodes.
-            messages: For each node the packed commands, and their number.
-            until: Answers that arrive later are of no use (client monotonic time). What can be sent is sent anyway.
-            with_run_id: Append the run id of the connection as the last argument.
-        """
+        """Send each node its commands, all before any answer is read; return its replies, or why there are none."""
 
     def _connect_by(self, until: Instant) -> Instant:
         """Return when connecting must end, so that the call itself has some time left."""
@@ -206,7 +181,6 @@ class NetworkNodes(Nodes):
                 node.settled.set()
 
     async def retry(self) -> None:
-        """See `Nodes.retry`."""
         down = [node for node in self.all if not node.up]
         for node in down:
             node.connect_now()
@@ -215,7 +189,6 @@ class NetworkNodes(Nodes):
         )
 
     def queue_entries(self, request: Request) -> list[str]:
-        """See `Nodes.queue_entries`."""
         found = []
         for node in self.all:
             channel = node.listener.channel
@@ -241,21 +214,17 @@ class NetworkNodes(Nodes):
         return self._subscribed_before
 
     def forget(self, request: Request) -> None:
-        """See `Nodes.forget`."""
         for node in self.all:
             node.listener.forget(request)
 
     def scan(self, index: int, prefix: str, name_prefix: str) -> Scan:
-        """See `Nodes.scan`."""
         return Scan(prefix, name_prefix, [self.all[index].server])
 
     async def erase(self, prefix: str) -> None:
-        """See `Nodes.erase`."""
         for node in self.all:
             await delete_keys(node.server, prefix)
 
     async def close(self) -> None:
-        """See `Nodes.close`."""
         self.client.closed = True
         self.client.closing.set()
         for node in self.all:
@@ -408,12 +377,7 @@ class SyncNodes(NetworkNodes):
         return translate(error, node.label)
 
     async def _await_answer(self, connection: SyncConnection, until: Instant) -> None:
-        """
-        Wait until a node answers, no longer than until the deadline of all nodes.
-
-        Raises:
-            TimeoutError: It does not.
-        """
+        """Wait until a node answers, no longer than until the deadline of all nodes."""
         if not await self._runtime.readable(connection.fileno(), max(0.0, until - self._runtime.now())):
             raise TimeoutError(NO_ANSWER)
 

@@ -12,9 +12,10 @@ import logging
 from collections import deque
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from lockkit.backends.redis.connection import AsyncConnection
+from lockkit.backend import Host
+from lockkit.backends.redis.address import Target
+from lockkit.backends.redis.connection import AsyncConnection, Connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.handshake import info_fields, refuse_unfit
 from lockkit.backends.redis.node import BATCH, open_node
@@ -22,14 +23,7 @@ from lockkit.backends.redis.resp import ServerSaid, bulk, pack
 from lockkit.backends.redlock.nodes import NodeConnecting, NodeDown
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.backends.redis.address import Target
-    from lockkit.backends.redis.connection import Connection
-    from lockkit.runtime import Event
-
-__all__ = ["ClientState", "RedlockNode"]
+from lockkit.runtime import Event
 
 log = logging.getLogger("lockkit")
 
@@ -223,13 +217,7 @@ class RedlockNode:
             self.added.set()
 
     def _keep(self, connection: Connection) -> None:
-        """
-        Take a connection into use.
-
-        Raises:
-            ConfigurationError: It leads to the server of another node, which must not vote twice.
-            Exception: One of `DRIVER_ERRORS`: it has ended already.
-        """
+        """Take a connection into use."""
         # All nodes share one mutex for this: of two that come up at the same moment, the second finds the first.
         with self._client.keeping, self._mutex:
             closed = self._client.closed
@@ -263,12 +251,7 @@ class RedlockNode:
             self.lost(error, connection=connection)
 
     async def _connect(self) -> Connection:
-        """
-        Open a connection and ask for the run id of the server.
-
-        Raises:
-            LockError: It cannot be reached, or refuses the login.
-        """
+        """Open a connection and ask for the run id of the server."""
         until = self._runtime.now() + OPENING_TIMEOUTS * self.server.target.timeout
         try:
             connection = await self.server.connect(until)
@@ -288,13 +271,7 @@ class RedlockNode:
         return connection
 
     async def _ask_run_id(self, connection: Connection) -> bytes:
-        """
-        Ask for the run id of the server.
-
-        Raises:
-            ServerSaid: The server cannot answer now, or is too old.
-            ConfigurationError: It does not tell.
-        """
+        """Ask for the run id of the server."""
         reply = await self._runtime.io(connection.call(pack("INFO", "server")))
         if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
             raise reply
@@ -313,13 +290,7 @@ class RedlockNode:
         return bulk(run_id)
 
     def lost(self, error: BaseException, *, connection: Connection | None = None) -> None:
-        """
-        Mark the node as down and reconnect in the background.
-
-        Args:
-            error: Why.
-            connection: The connection that failed; None if one could not be opened.
-        """
+        """Mark the node as down and reconnect in the background."""
         with self._mutex:
             connections, self.connections = self.connections, deque()
             self.up = False
@@ -378,12 +349,7 @@ class RedlockNode:
         return any(until > now for until in tuple(self._unsent.values()))
 
     async def _flush(self, connection: Connection) -> bool:
-        """
-        Send what is unsent, oldest first, and forget what the node confirms; tell whether that is all of it.
-
-        Raises:
-            Exception: One of `DRIVER_ERRORS`: what was sent last may not have been done, so it remains unsent.
-        """
+        """Send what is unsent, oldest first, and forget what the node confirms; tell whether that is all of it."""
         tried: set[bytes] = set()
         confirmed = True
         while True:

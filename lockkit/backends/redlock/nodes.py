@@ -10,37 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from lockkit.backend import Request
 from lockkit.backends.redis import keys as redis_keys
+from lockkit.backends.redis.listing import Scan
+from lockkit.backends.redis.resp import Reply
 from lockkit.backends.redis.script import Script
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Request
-    from lockkit.backends.redis.listing import Scan
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.units import Instant
-
-__all__ = [
-    "ABANDON",
-    "ACQUIRE",
-    "ADMIT",
-    "BREAK",
-    "FENCE",
-    "HOLDERS",
-    "LOOK",
-    "RELEASE",
-    "RENEW",
-    "UNDO",
-    "Answer",
-    "Argument",
-    "LockKeys",
-    "NodeConnecting",
-    "NodeDown",
-    "Nodes",
-    "Op",
-]  # fmt: skip
+from lockkit.units import Instant
 
 Argument: TypeAlias = "bytes | str | int"
 Answer: TypeAlias = "Reply | LockError"
@@ -84,7 +62,6 @@ class Op(Script):
         with_run_id: bool = False,
         package: str = __package__,
     ) -> None:
-        """See `Script`."""
         assert len(set(keys)) == len(keys), "a key given twice"
         super().__init__(name, keys=keys, arguments=arguments, package=package)
         self.with_run_id = with_run_id
@@ -143,19 +120,6 @@ class Nodes(ABC):
         Run an operation on several nodes at the same time, with one deadline for all answers.
 
         It does not wait for nodes that are not connected.
-
-        Args:
-            op: The operation.
-            keys: Of the lock.
-            arguments: The same for all nodes.
-            last_arguments: For each node one more argument.
-            only: Indexes of the nodes; None for all.
-            send_later_seconds: A node that does not answer gets the operation again when it is reached next, if that is
-                within so many seconds. Only for operations that do no harm however late they arrive.
-            until: Client monotonic time by which this returns. What can be sent is sent, however late it is.
-
-        Returns:
-            For each node its answer.
         """
 
     @abstractmethod
@@ -175,18 +139,7 @@ class Nodes(ABC):
         until: Instant = inf,
         last: bool = False,
     ) -> list[list[Answer]]:
-        """
-        Run an operation for many locks on all nodes, pipelined, as long as there is time.
-
-        Args:
-            op: The operation.
-            calls: The locks, and the arguments for each.
-            until: As for `ask`; the answers for locks that were not reached by then are errors.
-            last: The client is being closed, and its event loop may end: do not reconnect to lost nodes.
-
-        Returns:
-            For each node its answers, in the order of `calls`.
-        """
+        """Run an operation for many locks on all nodes, pipelined, as long as there is time."""
 
     @abstractmethod
     def queue_entries(self, request: Request) -> list[str]:

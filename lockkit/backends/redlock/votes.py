@@ -7,30 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from lockkit.backend import Busy, Holder, decode_metadata, granted_at
 from lockkit.backends.redlock.nodes import Answer, LockKeys, NodeConnecting, NodeDown
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
-
-__all__ = [
-    "BROKEN",
-    "SPLIT_SECONDS_MAX",
-    "SPLIT_SECONDS_MIN",
-    "TAKEN",
-    "Attempts",
-    "Count",
-    "Found",
-    "Held",
-    "Refusal",
-    "Votes",
-    "as_renewal",
-    "busy",
-    "find_holder",
-]
+from lockkit.runtime import Runtime
 
 SPLIT_SECONDS_MIN = 0.002
 """First pause after split votes; random, and longer each time. Shorter than a round trip: the contenders collide

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy.util import greenlet_spawn
 
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.blocking import DbapiConnection
 from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, cut
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["AdaptedConnection", "close_later", "until_closed"]
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 CLOSE_SECONDS = 0.2
 """How long saying good-bye to a server may take, seconds. Longer delays `Client.close` when the server hangs; shorter
@@ -39,16 +35,7 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
         runtime: Runtime,
         keep: object = None,
     ) -> None:
-        """
-        Take over a connection in autocommit.
-
-        Args:
-            dbapi: SQLAlchemy's form of the connection.
-            paramstyle: The driver's.
-            terminate: Drops such a connection without waiting.
-            runtime: The client's.
-            keep: What must live as long as the connection.
-        """
+        """Take over a connection in autocommit."""
         super().__init__(dbapi, paramstyle, keep)
         quirks.only_warn_without_loop(self._driver_connection)
         self._terminate = terminate
@@ -61,11 +48,9 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
         return await self.answer(seconds)
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-        """See `SessionConnection.send`."""
         self._task = asyncio.create_task(self._in_greenlet(statement, parameters))
 
     async def answer(self, seconds: float) -> Result:
-        """See `SessionConnection.answer`."""
         task = self._task
         assert task is not None
         await asyncio.wait([task], timeout=seconds)
@@ -76,11 +61,9 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
 
     @property
     def answered(self) -> bool:
-        """See `SessionConnection.answered`."""
         return self._task is None or self._task.done()
 
     async def until_answer(self, wake: Event, until: Instant) -> None:
-        """See `SessionConnection.until_answer`."""
         task = self._task
         if task is None:
             return
@@ -108,12 +91,10 @@ class AdaptedConnection(DbapiConnection, SessionConnection):
             self._cursor = None
 
     async def finish(self, seconds: float) -> None:
-        """See `Connection.finish`."""
         if self._task is not None:
             await self.answer(seconds)
 
     def terminate(self) -> None:
-        """See `Connection.terminate`."""
         dbapi, self.dbapi = self.dbapi, None
         fd, self._fd = self._fd, -1
         task, self._task = self._task, None

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from lockkit.backend import LockBackend
+from lockkit.backend import Host, LockBackend, Option
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.options import adopt_database, driver_options, open_database
 from lockkit.backends.sql.schema import drop
 from lockkit.backends.sql.statement import Statement
+from lockkit.url import Url
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
 
-    from lockkit.backend import Host, Option
-    from lockkit.backends.sql.database import Database
-    from lockkit.url import Url
-
-__all__ = ["SqlBackend"]
 
 _PING = Statement("SELECT 1")
 _EXAMINERS = {"postgresql": "postgresql", "mariadb": "mariadb", "mysql": "mariadb", "sqlite": "sqlite"}
@@ -44,7 +41,6 @@ class SqlBackend(LockBackend):
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
-        """See `LockBackend.driver_options`."""
         return driver_options(cls._dialect)
 
     @classmethod
@@ -55,7 +51,6 @@ class SqlBackend(LockBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
-        """See `LockBackend.open`."""
         return cls(open_database(url, options, cls.options, host), options, host)
 
     @classmethod
@@ -68,13 +63,10 @@ class SqlBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self.database.url
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         await drop(self.database, self.tables)
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         await self.database.run(_PING, again=True)

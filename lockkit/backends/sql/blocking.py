@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.connection import (
@@ -17,14 +17,9 @@ from lockkit.backends.sql.connection import (
     until_readable,
 )
 from lockkit.backends.sql.errors import is_mysql_session_end
-from lockkit.backends.sql.statement import Result
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.statement import Parameter, Statement
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["DbapiConnection", "PyMysqlConnection", "ThreadConnection", "in_time", "server_pid"]
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 T = TypeVar("T")
 
@@ -37,14 +32,7 @@ class DbapiConnection(Connection):
     """
 
     def __init__(self, dbapi: Any, paramstyle: str, keep: object = None) -> None:  # noqa: ANN401 - any driver's
-        """
-        Take over a connection in autocommit.
-
-        Args:
-            dbapi: The driver's connection.
-            paramstyle: The driver's.
-            keep: What must live as long as the connection.
-        """
+        """Take over a connection in autocommit."""
         self.dbapi = dbapi
         self._paramstyle = paramstyle
         self._keep = keep
@@ -57,7 +45,6 @@ class DbapiConnection(Connection):
         return getattr(self.dbapi, "driver_connection", self.dbapi)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        """See `Connection.run`."""
         del seconds
         return self._run(statement, parameters)
 
@@ -101,20 +88,16 @@ class DbapiConnection(Connection):
 
     @property
     def stale(self) -> bool:
-        """See `Connection.stale`."""
         return self._fd >= 0 and readable(self._fd)
 
     @property
     def server_pid(self) -> int:
-        """See `Connection.server_pid`."""
         return server_pid(self._driver_connection)
 
     def fileno(self) -> int:
-        """See `SessionConnection.fileno`."""
         return self._fd
 
     def ended_by_server(self, error: BaseException) -> bool:
-        """See `SessionConnection.ended_by_server`."""
         return is_mysql_session_end(error)
 
     def terminate(self) -> None:
@@ -144,7 +127,6 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
         self._set_limit(self._limit)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        """See `Connection.run`."""
         if seconds >= self._limit:
             return self._run(statement, parameters)
         self._set_limit(seconds)
@@ -173,14 +155,12 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
             quirks.set_pymysql_limit(self.dbapi, seconds)
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-        """See `SessionConnection.send`."""
         text, order = statement.spelled("format")
         escape = self.dbapi.escape
         text %= tuple([escape(value) for value in order(parameters)])
         quirks.pymysql_send(self.dbapi, text.encode())
 
     async def answer(self, seconds: float) -> Result:
-        """See `SessionConnection.answer`."""
         if not await self._runtime.readable(self._fd, seconds):
             raise TimeoutError(NO_ANSWER)
         # The server has begun to answer: the rest must come in the same time.
@@ -192,11 +172,9 @@ class PyMysqlConnection(DbapiConnection, SessionConnection):
 
     @property
     def answered(self) -> bool:
-        """See `SessionConnection.answered`."""
         return self._fd < 0 or readable(self._fd)
 
     async def until_answer(self, wake: Event, until: Instant) -> None:
-        """See `SessionConnection.until_answer`."""
         await until_readable(self._runtime, self._fd, wake, until)
 
 
@@ -206,7 +184,6 @@ class ThreadConnection(DbapiConnection):
     _running = False
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        """See `Connection.run`."""
         dbapi = self.dbapi
 
         def work() -> Result:
@@ -240,18 +217,7 @@ def server_pid(driver_connection: Any) -> int:  # noqa: ANN401 - any driver's
 
 
 def in_time(function: Callable[[], T], seconds: float, late: Callable[[T | None], None]) -> T:
-    """
-    Call a function that may block for longer than its caller may wait, in a thread that is then left alone.
-
-    Args:
-        function: The function.
-        seconds: How long to wait for its result.
-        late: Called by that thread with a result that came too late, None if it was an error.
-
-    Raises:
-        TimeoutError: There was none in time.
-        BaseException: What `function` raised.
-    """
+    """Call a function that may block for longer than its caller may wait, in a thread that is then left alone."""
     # The traceback of an error holds these frames, and those of the driver with its socket. No frame keeps the error:
     # only the garbage collector would free them.
     outcome: list[tuple[T | None, BaseException | None]] = []

@@ -33,26 +33,13 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from lockkit.backends.sql.file import SqliteFile
-    from lockkit.backends.sql.prepared import PreparedStatements
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = [
-    "NO_ANSWER",
-    "Connection",
-    "SessionConnection",
-    "cut",
-    "end_quietly",
-    "keep_alive",
-    "readable",
-    "take_last",
-    "until_readable",
-]
+from lockkit.backends.sql.file import SqliteFile
+from lockkit.backends.sql.prepared import PreparedStatements
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 T = TypeVar("T")
 
@@ -84,19 +71,7 @@ class Connection(ABC):
 
     @abstractmethod
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        """
-        Run one statement.
-
-        Args:
-            statement: What to run.
-            parameters: Values for ``$1``, ``$2``, …
-            seconds: How long to wait for the answer.
-
-        Raises:
-            TimeoutError: None came. The connection is of no more use: `terminate` it.
-            Exception: The driver's.
-            asyncio.CancelledError: The statement is still under way: `finish` it, or `terminate`.
-        """
+        """Run one statement."""
 
     @abstractmethod
     async def finish(self, seconds: float) -> None:
@@ -141,13 +116,7 @@ class SessionConnection(Connection):
 
     @abstractmethod
     async def answer(self, seconds: float) -> Result:
-        """
-        Read the answer to what was sent.
-
-        Raises:
-            TimeoutError: None came in time. The connection is intact: call it again.
-            Exception: The driver's.
-        """
+        """Read the answer to what was sent."""
 
     @property
     @abstractmethod

@@ -50,19 +50,16 @@ from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, 
 from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, dialect_named
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.file import SqliteFile, identity, prepare
+from lockkit.backends.sql.mysql import Guard
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import BackendUnavailable, LockError
-from lockkit.runtime import BlockingRuntime
+from lockkit.runtime import BlockingRuntime, Event, Runtime
+from lockkit.units import Instant
 from lockkit.url import HIDDEN
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
-    from lockkit.backends.sql.mysql import Guard
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["Database"]
 
 TRUSTED_SECONDS = 0.005
 """A connection that was used longer ago is checked before it is used again: the server may have closed it. Longer
@@ -128,17 +125,7 @@ class Database:
         arguments: Mapping[str, Any] = MappingProxyType({}),
         guard: Guard | None = None,
     ) -> None:
-        """
-        Connect to nothing yet.
-
-        Args:
-            engine: With a driver for the runtime.
-            runtime: The client's.
-            url: For messages.
-            adopted: The engine is the application's.
-            arguments: For its driver, beside what is in the engine's URL. **May hold a password.**
-            guard: Connects to MariaDB and MySQL, unless the engine is the application's.
-        """
+        """Connect to nothing yet."""
         self.engine = engine
         self.dialect: Dialect = dialect_named(self.engine.dialect.name)
         self.url = url
@@ -178,21 +165,7 @@ class Database:
         answer_by: float = inf,
         urgent: bool = False,
     ) -> Result:
-        """
-        Run one statement in a transaction of its own.
-
-        Args:
-            statement: What to run.
-            parameters: Values for ``$1``, ``$2``, …
-            again: It may run twice, so it is retried if its answer was lost with a kept connection.
-            answer_by: When the caller must have an answer, client monotonic time.
-            urgent: It goes before others that wait for a connection.
-
-        Raises:
-            BackendUnavailable: There was no usable answer.
-            MissingTable: See `lockkit.backends.sql.errors`.
-            ConfigurationError: Wrong credentials, missing rights and the like.
-        """
+        """Run one statement in a transaction of its own."""
         if self._runtime.loop_has_ended():
             self.drop_idle()
             return await self._without_loop().run(statement, parameters, again=again, answer_by=answer_by)
@@ -402,15 +375,7 @@ class Database:
             waiter.event.set()
 
     async def connect(self, answer_by: float = inf) -> Connection:
-        """
-        Open a connection for the caller alone: in autocommit, at READ COMMITTED, and with time limits.
-
-        Args:
-            answer_by: When the caller must have it, client monotonic time.
-
-        Raises:
-            LockError: It cannot be had. Nothing that the caller wants was sent.
-        """
+        """Open a connection for the caller alone: in autocommit, at READ COMMITTED, and with time limits."""
         try:
             return await self._connect(answer_by)
         except BackendUnavailable as error:
@@ -575,12 +540,7 @@ class Database:
     # -- without an event loop -------------------------------------------------------------------------------------
 
     def _without_loop(self) -> Database:
-        """
-        Return the same database for what is left to do once the event loop has ended: to release what is held.
-
-        Raises:
-            BackendUnavailable: Only the application's engine knows how to connect there, or there is no such driver.
-        """
+        """Return the same database for what is left to do once the event loop has ended: to release what is held."""
         if self._blocking is None:
             driver = _BLOCKING_DRIVERS.get(self.engine.dialect.driver)
             is_file = self.dialect.name == "sqlite"

@@ -8,22 +8,16 @@ No time zone of a session, and no change to or from summer time, moves it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from lockkit.backends.sql.connection import Connection
 from lockkit.backends.sql.errors import Kind, mysql_kind, postgresql_kind, sqlite_kind
 from lockkit.backends.sql.prepared import PreparedStatements
 from lockkit.backends.sql.statement import Statement
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from lockkit.backends.sql.connection import Connection
-
-__all__ = ["CONNECT_SECONDS", "KEEPALIVE_SECONDS", "LOCK_SECONDS", "STATEMENT_SECONDS", "Dialect", "dialect_named"]
 
 CONNECT_SECONDS = 2
 """Time limit for a connection. Longer holds up callers of a server that hangs; shorter takes a busy one for dead. libpq
@@ -233,12 +227,7 @@ _BY_NAME: Mapping[str, Dialect] = MappingProxyType({**_DIALECTS, "mariadb": _DIA
 
 
 def dialect_named(name: str) -> Dialect:
-    """
-    Find a dialect by SQLAlchemy's name for it.
-
-    Raises:
-        ConfigurationError: lockkit does not know it.
-    """
+    """Find a dialect by SQLAlchemy's name for it."""
     found = _BY_NAME.get(name)
     if found is None:
         message = f"lockkit knows no locks on {name} databases: it knows PostgreSQL, MariaDB, MySQL and SQLite"

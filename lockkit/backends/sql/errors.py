@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ssl import SSLError
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from lockkit.errors import BackendUnavailable, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.errors import LockError
-
-__all__ = [
-    "CONFLICTS",
-    "AlreadyThere",
-    "Kind",
-    "MissingTable",
-    "is_mysql_session_end",
-    "mysql_kind",
-    "mysql_number",
-    "postgresql_kind",
-    "sqlite_kind",
-    "sqlstate",
-    "translate",
-]
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 Kind = Literal[
     "deadlock",
@@ -141,14 +123,7 @@ _ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
 
 
 def translate(kind: Kind, text: str, label: str) -> LockError:
-    """
-    Make a `LockError` of an error of a database.
-
-    Args:
-        kind: What it is about.
-        text: What the driver says, without passwords.
-        label: Which database, without a password.
-    """
+    """Make a `LockError` of an error of a database."""
     make, advice = _ADVICE[kind]
     return make(f"{label} {advice} ({text})")
 

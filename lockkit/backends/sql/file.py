@@ -8,8 +8,6 @@ from contextlib import suppress
 from lockkit.errors import ConfigurationError
 from lockkit.file_systems import find_flaw_on_the_way
 
-__all__ = ["SqliteFile", "identity", "prepare"]
-
 
 class SqliteFile:
     """
@@ -30,12 +28,7 @@ class SqliteFile:
         return identity(self._path) != self.identity
 
     def check(self) -> None:
-        """
-        Check that other clients see what was read or written there.
-
-        Raises:
-            ConnectionAbortedError: They use another file by now.
-        """
+        """Check that other clients see what was read or written there."""
         if self.moved:
             message = f"{self._path} was removed or replaced while it was in use"
             raise ConnectionAbortedError(message)
@@ -46,9 +39,6 @@ def prepare(path: str, *, group: bool) -> None:
     Create the file of a database if it is missing, and refuse one that other users could have made or could replace.
 
     SQLite creates its journals with the same mode, and takes an empty file for a new database.
-
-    Raises:
-        ConfigurationError: Other users could write to the file, or to a directory on the way to it.
     """
     _refuse(path, group=group)  # first: who owns a link decides where the file is made
     with suppress(OSError):  # it exists, or its directory is missing, which SQLite reports

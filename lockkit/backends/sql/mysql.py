@@ -18,7 +18,6 @@ from lockkit.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy import Dialect
 
-__all__ = ["DRIVERS", "TLS_OPTIONS", "Guard"]
 
 DRIVERS = frozenset({"pymysql", "aiomysql", "asyncmy"})
 
@@ -50,12 +49,7 @@ class Guard:
     """
 
     def __init__(self, given: Mapping[str, Any], url: str) -> None:
-        """
-        Read the certificates; `given` are the `TLS_OPTIONS` of the URL, where ``ssl`` may be a context.
-
-        Raises:
-            ConfigurationError: A file is missing, or has no certificates.
-        """
+        """Read the certificates; `given` are the `TLS_OPTIONS` of the URL, where ``ssl`` may be a context."""
         self._disabled: bool = given.get("ssl_disabled", False)
         self.required = not self._disabled and any(given.get(name) for name in _ASKING)
         try:

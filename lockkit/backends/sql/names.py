@@ -9,17 +9,9 @@ from lockkit.backend import apart, split_space
 from lockkit.errors import ConfigurationError
 from lockkit.validation import NAME_BYTES_MAX, lock_name
 
-__all__ = ["name_of_key", "range_of", "row_key"]
-
 
 def row_key(name: str, dialect: str) -> str:
-    """
-    Return the key of a name.
-
-    Args:
-        name: Of a lock, or as `lockkit.backend.apart` makes it.
-        dialect: Of the database, as in `lockkit.backends.sql.dialect.Dialect`.
-    """
+    """Return the key of a name."""
     if name[0] != "\0":
         return name
     space, plain = split_space(name)

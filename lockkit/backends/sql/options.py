@@ -12,25 +12,20 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy
 from sqlalchemy import URL, Engine, NullPool
 from sqlalchemy.exc import InvalidRequestError, NoSuchModuleError
 
 from lockkit import validation
-from lockkit.backend import Option
+from lockkit.backend import Host, Option
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.mysql import DRIVERS as MYSQL_DRIVERS
 from lockkit.backends.sql.mysql import TLS_OPTIONS, Guard
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.url import Url
-
-__all__ = ["VERIFIED", "adopt_database", "driver_options", "mode_option", "open_database", "postgresql_sslmode"]
+from lockkit.url import Url
 
 VERIFIED = "verify-full"
 """libpq's only ``sslmode`` with which the server must prove that it is the host of the URL."""
@@ -61,12 +56,7 @@ def mode_option(mode: str) -> Option:
 
 @cache
 def driver_options(dialect: str) -> Mapping[str, Option]:
-    """
-    Return what the installed drivers of a dialect take: `open_database` checks for the one that it uses.
-
-    Raises:
-        ConfigurationError: None is installed, or one cannot be loaded.
-    """
+    """Return what the installed drivers of a dialect take: `open_database` checks for the one that it uses."""
     installed = {driver for kind in ("blocking", "asyncio") for driver in _find_drivers(dialect, kind)}
     if not installed:
         needed = " or ".join(_DRIVERS[dialect, "blocking"])
@@ -151,18 +141,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def open_database(url: Url, options: Mapping[str, Any], given: Mapping[str, Option], host: Host) -> Database:
-    """
-    Make the database of a URL. No I/O.
-
-    Args:
-        url: The URL.
-        options: The values of all options, lockkit's and the driver's.
-        given: lockkit's options: all others are the driver's.
-        host: The engine's side.
-
-    Raises:
-        ConfigurationError: The URL lacks something or has too much, or a driver is missing.
-    """
+    """Make the database of a URL. No I/O."""
     dialect = dialect_named(url.base)
     kind = "asyncio" if host.runtime.kind == "asyncio" else "blocking"
     driver = url.driver or _installed(dialect.name, kind, url)
@@ -304,12 +283,7 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 
 def adopt_database(engine: object, host: Host) -> Database | None:
-    """
-    Make the database of an application's engine; None if it is no engine.
-
-    Raises:
-        ConfigurationError: It is async and the client is sync or the reverse, or lockkit does not know the database.
-    """
+    """Make the database of an application's engine; None if it is no engine."""
     asyncio = host.runtime.kind == "asyncio"
     # Not imported here: an application that has one has imported it.
     module = sys.modules.get("sqlalchemy.ext.asyncio")

@@ -17,16 +17,13 @@ import psycopg
 from psycopg import pq
 
 from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, until_readable
-from lockkit.backends.sql.statement import Result
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-    from lockkit.backends.sql.statement import Parameter, Statement
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["PsycopgConnection"]
 
 FLUSH_PAUSE = 0.001
 """Between two tries to send what the socket did not take, seconds. Only large batches to a slow server need it."""
@@ -49,14 +46,7 @@ class PsycopgConnection(SessionConnection):
     """One connection."""
 
     def __init__(self, connection: Any, runtime: Runtime, keep: object = None) -> None:  # noqa: ANN401 - psycopg's, of either face
-        """
-        Take over a connection of psycopg's.
-
-        Args:
-            connection: psycopg's, with nothing under way.
-            runtime: The client's.
-            keep: What must live as long as the connection.
-        """
+        """Take over a connection of psycopg's."""
         self._driver = connection
         self.pgconn: PGconn = connection.pgconn
         self._runtime = runtime
@@ -77,11 +67,9 @@ class PsycopgConnection(SessionConnection):
         self.pgconn.notice_handler = partial(_keep_fatal, self._fatal_notices)
 
     def fileno(self) -> int:
-        """See `SessionConnection.fileno`."""
         return self._fd
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        """See `Connection.run`."""
         pgconn = self.pgconn
         packed = _pack(parameters)
         name = self._names.get(statement)
@@ -139,7 +127,6 @@ class PsycopgConnection(SessionConnection):
             self._names.clear()
 
     async def finish(self, seconds: float) -> None:
-        """See `Connection.finish`."""
         try:
             await self.answer(seconds)
         except psycopg.errors.Error as error:
@@ -165,7 +152,6 @@ class PsycopgConnection(SessionConnection):
 
     @property
     def answered(self) -> bool:
-        """See `SessionConnection.answered`."""
         try:
             if self._poll(0):
                 self.pgconn.consume_input()
@@ -174,7 +160,6 @@ class PsycopgConnection(SessionConnection):
             return True  # the connection has ended: reading the answer says so
 
     async def until_answer(self, wake: Event, until: Instant) -> None:
-        """See `SessionConnection.until_answer`."""
         await until_readable(self._runtime, self._fd, wake, until)
 
     @property
@@ -208,16 +193,10 @@ class PsycopgConnection(SessionConnection):
 
     @property
     def server_pid(self) -> int:
-        """See `Connection.server_pid`."""
         return self.pgconn.backend_pid
 
     def notifications(self) -> Iterable[bytes]:
-        """
-        Return what NOTIFY sent since the last call. Call it when the socket is readable.
-
-        Raises:
-            psycopg.OperationalError: The connection has ended.
-        """
+        """Return what NOTIFY sent since the last call. Call it when the socket is readable."""
         self.pgconn.consume_input()
         while (notification := self.pgconn.notifies()) is not None:
             yield notification.extra

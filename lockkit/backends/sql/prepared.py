@@ -12,17 +12,10 @@ execute (error 1243), and nothing was done: the statement is sent again as text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from lockkit.backends.sql.errors import mysql_kind, mysql_number
-from lockkit.backends.sql.statement import Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backends.sql.statement import Parameter, Result
-
-__all__ = ["PREPARE_AFTER", "PreparedStatements"]
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 
 PREPARE_AFTER = 8
 """How often a session runs a statement before it prepares it. Less often prepares what is not used again: a server has

@@ -20,19 +20,6 @@ from lockkit.backends.sql.statement import Result
 if TYPE_CHECKING:
     from sqlalchemy import Pool
 
-__all__ = [
-    "close_pg8000_socket",
-    "file_descriptor",
-    "forget_asyncio_stream",
-    "keep_nothing_prepared",
-    "only_warn_without_loop",
-    "pool_limit",
-    "pymysql_answer",
-    "pymysql_limit",
-    "pymysql_send",
-    "set_pymysql_limit",
-    "tls_transport",
-]
 
 LIMIT_SECONDS_MIN = 0.001
 
@@ -71,9 +58,6 @@ def close_pg8000_socket(error: BaseException) -> None:
     Python closes it whenever nothing refers to the error any more, mostly with a ResourceWarning.
 
     Test: `test_quirks.py::test_pg8000_that_cannot_connect_leaves_no_socket_open`.
-
-    Args:
-        error: What connecting raised.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__", "").startswith("pg8000."):

@@ -12,6 +12,7 @@ Several processes may start at once and all find no table: ``CREATE TABLE IF NOT
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
@@ -22,32 +23,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
 from sqlalchemy.schema import CreateColumn, CreateTable
 
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import AlreadyThere, MissingTable
 from lockkit.backends.sql.statement import Statement
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import METADATA_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from sqlalchemy import Connection
     from sqlalchemy import Dialect as SqlDialect
 
-    from lockkit.backends.sql.database import Database
-
-__all__ = [
-    "BEYOND_LOCKS",
-    "TABLE",
-    "columns_of",
-    "create",
-    "ddl",
-    "drop",
-    "lock_table",
-    "migrate",
-    "parse_table",
-    "quoted",
-    "with_fillfactor",
-]
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
@@ -63,12 +48,7 @@ _TABLE = re.compile(rf"(?:({_IDENTIFIER})\.)?({_IDENTIFIER})")
 
 
 def parse_table(value: object) -> str:
-    """
-    Parse the option ``table``: a name, or a schema and a name with a dot between them.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """Parse the option ``table``: a name, or a schema and a name with a dot between them."""
     if isinstance(value, str) and _TABLE.fullmatch(value):
         return value
     message = "it must be a name of letters, digits and _, at most 63 long, or two of them as schema.name"
@@ -76,16 +56,7 @@ def parse_table(value: object) -> str:
 
 
 def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
-    """
-    Describe the lock table, for Alembic or ``MetaData.create_all``.
-
-    Args:
-        metadata: The application's; None: one of its own.
-        name: As in ``table=``, with or without a schema.
-
-    Returns:
-        The table. Names and owners are compared as bytes; times are microseconds since 1970 by the database's clock.
-    """
+    """Describe the lock table, for Alembic or ``MetaData.create_all``."""
     key: String = PG_TEXT(collation="C").with_variant(VARBINARY(255), "mysql", "mariadb").with_variant(Text(), "sqlite")
     long = Text().with_variant(VARCHAR(METADATA_BYTES_MAX, charset="ascii"), "mysql", "mariadb")
     schema, _, plain = name.rpartition(".")
@@ -151,12 +122,7 @@ def ddl(table: Table, dialect: SqlDialect) -> str:
 
 
 async def create(database: Database, tables: Sequence[Table], answer_by: float = inf) -> None:
-    """
-    Make tables that are not there. Any number of processes may do it at once.
-
-    Raises:
-        LockError: They cannot be made: the message says what to do.
-    """
+    """Make tables that are not there. Any number of processes may do it at once."""
     for table in tables:
         try:
             await _create_one(database, table, answer_by)
@@ -189,15 +155,7 @@ def _cannot_make(database: Database, table: Table, failure: LockError) -> LockEr
 
 
 async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
-    """
-    Make tables that are not there, and columns that later versions added.
-
-    Returns:
-        What was done, a line for each table. For a sync client.
-
-    Raises:
-        LockError: It cannot be done.
-    """
+    """Make tables that are not there, and columns that later versions added."""
     changes = []
     for table in tables:
         before = columns_of(database, table)
@@ -223,12 +181,7 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
 
 
 def columns_of(database: Database, table: Table) -> set[str] | None:
-    """
-    Name the columns that a table has; None if it is not there.
-
-    Raises:
-        LockError: The database does not say.
-    """
+    """Name the columns that a table has; None if it is not there."""
     try:
         with database.engine.connect() as connection:
             found = inspect(connection)
@@ -240,12 +193,7 @@ def columns_of(database: Database, table: Table) -> set[str] | None:
 
 
 async def drop(database: Database, tables: Iterable[Table]) -> None:
-    """
-    Drop tables, with the locks and tokens in them, where they exist.
-
-    Raises:
-        LockError: One cannot be dropped, or it is none of lockkit's: it lacks a column.
-    """
+    """Drop tables, with the locks and tokens in them, where they exist."""
     for table in tables:
         name = quoted(table, database.engine.dialect)
         columns = ", ".join(column.name for column in table.columns if column.info != BEYOND_LOCKS)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Parameter", "Result", "Statement"]
-
 Parameter: TypeAlias = "str | bytes | int | list[str] | None"
 
 _PARAMETER = re.compile(r"(?<!\$)\$([1-9][0-9]*)")
@@ -61,12 +59,7 @@ class Statement:
         return [int(number) for number in _PARAMETER.findall(self.text)]
 
     def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
-        """
-        Return the text as a driver wants it, and a function that puts the parameters that it has into its order.
-
-        Args:
-            paramstyle: As in PEP 249, or SQLAlchemy's ``numeric_dollar``.
-        """
+        """Return the text as a driver wants it, and a function that puts the parameters that it has into its order."""
         found = self._compiled.get(paramstyle)
         if found is None:
             found = self._compiled[paramstyle] = self._compile(paramstyle)

@@ -13,19 +13,14 @@ Behind a pooler that lends out sessions LISTEN does not work, because it belongs
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from lockkit.backend import seconds_left
+from lockkit.backend import Request, seconds_left
 from lockkit.backends.sql.connection import cut
+from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
-
-if TYPE_CHECKING:
-    from lockkit.backend import Request
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.postgresql import PsycopgConnection
-    from lockkit.runtime import Event, Runtime
-
-__all__ = ["WakeupListener"]
+from lockkit.runtime import Event, Runtime
 
 log = logging.getLogger("lockkit")
 
@@ -75,15 +70,7 @@ class WakeupListener:
                     del self._waiting[name]
 
     async def open(self, answer_by: float) -> None:
-        """
-        Listen, unless that is done; one caller does it, the others wait for that one.
-
-        Args:
-            answer_by: When the caller must have an answer, client monotonic time. The client may not listen by then.
-
-        Raises:
-            LockError: It cannot connect.
-        """
+        """Listen, unless that is done; one caller does it, the others wait for that one."""
         with self._mutex:
             if self.connection is not None or self.cannot_listen:
                 return

@@ -33,9 +33,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from lockkit.backends.sql.statement import Statement
+from lockkit.backend import Option, Request
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
 from lockkit.backends.sql_session.claim import Key, Taken
 from lockkit.backends.sql_session.locking import DELETE_AFTER_US
@@ -50,13 +51,7 @@ from lockkit.backends.sql_session.postgresql import (
     halves,
 )
 from lockkit.backends.sql_session.schema import ADVISORY, advisory_tables
-
-if TYPE_CHECKING:
-    from lockkit.backend import Option, Request
-    from lockkit.backends.sql.statement import Parameter, Result
-    from lockkit.backends.sql_session.session import Session
-
-__all__ = ["MysqlAdvisory", "PostgresqlAdvisory"]
+from lockkit.backends.sql_session.session import Session
 
 _OPTIONS = options_of("advisory", ADVISORY)
 

@@ -48,7 +48,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from lockkit import validation
 from lockkit.backend import (
@@ -68,15 +67,12 @@ from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.claim import Claim, Taken
 from lockkit.backends.sql_session.held import HoldingBackend
+from lockkit.backends.sql_session.session import Session
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.units import Instant
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
-__all__ = ["SessionBackend", "capabilities_of", "options_of"]
 
 ANSWER_SECONDS = 1.0
 """How long the answer to a statement that has ended at the server may take to arrive, seconds. Longer replaces a dead
@@ -159,7 +155,6 @@ class SessionBackend(HoldingBackend):
     # -- acquire ---------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         if request.state is None:
             request.state = Claim()
         try:
@@ -244,13 +239,7 @@ class SessionBackend(HoldingBackend):
             raise self.database.translate(error) from error
 
     def _close_outdated(self, claim: Claim, session: Session, kind: Kind) -> bool:
-        """
-        Close a session after an error.
-
-        Returns:
-            Whether it was a kept one, which the server had ended since it was used last, or which may not write any
-            more because the server was demoted: begin anew.
-        """
+        """Close a session after an error."""
         kept = session.connection.used > 0
         self._cleanup.lose(claim)
         if kind == "read-only":
@@ -362,7 +351,6 @@ class SessionBackend(HoldingBackend):
             await claim.session.until_answer(request.wake, min(until, claim.ask_at))
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         claim: Claim | None = request.state
         if claim is not None:
             await self._cleanup.give_up(claim, request.answer_by)
@@ -371,7 +359,6 @@ class SessionBackend(HoldingBackend):
     # -- about a lock ----------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         return [
             Holder(
                 holder.owner,
@@ -412,6 +399,5 @@ class SessionBackend(HoldingBackend):
         raise Unsupported(message, backend=self.url)
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         await self._sessions.close()
         await self.database.close()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from lockkit.backends.sql_session.session import Session
-
-__all__ = ["Claim", "Key", "Taken"]
+from lockkit.backends.sql_session.session import Session
 
 
 class Key(NamedTuple):

@@ -8,20 +8,15 @@ whose end the server did not confirm is remembered, and ended later.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
+from lockkit.backends.sql_session.claim import Claim
+from lockkit.backends.sql_session.locking import Locking
+from lockkit.backends.sql_session.pool import Sessions
+from lockkit.backends.sql_session.session import Session
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql_session.claim import Claim
-    from lockkit.backends.sql_session.locking import Locking
-    from lockkit.backends.sql_session.pool import Sessions
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.runtime import Runtime
-
-__all__ = ["ClaimCleanup"]
+from lockkit.runtime import Runtime
 
 log = logging.getLogger("lockkit")
 
@@ -43,12 +38,7 @@ class ClaimCleanup:
         self._left_waiting: set[Claim] = set()
 
     async def give_up(self, claim: Claim, answer_by: float) -> None:
-        """
-        Leave the queue, or release the lock; keep the session for others if it can be of use.
-
-        Raises:
-            BackendUnavailable: The server has not confirmed that the session waits no more. Call again.
-        """
+        """Leave the queue, or release the lock; keep the session for others if it can be of use."""
         session = claim.session
         if session is None:
             return

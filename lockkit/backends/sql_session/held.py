@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from lockkit.backend import CALL_SECONDS, Gone, Grant, Renewal, Renewed, Unknown
+from lockkit.backend import CALL_SECONDS, Gone, Grant, Host, Renewal, Renewed, Unknown
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.backend import SqlBackend
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
+from lockkit.backends.sql_session.claim import Claim, Key
 from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.leases import LeaseTable
+from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.backends.sql_session.session import SentRenewal
+from lockkit.backends.sql_session.session import SentRenewal, Session
 from lockkit.errors import BackendUnavailable, Unsupported
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql_session.claim import Claim, Key
-    from lockkit.backends.sql_session.locking import Locking
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.units import Instant
-
-__all__ = ["HoldingBackend"]
+from lockkit.units import Instant
 
 RELEASE_ALL_SECONDS = 1.0
 """How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
@@ -138,7 +132,6 @@ class HoldingBackend(SqlBackend):
     # -- downgrade -------------------------------------------------------------------------------------------------
 
     async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
         if not self.capabilities.downgrade:
             return await super().downgrade(grant)
         answer_by = self._runtime.now() + CALL_SECONDS
@@ -175,7 +168,6 @@ class HoldingBackend(SqlBackend):
     # -- release ---------------------------------------------------------------------------------------------------
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         answer_by = min(answer_by, self._runtime.now() + CALL_SECONDS)
         claim: Claim = grant.state
         session = claim.session

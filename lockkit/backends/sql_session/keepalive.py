@@ -8,20 +8,14 @@ only after a third of the ttl, and with ``renew=False`` never.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from lockkit.backends.sql_session.claim import Claim
+from lockkit.backends.sql_session.session import Session
 from lockkit.background import Background
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from lockkit.backends.sql_session.claim import Claim
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Held", "KeepAlive"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from lockkit.backend import Request
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.schema import create
+from lockkit.backends.sql.statement import Result, Statement
+from lockkit.backends.sql_session.claim import Key, Taken
+from lockkit.backends.sql_session.locking import Locking
+from lockkit.backends.sql_session.session import Session
 from lockkit.errors import ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from lockkit.backend import Request
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Result, Statement
-    from lockkit.backends.sql_session.claim import Key, Taken
-    from lockkit.backends.sql_session.locking import Locking
-    from lockkit.backends.sql_session.session import Session
-
-__all__ = ["LeaseTable", "SessionHolder"]
 
 log = logging.getLogger("lockkit")
 
@@ -65,10 +61,6 @@ class LeaseTable:
         Return the key of a lock; None: its table is not there.
 
         Clients that name one table in two ways (``t``, ``public.t``) must have the same key. The server is asked once.
-
-        Args:
-            run: Runs a statement.
-            name: The lock's.
         """
         if not self._table:
             rows = (await run(self._locking.find_table)).rows
@@ -84,12 +76,7 @@ class LeaseTable:
         return key
 
     async def token(self, request: Request, key: Key, session: Session, taken: Taken) -> int | None:
-        """
-        Return the token of what was taken, and write the lease if that is still to be done.
-
-        Returns:
-            The token; None: the session does not hold the lock any more.
-        """
+        """Return the token of what was taken, and write the lease if that is still to be done."""
         token = await self.write(request, key, session, taken.identity) if taken.token is None else taken.token
         if token == 0:
             # MariaDB returns no last id when the table has a trigger that writes.
@@ -135,16 +122,7 @@ class LeaseTable:
         return found
 
     async def make_tables(self, error: BaseException | None, answer_by: float) -> None:
-        """
-        Make the tables.
-
-        Args:
-            error: What said that one is missing.
-            answer_by: When the caller must have an answer, client monotonic time.
-
-        Raises:
-            LockError: They cannot be made, or ``auto_create`` is off.
-        """
+        """Make the tables."""
         tables = self._locking.tables
         if not self._auto_create:
             names = " and ".join(table.fullname for table in tables)

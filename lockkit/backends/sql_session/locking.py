@@ -5,25 +5,22 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from lockkit.backend import Request
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.names import row_key
 from lockkit.backends.sql.schema import quoted
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.claim import Key, Taken
+from lockkit.backends.sql_session.session import Session
 from lockkit.errors import ConfigurationError, LockError, Unsupported
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sqlalchemy import Table
 
-    from lockkit.backend import Request
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.units import Seconds
-
-__all__ = ["DELETE_AFTER_US", "Locking", "whole_units"]
 
 DELETE_AFTER_US = 10_000_000
 """How old the lease of a reader must be before others delete it, µs. A reader may be writing a younger one anew just
@@ -59,13 +56,7 @@ class Locking(ABC):
     """Finds which table ``table=`` means, as text that is the same however it was spelled; no row: there is none."""
 
     def __init__(self, database: Database, table: str) -> None:
-        """
-        Make the statements.
-
-        Args:
-            database: Where they run.
-            table: As in ``table=``.
-        """
+        """Make the statements."""
         self.database = database
         self.tables = self.describe(table)
         self._make_statements(*[quoted(each, database.engine.dialect) for each in self.tables])
@@ -163,13 +154,7 @@ class Locking(ABC):
         """Have the server end a session whose connection is closed or lost, if it waits for the lock or has it."""
 
     async def end(self, pid: int, answer_by: float) -> None:
-        """
-        Have the server end a session.
-
-        Raises:
-            Unsupported: This login may not.
-            LockError: The server has not confirmed it.
-        """
+        """Have the server end a session."""
         try:
             await self.database.run(self.end_session, (pid,), again=True, answer_by=answer_by)
         except ConfigurationError as error:

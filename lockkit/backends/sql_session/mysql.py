@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
 
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.statement import Result, Statement
+from lockkit.backends.sql_session.claim import Key
 from lockkit.backends.sql_session.locking import Locking, whole_units
+from lockkit.backends.sql_session.session import Session
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.statement import Result
-    from lockkit.backends.sql_session.claim import Key
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.units import Seconds
-
-__all__ = ["MARK_CHARS", "MysqlLocking"]
-
+from lockkit.units import Seconds
 
 _LIMIT_SECONDS_MAX = 31_536_000
 """The longest limit that MariaDB and MySQL take, a year."""
@@ -68,7 +61,6 @@ class MysqlLocking(Locking):
         self.find_table = Statement(f"SELECT IF(@@lower_case_table_names = 0, {table}, LOWER({table}))")
 
     async def set_up(self, session: Session) -> None:
-        """See `Locking.set_up`."""
         session.pid, version = (await session.run(_MYSQL_LOOK)).rows[0]
         self.mariadb = "MariaDB" in version
         if any(value == "ON" for _, value in (await session.run(_MYSQL_CLUSTER)).rows):
@@ -81,16 +73,13 @@ class MysqlLocking(Locking):
         await session.run(_MARIADB_NO_OTHER_LIMIT if self.mariadb else _MYSQL_NO_OTHER_LIMIT)
 
     def limit(self, ttl: Seconds) -> int:
-        """See `Locking.limit`."""
         return whole_units(ttl, 1, _LIMIT_SECONDS_MAX)
 
     def seconds(self, limit: int, ttl: float) -> float:
-        """See `Locking.seconds`."""
         del ttl
         return float(limit)
 
     def kept_seconds(self, session: Session) -> float:
-        """See `Locking.kept_seconds`."""
         # Well before, by another clock, and with the time that the first statement takes to get there.
         return 0.8 * session.limit if session.limit is not None else inf
 
@@ -102,21 +91,17 @@ class MysqlLocking(Locking):
             session.limit = limit
 
     async def _waiter_limit(self, session: Session, limit: int) -> None:
-        """See `Locking.enqueue`."""
         await self._limited(session, (limit + 1) // 2)
 
     def keep(self, session: Session, limit: int) -> None:
-        """See `Locking.keep`."""
         session.limit = limit
         session.send(_MYSQL_LIMIT, (limit,))
 
     async def waits(self, session: Session, key: Key, answer_by: float) -> bool:
-        """See `Locking.waits`."""
         parameters = (session.pid, key.text[:MARK_CHARS])
         return bool((await self.database.run(_MYSQL_WAITS, parameters, again=True, answer_by=answer_by)).rows)
 
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
-        """See `Locking.end_waiter`."""
         parameters = (session.pid, key.text[:MARK_CHARS], self._mark(session, key))
         if (await self.database.run(_MYSQL_WAITS_OR_HOLDS, parameters, again=True, answer_by=answer_by)).rows:
             await self.end(session.pid, answer_by)
@@ -127,7 +112,6 @@ class MysqlLocking(Locking):
         return key.text
 
     def token(self, result: Result) -> int | None:
-        """See `Locking.token`."""
         return None if result.last_id == _REFUSED else result.last_id
 
     def _writing(self, table: str, used: str) -> Statement:
@@ -150,7 +134,6 @@ class MysqlLocking(Locking):
         )
 
     def shares_key(self, key: Key) -> str:
-        """See `Locking.shares_key`."""
         return f"\0read\0{key.text}\0"
 
     def _counting(self, table: str, used: str) -> Statement:

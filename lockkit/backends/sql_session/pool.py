@@ -7,28 +7,22 @@ pool how many connections it may have, so that number is kept to there; elsewher
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from lockkit.backends.sql.connection import take_last
+from lockkit.backends.sql.connection import SessionConnection, take_last
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
+from lockkit.backends.sql_session.claim import Claim
 from lockkit.backends.sql_session.keepalive import Held, KeepAlive
+from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.session import Session
 from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.errors import BackendUnavailable, ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.backends.sql.connection import SessionConnection
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql_session.claim import Claim
-    from lockkit.backends.sql_session.locking import Locking
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Sessions", "open_session"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant, Seconds
 
 KEPT_MAX = 10
 """Sessions kept for the next locks. More take places of the server's from others; with fewer, a client that takes
@@ -54,16 +48,7 @@ class Sessions:
         *,
         ended: Callable[[str], None],
     ) -> None:
-        """
-        Open none yet.
-
-        Args:
-            database: Where.
-            runtime: The client's.
-            size: How many there may be at once; None: as many as the server takes.
-            locking: Sets up each new one.
-            ended: Called with the owner that was given to `hold` when the server has closed the connection.
-        """
+        """Open none yet."""
         self._database = database
         self._runtime = runtime
         self._size = size
@@ -79,12 +64,7 @@ class Sessions:
         self._closed = False
 
     async def take(self, answer_by: float) -> Session:
-        """
-        Give a session for the caller alone: a kept one, or a new one by then (client monotonic time).
-
-        Raises:
-            BackendUnavailable: As many as may be are in use, or there is no connection to be had.
-        """
+        """Give a session for the caller alone: a kept one, or a new one by then (client monotonic time)."""
         now = self._runtime.now()
         if now >= self._sweep_at:
             self._sweep(now)
@@ -240,13 +220,7 @@ _DRIVERS = {"postgresql": ("psycopg", "psycopg_async"), "mysql": ("pymysql",)}
 
 
 async def open_session(database: Database, runtime: Runtime, answer_by: float) -> Session:
-    """
-    Connect, by then (client monotonic time).
-
-    Raises:
-        LockError: It cannot be had.
-        ConfigurationError: Its driver cannot read an answer later.
-    """
+    """Connect, by then (client monotonic time)."""
     driver, wanted = database.engine.dialect.driver, _DRIVERS[database.dialect.name]
     # Of the asyncio drivers for MariaDB and MySQL any will do: a task waits for the answer.
     if driver not in wanted and (database.dialect.name, runtime.kind) != ("mysql", "asyncio"):

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.postgresql import PsycopgConnection
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql_session.claim import Key
 from lockkit.backends.sql_session.locking import Locking, whole_units
+from lockkit.backends.sql_session.session import Session
+from lockkit.units import Seconds
 from lockkit.validation import NAME_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.sql.postgresql import PsycopgConnection
-    from lockkit.backends.sql.statement import Parameter, Result
-    from lockkit.backends.sql_session.claim import Key
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.units import Seconds
-
-__all__ = [
-    "COUNT_READER",
-    "LEASE_COLUMNS",
-    "RETURNING",
-    "UPDATE_LEASE",
-    "UPDATE_SHARE",
-    "BeginTexts",
-    "PostgresqlLocking",
-    "halves",
-]
-
 
 _LIMIT_MS_MAX = 2_147_483_647
 """The longest limit that PostgreSQL takes, 24.8 days. For a longer ttl there is none."""
@@ -134,9 +118,6 @@ class PostgresqlLocking(Locking):
 
         What a session of our own has set at its start is enough, but for the limit ($2 in ms), which changes with the
         ttl. Behind a pooler sessions are lent for one transaction, so each of them sets it all, and plans nothing.
-
-        Args:
-            locking: What locks, with $1 for the lock.
         """
         settings = {
             "idle_in_transaction_session_timeout": "CAST($2 AS text)",
@@ -149,14 +130,7 @@ class PostgresqlLocking(Locking):
         return Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {newer};{locking}")
 
     def _begin_with(self, pooled: str, plans: Sequence[str], text: str) -> BeginTexts:
-        """
-        Make the texts that begin a transaction and lock.
-
-        Args:
-            pooled: What locks behind a pooler.
-            plans: What a session of our own plans once: names, types and statements.
-            text: What such a session is sent each time.
-        """
+        """Make the texts that begin a transaction and lock."""
         limit = "SET idle_in_transaction_session_timeout = $2"
         planning = ";".join(f"PREPARE {plan.replace('$', '$$')}" for plan in plans)
         # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
@@ -164,23 +138,19 @@ class PostgresqlLocking(Locking):
         return BeginTexts(len(plans), self._begin_pooled(pooled), first, Statement(f"{limit};{text}"), Statement(text))
 
     async def set_up(self, session: Session) -> None:
-        """See `Locking.set_up`."""
         if not session.pooled:
             session.pid = session.connection.server_pid
             # Nothing that this session writes need outlive a crash of the server: it frees the lock in any case.
             session.started = (await session.run(_PG_SESSION)).rows[0][0]
 
     def limit(self, ttl: Seconds) -> int:
-        """See `Locking.limit`."""
         limit = whole_units(ttl, 0.001, _LIMIT_MS_MAX)
         return 0 if limit == _LIMIT_MS_MAX else limit
 
     def seconds(self, limit: int, ttl: float) -> float:
-        """See `Locking.seconds`."""
         return limit / 1000 if limit else ttl
 
     def kept_seconds(self, session: Session) -> float:
-        """See `Locking.kept_seconds`."""
         del session
         return inf  # the limit is for transactions only
 
@@ -206,12 +176,10 @@ class PostgresqlLocking(Locking):
         return min(limit, max(limit // 2, _PG_OFFER_MS))
 
     async def blocks_others(self, session: Session, answer_by: float) -> bool:
-        """See `Locking.blocks_others`."""
         result = await self.database.run(_PG_OBSTRUCTS, (session.pid,), again=True, answer_by=answer_by)
         return bool(result.rows[0][0])
 
     async def waits(self, session: Session, key: Key, answer_by: float) -> bool:
-        """See `Locking.waits`."""
         del key
         parameters = (session.pid, session.started)
         result = await self.database.run(_PG_WAITS, parameters, again=True, answer_by=answer_by)
@@ -223,11 +191,9 @@ class PostgresqlLocking(Locking):
             session.pid = (await session.run(_PG_PID)).rows[0][0]
 
     def keep(self, session: Session, limit: int) -> None:
-        """See `Locking.keep`."""
         session.send(_PG_KEEP, (limit,))
 
     async def leave(self, session: Session, key: Key) -> None:
-        """See `Locking.leave`."""
         del key
         if _psycopg(session).in_transaction:
             # It takes the limit back, which was set in the same text and so belongs to the transaction.
@@ -235,7 +201,6 @@ class PostgresqlLocking(Locking):
             await session.run(_PG_ROLLBACK)
 
     async def free(self, session: Session, key: Key) -> bool:
-        """See `Locking.free`."""
         if _psycopg(session).failed:
             # For example a renewal that was cancelled: that ended the lock, and COMMIT would not say so.
             await self.leave(session, key)
@@ -244,21 +209,17 @@ class PostgresqlLocking(Locking):
         return True
 
     def send_free(self, session: Session, key: Key) -> None:
-        """See `Locking.send_free`."""
         del key
         session.send(_PG_COMMIT)
 
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
-        """See `Locking.end_waiter`."""
         del key
         await self.database.run(_PG_END_WAITER, (session.pid, session.started), again=True, answer_by=answer_by)
 
     def shares_key(self, key: Key) -> str:
-        """See `Locking.shares_key`."""
         return f"+read/{key.text}/".ljust(NAME_BYTES_MAX + 1, ".")
 
     def token(self, result: Result) -> int | None:
-        """See `Locking.token`."""
         return result.rows[0][0] if result.rows else None
 
 

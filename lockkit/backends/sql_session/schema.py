@@ -18,7 +18,6 @@ from lockkit.backends.sql.schema import with_fillfactor
 if TYPE_CHECKING:
     from sqlalchemy.types import TypeEngine
 
-__all__ = ["ADVISORY", "ROWS", "advisory_tables", "row_tables"]
 
 ROWS = "lockkit_rows"
 """Name of the table of rows unless ``table=`` says otherwise; its leases are in ``lockkit_rows_leases``."""

@@ -16,17 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from lockkit.backends.sql.connection import SessionConnection
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.connection import SessionConnection
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.runtime import Event, Runtime
-    from lockkit.units import Instant
-
-__all__ = ["SentRenewal", "Session", "Turn"]
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 _CLOSED = "the connection is closed"
 
@@ -120,17 +116,10 @@ class Session:
 
     @property
     def pooled(self) -> bool:
-        """See `lockkit.backends.sql.connection.Connection.pooled`."""
         return self.connection.pooled
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
-        """
-        Send a statement and read its answer.
-
-        Raises:
-            TimeoutError: None came in time. It is still `unanswered`: call `answer`, or `drop` the session.
-            Exception: The driver's.
-        """
+        """Send a statement and read its answer."""
         if statement.frequent:  # the connection may prepare it first
             self._begin()
             return await self._answered(self.connection.run(statement, parameters, self._seconds()))

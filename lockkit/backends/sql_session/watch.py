@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import logging
 import select
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from lockkit.backends.sql_session.session import Session
+from lockkit.runtime import Runtime
+
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
-    from lockkit.backends.sql_session.session import Session
-    from lockkit.runtime import Runtime
-
-__all__ = ["DisconnectWatcher"]
 
 _select: Any = select  # epoll is there on Linux only, and not with gevent
 
@@ -41,13 +40,7 @@ class DisconnectWatcher:
     """Watches connections for their end. Its methods may be called from any thread of a blocking client."""
 
     def __init__(self, runtime: Runtime, tell: Callable[[Session, str], None]) -> None:
-        """
-        Watch nothing yet.
-
-        Args:
-            runtime: The client's.
-            tell: Called with the session and the owner that were given, once the connection has ended.
-        """
+        """Watch nothing yet."""
         self._runtime = runtime
         self._tell = tell
         self._mutex = runtime.mutex()

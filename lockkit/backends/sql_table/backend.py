@@ -26,7 +26,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit import validation
 from lockkit.backend import (
@@ -47,22 +47,19 @@ from lockkit.backend import (
     in_space,
 )
 from lockkit.backends.sql.backend import SqlBackend
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.names import name_of_key, range_of, row_key
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
-from lockkit.backends.sql.statement import Result
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_table.share_statements import SHARED, ShareStatements
 from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting, waiting_of
 from lockkit.backends.sql_table.shares import text as _text
+from lockkit.backends.sql_table.statements import Statements
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter, Statement
-    from lockkit.backends.sql_table.statements import Statements
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["CAPABILITIES", "SqlTableBackend", "lock_table"]
 
@@ -147,7 +144,6 @@ class SqlTableBackend(SqlBackend):
         self._ttl_us = (0.0, 0)
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         ttl, ttl_us = self._ttl_us
         if ttl != request.ttl:
             ttl_us = _microseconds(request.ttl)
@@ -218,7 +214,6 @@ class SqlTableBackend(SqlBackend):
         await create(self.database, self.tables, answer_by)
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         waiting: Waiting | None = request.state
         self._forget(request)
         request.state = waiting  # until all is undone
@@ -236,7 +231,6 @@ class SqlTableBackend(SqlBackend):
         request.state = None
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         name, owner = self._key(grant.name), grant.owner
         if grant.state != "share":
             released = await self._release(name, owner, answer_by, again=False)
@@ -318,7 +312,6 @@ class SqlTableBackend(SqlBackend):
         return found
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         row = await self._look(self._key(name))
         if row is None:
             return []
@@ -335,7 +328,6 @@ class SqlTableBackend(SqlBackend):
         return rows[0] if rows else None
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
         parameters = (metadata, self._key(grant.name), grant.owner)
         if grant.state != "share" and (await self._run(self._statements.update, parameters, again=True)).changed == 1:
             return None
@@ -344,7 +336,6 @@ class SqlTableBackend(SqlBackend):
         return await self.confirm(grant)  # MariaDB and MySQL do not count a row that has the same metadata already
 
     async def confirm(self, grant: Grant) -> Gone | None:
-        """See `LockBackend.confirm`."""
         name, owner = self._key(grant.name), grant.owner
         if grant.state != "share":
             state = (await self._states([name]))[name]
@@ -355,7 +346,6 @@ class SqlTableBackend(SqlBackend):
         return await self._shares.confirm(name, owner)
 
     async def downgrade(self, grant: Grant) -> bool:
-        """See `LockBackend.downgrade`."""
         grant.state = "either"  # until there is an answer
         held = await self._shares.downgrade(self._key(grant.name), grant.owner)
         if held:
@@ -363,7 +353,6 @@ class SqlTableBackend(SqlBackend):
         return held
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
         return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
 
     async def break_permit(self, name: str, slot: int) -> bool:
@@ -389,12 +378,10 @@ class SqlTableBackend(SqlBackend):
         return NamesPage(names, last if last != begin else None)
 
     async def read_note(self, name: str) -> Note | None:
-        """See `LockBackend.read_note`."""
         rows = (await self._run(self._statements.read_note, (self._key(name),), again=True)).rows
         return Note(_text(rows[0][0]), rows[0][1] / 1e6) if rows else None
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`."""
         parameters = (text, _microseconds(keep), self._key(grant.name), grant.owner)
         if grant.state != "share":
             result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
@@ -403,7 +390,6 @@ class SqlTableBackend(SqlBackend):
         return await self._shares.write_note(parameters, answer_by)
 
     async def clock(self) -> float:
-        """See `LockBackend.clock`."""
         ((now_us,),) = (await self._run(self._statements.clock, (), again=True)).rows
         return float(now_us) / 1e6
 

@@ -15,14 +15,9 @@ all looks together grows with the square root of the number of clients only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["CONTENDED_SECONDS", "NAMES_MAX", "RATE_MIN", "Pace", "Paces"]
+from lockkit.units import Instant, Seconds
 
 CONTENDED_SECONDS = 1.0
 """For how long a client takes a lock for contended that it has found in other hands, seconds. Longer goes on waiting

@@ -37,21 +37,10 @@ statement           parameters                                  returns
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_table.statements import PostgresqlStatementMaker, StatementMaker
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.statement import Statement
-
-__all__ = [
-    "SHARED",
-    "SLOTS",
-    "MysqlShareStatements",
-    "PostgresqlShareStatements",
-    "ShareStatements",
-    "SqliteShareStatements",
-]
 
 SHARED = "+shared"
 """Owner of a row that readers or permits hold. No lease of lockkit has it: those are hexadecimal digits."""
@@ -70,7 +59,6 @@ class ShareStatements(StatementMaker, ABC):
     """The statements on one table."""
 
     def __init__(self, table: str, now_us: str) -> None:
-        """See `StatementMaker`."""
         super().__init__(table, now_us)
         self.acquire = {side: self._written(self._acquire_text(side)) for side in _SIDES}
         self.acquire_alone = {
@@ -242,7 +230,6 @@ class PostgresqlShareStatements(PostgresqlStatementMaker, ShareStatements):
     acquire_or_wait: dict[Side, Statement]
 
     def __init__(self, table: str, now_us: str) -> None:
-        """See `StatementMaker`."""
         super().__init__(table, now_us)
         self.acquire_or_wait = {side: self._written(self._acquire_text(side, wait=True)) for side in _SIDES}
 

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from lockkit.backend import Gone, Grant, Holder, Renewal, Renewed, decode_metadata, granted_at
-from lockkit.backends.sql_table.share_statements import SHARED
+from lockkit.backend import Gone, Grant, Holder, Mode, Renewal, Renewed, Request, decode_metadata, granted_at
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql_table.share_statements import SHARED, ShareStatements
+from lockkit.units import Instant
 from lockkit.validation import decode_json
-
-if TYPE_CHECKING:
-    from lockkit.backend import Mode, Request
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.backends.sql_table.share_statements import ShareStatements
-    from lockkit.units import Instant
-
-__all__ = [
-    "CROWDED_MAX",
-    "CROWDED_SECONDS",
-    "MARK_SECONDS",
-    "REMARK_SECONDS",
-    "GrantState",
-    "Shares",
-    "Waiting",
-    "text",
-    "waiting_of",
-]
 
 MARK_SECONDS = 5.0
 """How long a waiting writer stops new readers if it does not say so again, seconds. Longer stops them for longer when
@@ -80,13 +64,7 @@ class Shares:
     """The readers and permits in one table."""
 
     def __init__(self, run: Callable[..., Awaitable[Result]], statements: ShareStatements) -> None:
-        """
-        Use a table.
-
-        Args:
-            run: Runs a statement there, as `Database.run`; a table that is missing has no rows.
-            statements: On the table.
-        """
+        """Use a table."""
         self._run = run
         self._statements = statements
         self._crowded: dict[str, float] = {}
@@ -150,7 +128,6 @@ class Shares:
         return (await self._run(self._statements.update, parameters, again=True)).changed == 1
 
     async def write_note(self, parameters: Sequence[Parameter], answer_by: float) -> bool:
-        """See `LockBackend.write_note`."""
         result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
         return result.changed == 1
 

@@ -32,34 +32,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from lockkit.backends.sql.statement import Statement
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.statement import Parameter
-
-__all__ = [
-    "MysqlStatements",
-    "PostgresqlStatementMaker",
-    "PostgresqlStatements",
-    "SqliteStatements",
-    "StatementMaker",
-    "Statements",
-]
+from lockkit.backends.sql.statement import Parameter, Statement
 
 
 class StatementMaker:
     """Writes the statements on one table."""
 
     def __init__(self, table: str, now_us: str) -> None:
-        """
-        Keep what stands for ``{table}``, ``{now}`` and ``{channel}``.
-
-        Args:
-            table: As it stands in SQL. PostgreSQL notifies waiters on a channel of that name, without the schema.
-            now_us: The database's clock.
-        """
+        """Keep what stands for ``{table}``, ``{now}`` and ``{channel}``."""
         self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"')}
 
     def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
@@ -100,7 +81,6 @@ class PostgresqlStatementMaker(StatementMaker):
     """PostgreSQL: a list of any length is one parameter, so one statement serves for all; and it notifies waiters."""
 
     def many(self, *lists: Sequence[str]) -> list[Parameter]:
-        """See `StatementMaker.many`."""
         return [list(values) for values in lists]
 
     def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
@@ -123,7 +103,6 @@ class Statements(StatementMaker, ABC):
     acquire_of_writer: Statement
 
     def __init__(self, table: str, now_us: str) -> None:
-        """See `StatementMaker`."""
         super().__init__(table, now_us)
         self.look = self._written(
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lockkit import validation
 from lockkit.backend import Busy, Grant, Host, Option, Request
+from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.backends.sql.wakeup import WakeupListener
 from lockkit.backends.sql_table.backend import CAPABILITIES, OPTIONS, SqlTableBackend
 from lockkit.backends.sql_table.pace import Pace, Paces
@@ -28,13 +30,7 @@ from lockkit.backends.sql_table.share_statements import (
 )
 from lockkit.backends.sql_table.shares import Waiting, text, waiting_of
 from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter, Statement
-    from lockkit.units import Instant
-
-__all__ = ["MysqlTable", "PostgresqlTable", "SqliteTable"]
+from lockkit.units import Instant
 
 LOOKS_MAX = 5
 """How often one attempt retries on a lock that changes hands all the time before it reports it as busy."""
@@ -116,7 +112,6 @@ class PostgresqlTable(SqlTableBackend):
             cast("WakeupListener", self._listener).forget(request, self._key(request.name))
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
-        """See `LockBackend.wait`."""
         # The connection may have ended since the row was marked: retry at once, which listens anew.
         waiting: Waiting | None = request.state
         connection = None if waiting is None else waiting.connection
@@ -124,7 +119,6 @@ class PostgresqlTable(SqlTableBackend):
             await super().wait(request, busy, until)
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         if self._listener is not None:
             await self._listener.close()
         await super().close()

@@ -42,10 +42,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from kazoo.client import KazooClient
@@ -87,25 +87,17 @@ from lockkit.backends.zookeeper.options import (
     refusal_explained,
     root_of,
 )
-from lockkit.backends.zookeeper.path import READ_MARK, contenders
+from lockkit.backends.zookeeper.path import READ_MARK, Contender, contenders
 from lockkit.backends.zookeeper.queue import LockQueue
 from lockkit.backends.zookeeper.quirks import sync
-from lockkit.backends.zookeeper.session import MILLISECOND, Session
+from lockkit.backends.zookeeper.session import MILLISECOND, LockNode, Session
 from lockkit.backends.zookeeper.sessions import Sessions
 from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.backends.zookeeper.turns import held
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
 from lockkit.runtime import wall_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backends.zookeeper.path import Contender
-    from lockkit.backends.zookeeper.session import LockNode
-    from lockkit.units import Instant, Seconds
-    from lockkit.url import Url
-
-__all__ = ["ZooKeeperBackend"]
+from lockkit.units import Instant, Seconds
+from lockkit.url import Url
 
 log = logging.getLogger("lockkit")
 
@@ -153,15 +145,7 @@ class ZooKeeperBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, label: str, directories: LockDirectories, host: Host) -> None:
-        """
-        Use an ensemble; nothing is sent.
-
-        Args:
-            url: For messages.
-            label: The servers, for messages.
-            directories: Where the locks are.
-            host: The engine's side.
-        """
+        """Use an ensemble; nothing is sent."""
         self._url = url
         self._label = label
         self._directories = directories
@@ -177,13 +161,11 @@ class ZooKeeperBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        """See `LockBackend.examiner`."""
         del url
         return "lockkit.backends.zookeeper.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend:
-        """See `LockBackend.open`."""
         arguments = client_arguments(url, options)
         directories = LockDirectories(host.runtime, root_of(url, options["prefix"]), cleanup=options["cleanup"])
         backend = cls(url.safe_text, arguments["hosts"], directories, host)
@@ -212,7 +194,6 @@ class ZooKeeperBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     def _until(self, answer_by: float = inf) -> float:
@@ -223,7 +204,6 @@ class ZooKeeperBackend(LockBackend):
     # -- acquire ---------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         node: LockNode | None = request.state
         until = self._until(request.answer_by)
         try:
@@ -258,7 +238,6 @@ class ZooKeeperBackend(LockBackend):
         return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node, node.slot)
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
-        """See `LockBackend.wait`."""
         await super().wait(request, busy, until)
         # The node stays while the session does: a broken connection is no reason to give up a place in the queue.
         session, now = request.state.session, self._runtime.now()
@@ -374,14 +353,12 @@ class ZooKeeperBackend(LockBackend):
         return node.session_lives and await mark(node, READ_MARK, self._until())
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
         node: LockNode = grant.state
         if node.session_lives and await replace_data(node, node.described(metadata), self._until()):
             return None
         return Gone(await node.session.why_gone(node, self._until()) if node.session_lives else "session")
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         return await self._release(grant.state, self._until(answer_by))
 
     async def _release(self, node: LockNode, until: Instant) -> bool:
@@ -433,7 +410,6 @@ class ZooKeeperBackend(LockBackend):
     # -- other clients' locks --------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         until = self._until()
         session = await self._sessions.any(until)
         directory = self._directories.path(name)
@@ -467,7 +443,6 @@ class ZooKeeperBackend(LockBackend):
         return await self._break(name, held)
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        """See `LockBackend.break_permit`."""
         return await self._break(name, lambda queue: [one for one in held(queue) if one.slot == slot])
 
     async def _break(self, name: str, choose: Callable[[Sequence[Contender]], Sequence[Contender]]) -> bool:
@@ -494,22 +469,18 @@ class ZooKeeperBackend(LockBackend):
         return await self._notes.read(await self._sessions.any(until), name, until)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        """See `LockBackend.write_note`."""
         node: LockNode = grant.state
         return node.session_lives and await self._notes.write(node, grant.name, text, keep, self._until(answer_by))
 
     async def clock(self) -> float:
-        """See `LockBackend.clock`."""
         until = self._until()
         return await self._notes.clock(await self._sessions.any(until), self._directories.clock_path, until)
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         until = self._until()
         await self._directories.delete_all(await self._sessions.any(until), until)
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         until = self._until()
         session = await self._sessions.any(until)
         await session.answer(session.client.exists_async("/"), until)
@@ -532,12 +503,7 @@ _process_of: WeakKeyDictionary[KazooClient, int] = WeakKeyDictionary()
 
 
 def _check_adoptable(client: KazooClient) -> None:
-    """
-    Check that kazoo's threads serve this client.
-
-    Raises:
-        ConfigurationError: They are gevent's or eventlet's, or stayed in the parent of a forked process.
-    """
+    """Check that kazoo's threads serve this client."""
     if client.handler.name != "sequential_threading_handler":
         message = f"lockkit needs a KazooClient with kazoo's own threads, not with its {client.handler.name}"
         raise ConfigurationError(message)

@@ -13,9 +13,10 @@ import os
 import socket
 import ssl
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakMethod
 
 from kazoo.exceptions import ConnectionLoss, KazooException
@@ -29,14 +30,7 @@ from lockkit.backends.zookeeper.quirks import (
     end_with_connection,
     release_lock,
 )
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from lockkit.runtime import Runtime
-
-__all__ = ["ANSWER_SECONDS", "CONNECT_SECONDS", "Connection", "can_wait", "outcome", "weakly", "when_done"]
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection. Longer delays callers and the change to another member."""
@@ -65,13 +59,7 @@ log.addFilter(_filter_log)
 
 
 async def outcome(runtime: Runtime, result: Any, seconds: float = ANSWER_SECONDS) -> Any:  # noqa: ANN401 - kazoo's
-    """
-    Wait for the result of a request to kazoo.
-
-    Raises:
-        KazooTimeoutError: No answer came within `seconds`.
-        KazooException: The answer is an error.
-    """
+    """Wait for the result of a request to kazoo."""
     waited = False
     try:
         await _wait(runtime, result, max(0.0, seconds))
@@ -155,19 +143,7 @@ class Connection(OneThreadHandler):
         round_failed: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
-        """
-        Make it; nothing is sent.
-
-        Args:
-            arguments: For `kazoo.client.KazooClient`. **They hold the password.**
-            session_seconds: Session timeout to ask for.
-            round_failed: Called in kazoo's thread whenever no member could be reached.
-            ended: Called in kazoo's thread when that ends, also after an error.
-
-        Raises:
-            TypeError: kazoo does not take one of the arguments.
-            ValueError: As before.
-        """
+        """Make it; nothing is sent."""
         super().__init__()
         self._round_failed = round_failed
         self.ended = ended

@@ -11,26 +11,20 @@ refuses that unless it is empty: the same rule, for one more request per release
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
 from lockkit.backend import SPACES, apart, split_space
-from lockkit.backends.zookeeper.path import escape_name, is_of_owner, name_of, with_broken
+from lockkit.backends.zookeeper.path import Contender, escape_name, is_of_owner, name_of, with_broken
 from lockkit.backends.zookeeper.quirks import create_directory
+from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from lockkit.backends.zookeeper.path import Contender
-    from lockkit.backends.zookeeper.session import LockNode, Session
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant
-
-__all__ = ["LockDirectories"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant
 
 ATTEMPTS_MAX = 10
 """How often a directory is made that another client removes at once. Each time it lived shorter than a round trip: more
@@ -52,14 +46,7 @@ class LockDirectories:
     """
 
     def __init__(self, runtime: Runtime, root: str, *, cleanup: bool) -> None:
-        """
-        Send nothing.
-
-        Args:
-            runtime: Of the client.
-            root: Path of the directory that holds those of the locks.
-            cleanup: Whether unused directories are removed.
-        """
+        """Send nothing."""
         self._runtime = runtime
         self._root = root
         self._cleanup = cleanup
@@ -90,12 +77,7 @@ class LockDirectories:
     async def create_in(
         self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: Instant
     ) -> Any:  # noqa: ANN401 - what `create` returns
-        """
-        Call `create`, which creates a node in the directory of a lock; make the directory if it is missing.
-
-        Raises:
-            BackendUnavailable: Another client removes the directory again and again; and whatever `create` raises.
-        """
+        """Call `create`, which creates a node in the directory of a lock; make the directory if it is missing."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await create()
@@ -205,15 +187,7 @@ class LockDirectories:
         return existed
 
     async def remove(self, node: LockNode, until: Instant) -> bool:
-        """
-        Remove the node of a lease that has ended, or of a request that was given up.
-
-        Returns:
-            Whether it is gone. If not, look for it again at `LockNode.remove_at`.
-
-        Raises:
-            LockError: There was no usable answer.
-        """
+        """Remove the node of a lease that has ended, or of a request that was given up."""
         if not node.session_lives:
             return True
         if node.name is None:

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from lockkit.background import Background
-from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.runtime import Runtime
-
-__all__ = ["EngineCalls"]
+from lockkit.runtime import Runtime, drive
 
 log = logging.getLogger("lockkit")
 

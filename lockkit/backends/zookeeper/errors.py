@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
 from lockkit.backend import unsent
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["DRIVER_ERRORS", "connection_failed", "translate", "was_unanswered"]
 
 DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTimeoutError)
 """What a request through kazoo may raise."""
@@ -63,13 +58,7 @@ def was_unanswered(error: LockError) -> bool:
 
 
 def translate(error: BaseException, label: str) -> LockError:
-    """
-    Translate an error of kazoo's to one of lockkit's.
-
-    Args:
-        error: One of `DRIVER_ERRORS`. The caller makes it the ``__cause__``.
-        label: Which servers, without a password.
-    """
+    """Translate an error of kazoo's to one of lockkit's."""
     text = str(error) or type(error).__name__
     for kind, make, advice in _TABLE:
         if isinstance(error, kind):

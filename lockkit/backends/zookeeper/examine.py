@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
@@ -12,16 +13,10 @@ from kazoo.security import OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credent
 from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, refusal_explained, root_of
 from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.doctor.addresses import is_loopback
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.doctor.examination import Examination
-    from lockkit.url import HostPort
-
-__all__ = ["examine"]
+from lockkit.url import HostPort
 
 _PAGE = "how-to/check-your-servers.md#zookeeper"
 
@@ -103,13 +98,7 @@ _KAZOO_NODE = re.compile(r"[0-9a-f]{32}__lock__-?\d{9,10}")
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Check the session, the access rights and each member of the URL.
-
-    Raises:
-        BackendUnavailable: No member serves clients.
-        ConfigurationError: The URL is wrong, or the server refuses the login.
-    """
+    """Check the session, the access rights and each member of the URL."""
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
     with refusal_explained(url):

@@ -7,15 +7,12 @@ changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-if TYPE_CHECKING:
-    from lockkit.backends.zookeeper.session import LockNode
-    from lockkit.units import Instant
-
-__all__ = ["mark", "replace_data"]
+from lockkit.backends.zookeeper.session import LockNode
+from lockkit.units import Instant
 
 
 async def replace_data(node: LockNode, data: bytes, until: Instant) -> bool:
@@ -31,21 +28,7 @@ async def replace_data(node: LockNode, data: bytes, until: Instant) -> bool:
 
 
 async def mark(node: LockNode, end: str, until: Instant, *, behind: str | None = None) -> bool:
-    """
-    Create the mark of a node, and wake those that watch the node. Again, it changes nothing.
-
-    Args:
-        node: The contender's.
-        end: End of the mark's name.
-        until: When the answer must have come, client monotonic clock.
-        behind: Path of another contender, without which no mark is created.
-
-    Returns:
-        Whether the mark exists. If not, the node or the other contender is gone.
-
-    Raises:
-        LockError: As `Session.answer`. The mark may exist or not.
-    """
+    """Create the mark of a node, and wake those that watch the node. Again, it changes nothing."""
     session = node.session
     await session.connected(until, patient=True)
     node.mark = end

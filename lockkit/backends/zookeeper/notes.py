@@ -20,20 +20,15 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import Note
+from lockkit.backends.zookeeper.directories import LockDirectories
+from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from lockkit.backends.zookeeper.directories import LockDirectories
-    from lockkit.backends.zookeeper.session import LockNode, Session
-    from lockkit.runtime import Runtime
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["LockNotes"]
+from lockkit.runtime import Runtime
+from lockkit.units import Instant, Seconds
 
 CLOCK_SECONDS = 60.0
 """How long a client relies on what it knows of the leader's clock. Longer notices later that it was set; shorter costs
@@ -55,7 +50,6 @@ class LockNotes:
         self._clock_at = -math.inf
 
     async def read(self, session: Session, name: str, until: Instant) -> Note | None:
-        """See `LockBackend.read_note`."""
         path = self._directories.note_path(name)
         try:
             data, stat = await session.read(partial(session.client.get_async, path), until)
@@ -85,7 +79,6 @@ class LockNotes:
         return self._runtime.now() + self._clock_offset
 
     async def write(self, node: LockNode, name: str, text: str, keep: Seconds, until: Instant) -> bool:
-        """See `LockBackend.write_note`."""
         session, path = node.session, self._directories.note_path(name)
         data = f"{math.ceil(keep * 1000)} {text}".encode()
         create = True  # most keys get one note

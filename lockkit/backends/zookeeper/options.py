@@ -15,24 +15,11 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permission
 from lockkit import validation
 from lockkit.backend import Option
 from lockkit.errors import ConfigurationError
-from lockkit.url import HostPort
+from lockkit.url import HostPort, Url
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
-    from lockkit.url import Url
-
-__all__ = [
-    "DEFAULT_PORT",
-    "OPTIONS",
-    "check_adopted_options",
-    "client_arguments",
-    "client_label",
-    "driver_options",
-    "probe_arguments",
-    "refusal_explained",
-    "root_of",
-]
 
 DEFAULT_PORT = 2181
 
@@ -50,12 +37,7 @@ _ACL_HELP = (
 
 
 def parse_prefix(value: object) -> str:
-    """
-    Parse the option ``prefix``: a path without its leading slash.
-
-    Raises:
-        ValueError: ZooKeeper refuses such a path.
-    """
+    """Parse the option ``prefix``: a path without its leading slash."""
     text = validation.parse_text(value)
     path: str
     try:
@@ -69,13 +51,7 @@ def parse_prefix(value: object) -> str:
 
 
 def parse_acl(value: object) -> list[ACL]:
-    """
-    Parse the option ``acl``: a string, or a list of kazoo's ``ACL``.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: The string is malformed.
-    """
+    """Parse the option ``acl``: a string, or a list of kazoo's ``ACL``."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(one, ACL) for one in value):
         return [*value]
     if not isinstance(value, str):
@@ -134,12 +110,7 @@ def driver_options() -> Mapping[str, Option]:
 
 
 def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Give the keyword arguments for ``KazooClient``, the **password** among them.
-
-    Raises:
-        ConfigurationError: The URL lacks something, or contradicts itself.
-    """
+    """Give the keyword arguments for ``KazooClient``, the **password** among them."""
     if not url.hosts:
         raise _wrong(url, f"write {url.scheme}://host1:{DEFAULT_PORT},host2/chroot")
     arguments = {name: value for name, value in options.items() if name not in OPTIONS}
@@ -201,12 +172,7 @@ def _sasl_options(url: Url, given: Any) -> dict[str, Any]:  # noqa: ANN401 - the
 
 
 def root_of(url: Url, prefix: str) -> str:
-    """
-    Give the directory of the locks: the chroot of the URL, and the prefix in it.
-
-    Raises:
-        ConfigurationError: The path of the URL is not a ZooKeeper path.
-    """
+    """Give the directory of the locks: the chroot of the URL, and the prefix in it."""
     try:
         chroot = normpath(url.path)
     except ValueError as error:
@@ -228,12 +194,7 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 
 def check_adopted_options(options: Mapping[str, Any]) -> None:
-    """
-    Check the options that come with an application's client.
-
-    Raises:
-        ConfigurationError: One of them would have no effect.
-    """
+    """Check the options that come with an application's client."""
     if options["acl"] is not None:
         message = "the option acl is for URLs: give the KazooClient default_acl=, which lockkit uses, too"
         raise ConfigurationError(message)

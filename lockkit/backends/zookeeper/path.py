@@ -22,27 +22,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from lockkit.backend import Mode
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
-
-if TYPE_CHECKING:
-    from lockkit.backend import Mode
-
-__all__ = [
-    "BROKEN_MAX",
-    "READ_MARK",
-    "Contender",
-    "contenders",
-    "escape_name",
-    "is_of_owner",
-    "name_of",
-    "node_prefix",
-    "says_broken",
-    "slot_mark",
-    "with_broken",
-]
 
 READ_MARK = "__read"
 """End of the name of the mark of a writer that has become a reader."""

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from lockkit.backend import Busy
+from lockkit.backend import Busy, Request
+from lockkit.backends.zookeeper.directories import LockDirectories
 from lockkit.backends.zookeeper.marks import mark
-from lockkit.backends.zookeeper.path import contenders, is_of_owner, node_prefix, slot_mark
+from lockkit.backends.zookeeper.path import Contender, contenders, is_of_owner, node_prefix, slot_mark
 from lockkit.backends.zookeeper.quirks import create_and_list
-from lockkit.backends.zookeeper.session import EXPECTED, LockNode
+from lockkit.backends.zookeeper.session import EXPECTED, LockNode, Session
 from lockkit.backends.zookeeper.turns import blocker, held, lowest_free_slot, would_wait
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backend import Request
-    from lockkit.backends.zookeeper.directories import LockDirectories
-    from lockkit.backends.zookeeper.path import Contender
-    from lockkit.backends.zookeeper.session import Session
-
-__all__ = ["LockQueue"]
 
 JOINS_MAX = 5
 """How often a node that another client removed is created anew in one attempt."""
@@ -38,15 +30,7 @@ class LockQueue:
     """The queue of a lock, for one attempt of a request, whose `LockNode` is in ``request.state``."""
 
     def __init__(self, directories: LockDirectories, request: Request, session: Session, until: float) -> None:
-        """
-        Send nothing.
-
-        Args:
-            directories: Where the lock is.
-            request: What wants the lock.
-            session: Where a node is created if the request has none in it.
-            until: When answers must have come, client monotonic clock.
-        """
+        """Send nothing."""
         self._directories = directories
         self._directory = directories.path(request.name)
         self._request = request
@@ -56,15 +40,7 @@ class LockQueue:
         self._looks = 0
 
     async def attempt(self) -> LockNode | Busy:
-        """
-        Take or keep the place in the queue.
-
-        Returns:
-            The request's node if it holds the lock, else who does.
-
-        Raises:
-            LockError: There was no usable answer.
-        """
+        """Take or keep the place in the queue."""
         request = self._request
         node: LockNode | None = request.state
         children: Sequence[str] = ()

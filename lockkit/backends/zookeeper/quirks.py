@@ -14,11 +14,12 @@ import socket
 import ssl
 import struct
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil
 from operator import call
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.client import CLOSED_STATES, KazooClient
 from kazoo.exceptions import ConnectionClosedError, ConnectionDropped, SessionExpiredError
@@ -38,26 +39,7 @@ from kazoo.protocol.states import KeeperState
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from lockkit.runtime import let_go
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.units import Seconds
-
-__all__ = [
-    "Answer",
-    "BoundedConnectionHandler",
-    "InterruptibleClient",
-    "OneThreadHandler",
-    "create_and_list",
-    "create_directory",
-    "end_session",
-    "end_with_connection",
-    "release_lock",
-    "requested_timeout",
-    "sync",
-    "sync_and_list",
-]
+from lockkit.units import Seconds
 
 log = logging.getLogger("lockkit.kazoo")
 
@@ -115,12 +97,7 @@ def _submit(client: Any, *requests: Any) -> list[Any]:  # noqa: ANN401 - kazoo h
 
 
 def create_and_list(client: Any, path: str, data: bytes) -> list[Any]:  # noqa: ANN401 - kazoo has no types
-    """
-    Create a sequential ephemeral node, and list its directory.
-
-    Returns:
-        Two results: the node's path and its ``ZnodeStat``, and the names in the directory.
-    """
+    """Create a sequential ephemeral node, and list its directory."""
     path = client.chroot + path
     create = Create2(path, data, _acl(client), EPHEMERAL | SEQUENCE)
     return _submit(client, create, GetChildren(path.rpartition("/")[0], None))
@@ -235,13 +212,7 @@ class Answer:
             self._finish()
 
     def get_nowait(self) -> Any:  # noqa: ANN401 - kazoo's
-        """
-        Give the answer, as kazoo's result does.
-
-        Raises:
-            KazooTimeoutError: There is none yet.
-            KazooException: The answer is an error.
-        """
+        """Give the answer, as kazoo's result does."""
         if not self.done:
             raise KazooTimeoutError
         if self._error is not None:
@@ -312,7 +283,6 @@ class OneThreadHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kaz
         self._running = True
 
     def stop(self) -> None:
-        """See `start`."""
         self._running = False
 
     def async_result(self) -> Answer:
@@ -412,12 +382,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
             self._sends_directly = not (self.client._queue or isinstance(self._socket, ssl.SSLSocket))  # noqa: SLF001
 
     def send_queued(self) -> bool:
-        """
-        Send what is in the queue, without waiting; False if kazoo's thread has to.
-
-        Raises:
-            AttributeError: kazoo cannot send one of the requests.
-        """
+        """Send what is in the queue, without waiting; False if kazoo's thread has to."""
         client = self.client
         with self._sending:
             entries = [*client._queue] if self._sends_directly else []  # noqa: SLF001 - kazoo's own classes do

@@ -16,11 +16,12 @@ The server restarts the session timeout with every packet that it gets. lockkit 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import finalize
 
 from kazoo.exceptions import (
@@ -34,7 +35,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
-from lockkit.backend import CALL_SECONDS, unsent, with_since
+from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent, with_since
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
 from lockkit.backends.zookeeper.engine_calls import EngineCalls
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
@@ -42,15 +43,8 @@ from lockkit.backends.zookeeper.path import says_broken
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lockkit.backend import Host, LossReason, Request
-    from lockkit.runtime import Event
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["EXPECTED", "MILLISECOND", "Session"]
+from lockkit.runtime import Event
+from lockkit.units import Instant, Seconds
 
 MILLISECOND = 0.001
 """ZooKeeper's unit for the session timeout, in seconds."""
@@ -118,13 +112,7 @@ class Session:
 
     @classmethod
     def opened(cls, host: Host, label: str, arguments: Mapping[str, Any], seconds: float) -> Session:
-        """
-        Make a session of lockkit's own. Nothing is sent before `connected`.
-
-        Raises:
-            TypeError: kazoo does not take one of the arguments.
-            ValueError: As before.
-        """
+        """Make a session of lockkit's own. Nothing is sent before `connected`."""
         session = cls(host, label)
         session.requested_seconds = seconds
         connection = Connection(arguments, seconds, weakly(session._round_failed), weakly(session._thread_ended))
@@ -198,17 +186,7 @@ class Session:
         return min(until, self._runtime.now() + seconds)
 
     async def connected(self, until: Instant = inf, *, patient: bool = False) -> None:
-        """
-        Return when there is a connection.
-
-        Args:
-            until: See the class.
-            patient: Wait although no member can be reached: a place in the queue is at stake.
-
-        Raises:
-            BackendUnavailable: There is none.
-            ConfigurationError: The server refuses the login.
-        """
+        """Return when there is a connection."""
         if self.usable and not self._closed:
             return
         rounds_count = self._failed_rounds_count
@@ -271,14 +249,7 @@ class Session:
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def answer(self, result: Any, until: Instant = inf) -> Any:  # noqa: ANN401 - kazoo has no types
-        """
-        Wait for the answer to a request that was handed to kazoo.
-
-        Raises:
-            BackendUnavailable: None came, so it may or may not have been carried out; or the server refused it.
-            ConfigurationError: The server refused it, and would refuse it again.
-            NoNodeError: kazoo's, as are NodeExistsError and NotEmptyError, for the caller to handle.
-        """
+        """Wait for the answer to a request that was handed to kazoo."""
         asked_at = self._runtime.now()
         try:
             found = await outcome(self._runtime, result, self._until(until, ANSWER_SECONDS) - asked_at)
@@ -293,16 +264,7 @@ class Session:
         return found
 
     async def committed(self, result: Any, until: Instant = inf) -> int | None:  # noqa: ANN401 - kazoo has no types
-        """
-        Wait for the answer to a transaction.
-
-        Returns:
-            Number of the operation that failed with one of `EXPECTED`, so that none was carried out; None if all were.
-
-        Raises:
-            BackendUnavailable: As `answer`.
-            ConfigurationError: As `answer`.
-        """
+        """Wait for the answer to a transaction."""
         for number, found in enumerate(await self.answer(result, until)):
             if isinstance(found, EXPECTED):
                 return number
@@ -315,11 +277,6 @@ class Session:
         Hand over a request that writes the data of a node, and so wakes those that watch it; give what `send` gives.
 
         Requests are sent in the order of these calls: none brings back older data.
-
-        Args:
-            node: One of this session.
-            data: The new data; None for the present.
-            send: Is called with the data.
         """
         with self._mutex:
             if data is not None:
@@ -387,14 +344,7 @@ class Session:
         return found
 
     async def children_when_woken(self, path: str, request: Request, until: float) -> tuple[list[str], float]:
-        """
-        List the children of a node for a waiter. They may have been requested already when it was woken.
-
-        Returns:
-            The same as `children`, and when the session was alive for certain, client monotonic clock: at the latest
-            before they were requested. Between that and now the whole process may have been stopped, and the session
-            may have ended.
-        """
+        """List the children of a node for a waiter. They may have been requested already when it was woken."""
         asked_at = 0.0
 
         def send() -> Any:  # noqa: ANN401 - kazoo has no types

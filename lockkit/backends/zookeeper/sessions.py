@@ -9,24 +9,17 @@ default ZooKeeper takes 60 connections from one host (``maxClientCnxns``), inclu
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import floor, inf, log10
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lockkit.backend import CALL_SECONDS
+from lockkit.backend import CALL_SECONDS, Host
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, can_wait
 from lockkit.backends.zookeeper.quirks import end_session, requested_timeout
-from lockkit.backends.zookeeper.session import MILLISECOND, Session
+from lockkit.backends.zookeeper.session import MILLISECOND, LockNode, Session
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.backend import Host
-    from lockkit.backends.zookeeper.session import LockNode
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["SESSIONS_MAX", "Sessions", "session_timeout"]
+from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 
@@ -68,14 +61,7 @@ class Sessions:
     """The sessions of one client, or the one of an application's client."""
 
     def __init__(self, host: Host, url: str, label: str) -> None:
-        """
-        Have none yet.
-
-        Args:
-            host: The engine's side.
-            url: For messages.
-            label: The servers, for messages.
-        """
+        """Have none yet."""
         self._host = host
         self._runtime = host.runtime
         self._url = url
@@ -87,13 +73,7 @@ class Sessions:
         self._warned: set[float] = set()
 
     def use(self, arguments: Mapping[str, Any]) -> None:
-        """
-        Make sessions with these arguments for kazoo's client. Nothing is sent.
-
-        Raises:
-            TypeError: kazoo does not take one of them.
-            ValueError: As before.
-        """
+        """Make sessions with these arguments for kazoo's client. Nothing is sent."""
         self._arguments = arguments
         self._open(DEFAULT_SECONDS)
 
@@ -213,9 +193,6 @@ class Sessions:
 
         If a member does not answer, kazoo connects to another one. A session that is not ended by then ends after its
         timeout: nothing keeps it alive any more.
-
-        Raises:
-            BackendUnavailable: Some could not be ended.
         """
         left = [session for session in sessions if session.close()]
         problem: LockError | None = None

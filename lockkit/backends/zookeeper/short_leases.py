@@ -18,19 +18,14 @@ One coroutine per client, started when first needed and ended when idle.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.background import Background
 from lockkit.errors import BackendUnavailable, LockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from lockkit.backends.zookeeper.session import LockNode, Session
-    from lockkit.runtime import Runtime
-
-__all__ = ["ShortLeases"]
+from lockkit.runtime import Runtime
 
 log = logging.getLogger("lockkit")
 
@@ -53,15 +48,7 @@ class ShortLeases:
         remove: Callable[[LockNode], Coroutine[Any, Any, bool]],
         all_removed: Callable[[], None],
     ) -> None:
-        """
-        Start nothing yet.
-
-        Args:
-            runtime: Clock, waiting and background work.
-            remove: Removes a node. False if it is to be called again at `LockNode.remove_at`; raises `LockError` if the
-                server gave no usable answer.
-            all_removed: Called when this is closed and nothing is left to be removed.
-        """
+        """Start nothing yet."""
         self._runtime = runtime
         self._remove = remove
         self._all_removed = all_removed
@@ -92,12 +79,7 @@ class ShortLeases:
             self._nodes.pop(node.owner, None)
 
     def close(self, ends: Callable[[Session], bool]) -> None:
-        """
-        Leave the nodes that go with their session, and keep removing the others in the background.
-
-        Args:
-            ends: Tells whether a session is about to end.
-        """
+        """Leave the nodes that go with their session, and keep removing the others in the background."""
         with self._mutex:
             self._closed = True
             for node in [*self._nodes.values()]:

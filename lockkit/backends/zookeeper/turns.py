@@ -23,16 +23,11 @@ would give it another slot. So it creates the mark in one transaction with a che
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backend import Request
-    from lockkit.backends.zookeeper.path import Contender
-
-__all__ = ["blocker", "held", "lowest_free_slot", "would_wait"]
+from lockkit.backend import Request
+from lockkit.backends.zookeeper.path import Contender
 
 
 def held(queue: Sequence[Contender]) -> Sequence[Contender]:

@@ -6,19 +6,14 @@ One function is called for all nodes, so that kazoo keeps it once for each path:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from kazoo.protocol.states import EventType
 
+from lockkit.backend import Request
 from lockkit.backends.zookeeper.connection import weakly
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from lockkit.backend import Request
-
-__all__ = ["Watches"]
 
 
 class Watches:
@@ -39,13 +34,9 @@ class Watches:
         """
         Watch nothing yet.
 
-        Args:
-            client: kazoo's.
-            request_children: Requests the children of a directory for a waiter, with a watch on them if there is a
-                second argument; the third is the ttl that the waiter wants. Gives a time at which the session was alive
-                for certain, and kazoo's result.
-            lease_gone: Called in kazoo's thread, with the owner of a lease whose node was deleted.
-            mutex: For short sections. Readers of one client wait for the same node, in several threads.
+        request_children: Requests the children of a directory for a waiter, with a watch on them if there is a
+        second argument; the third is the ttl that the waiter wants. Gives a time at which the session was alive
+        for certain, and kazoo's result.
         """
         self._client = client
         self._request_children = request_children

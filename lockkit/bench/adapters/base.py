@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import TracebackType
+from typing import Any, ClassVar, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
-
-    from lockkit.bench.subject import Face, Kind
-    from lockkit.units import Seconds
-
-__all__ = ["Adapter", "AsyncAdapter", "BlockingAdapter", "InTurn", "load", "several_names"]
+from lockkit.bench.subject import Face, Kind
+from lockkit.units import Seconds
 
 
 class Adapter(ABC):
@@ -23,13 +19,7 @@ class Adapter(ABC):
     face: ClassVar[Face]
 
     def __init__(self, url: str, ttl: Seconds) -> None:
-        """
-        Keep the arguments; `open` connects.
-
-        Args:
-            url: Where to lock.
-            ttl: Lease time of every lock, seconds, where the library has one.
-        """
+        """Keep the arguments; `open` connects."""
         self.url = url
         self.ttl = ttl
 
@@ -62,14 +52,7 @@ class BlockingAdapter(Adapter):
     leaves_something: ClassVar[bool] = False
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        """
-        Make an object that one contender enters again and again, of a kind in `Subject.kinds`.
-
-        Args:
-            kind: Of a read/write lock both sides go by one name.
-            name: Of the lock, the semaphore, the election or the key.
-            count: Of a permit: how many may be held; of several locks: how many, see `several_names`.
-        """
+        """Make an object that one contender enters again and again, of a kind in `Subject.kinds`."""
         if kind == "locks":
             return InTurn([self.lock(one) for one in several_names(name, count)])
         assert kind == "lock", f"{type(self).__name__} has no {kind}"
@@ -77,13 +60,7 @@ class BlockingAdapter(Adapter):
 
     @abstractmethod
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """
-        Make the lock object that one contender enters again and again, waiting as long as it takes.
-
-        Args:
-            name: The lock.
-            renew: Keep it alive while held; asked for only where `Subject.renews`.
-        """
+        """Make the lock object that one contender enters again and again, waiting as long as it takes."""
 
     async def erase(self) -> None:
         """Remove what all such clients have left at the server."""
@@ -96,7 +73,6 @@ class AsyncAdapter(Adapter):
     face = "asyncio"
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.primitive`."""
         del count
         assert kind == "lock", f"{type(self).__name__} has no {kind}"
         return self.lock(name)
@@ -133,12 +109,7 @@ def several_names(name: str, count: int) -> list[str]:
 
 
 def load(target: str) -> type[BlockingAdapter | AsyncAdapter]:
-    """
-    Import an adapter.
-
-    Args:
-        target: ``module:class``.
-    """
+    """Import an adapter."""
     module, _, name = target.partition(":")
     adapter: type[BlockingAdapter | AsyncAdapter] = getattr(import_module(module), name)
     return adapter

@@ -6,23 +6,18 @@ import asyncio
 import queue
 import secrets
 import time
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.subject import Kind
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
-
-    from lockkit.bench.subject import Kind
-
-__all__ = ["Etcd3Gw", "PyEtcd", "RawEtcd", "RawEtcdAsyncio"]
 
 POLL_SECONDS = 0.05
 """How often etcd3gw is asked again: it does not wait by itself."""
@@ -76,14 +71,12 @@ class RawEtcd(BlockingAdapter):
     """One transaction to lock, one delete to unlock; who finds the key there watches it. One lease for all."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._channel = grpc.insecure_channel("{}:{}".format(*_address(self.url)))
         self._calls = _Calls(self._channel)
         # Nobody keeps it alive: a run is shorter.
         self._lease = self._calls.grant(rpc.LeaseGrantRequest(TTL=600)).ID
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RawLock(self._calls, f"bench/{name}".encode(), self._lease)
 
@@ -96,7 +89,6 @@ class RawEtcd(BlockingAdapter):
         return super().primitive("lock" if kind == "election" else kind, name, count)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._channel.close()
 
 
@@ -207,18 +199,15 @@ class RawEtcdAsyncio(AsyncAdapter):
     """The same through ``grpc.aio``."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._channel = grpc.aio.insecure_channel("{}:{}".format(*_address(self.url)))
         self._calls = _Calls(self._channel)
         self._lease = (await self._calls.grant(rpc.LeaseGrantRequest(TTL=600))).ID
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """See `AsyncAdapter.lock`."""
         del renew
         return _RawAsyncLock(self._calls, f"bench/{name}".encode(), self._lease)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         await self._channel.close()
 
 
@@ -253,17 +242,14 @@ class PyEtcd(BlockingAdapter):
     """pyetcd, the maintained descendant of python-etcd3."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         host, port = _address(self.url)
         self._client: Any = import_module("pyetcd").client(host=host, port=port)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _Insisting(self._client.lock(name, ttl=int(self.ttl)), {"timeout": None})
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._client.close()
 
 
@@ -271,12 +257,10 @@ class Etcd3Gw(BlockingAdapter):
     """etcd3gw, which speaks HTTP."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         host, port = _address(self.url)
         self._client: Any = import_module("etcd3gw").client(host=host, port=port, api_path="/v3/")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _Insisting(self._client.lock(name, ttl=int(self.ttl)), {})
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.units import Seconds
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
-
-    from lockkit.units import Seconds
-
-__all__ = ["AsyncFileLock", "FileLock", "Flock", "Portalocker"]
 
 _RECORD = b"0123456789abcdef0123456789abcdef 1234567890123456 30.000000"
 """As long as owner, token and expiry: what a lock that can tell its holder must write at the least."""
@@ -34,7 +29,6 @@ class Flock(BlockingAdapter):
     """``flock``, read and write the record, unlock: the baseline of a file lock that knows its holder."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _Flock(_path(self.url, name))
 
@@ -61,12 +55,10 @@ class Portalocker(BlockingAdapter):
     """portalocker's ``Lock``."""
 
     def __init__(self, url: str, ttl: Seconds) -> None:
-        """See `Adapter`."""
         super().__init__(url, ttl)
         self._module: Any = import_module("portalocker")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._module.Lock(_path(self.url, name), timeout=_FOREVER)
         return lock
@@ -76,12 +68,10 @@ class FileLock(BlockingAdapter):
     """filelock's ``FileLock``."""
 
     def __init__(self, url: str, ttl: Seconds) -> None:
-        """See `Adapter`."""
         super().__init__(url, ttl)
         self._module: Any = import_module("filelock")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._module.FileLock(_path(self.url, name))
         return lock
@@ -91,12 +81,10 @@ class AsyncFileLock(AsyncAdapter):
     """filelock's ``AsyncFileLock``."""
 
     def __init__(self, url: str, ttl: Seconds) -> None:
-        """See `Adapter`."""
         super().__init__(url, ttl)
         self._module: Any = import_module("filelock")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractAsyncContextManager[Any] = self._module.AsyncFileLock(_path(self.url, name))
         return lock

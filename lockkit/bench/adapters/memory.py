@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-
-    from lockkit.bench.subject import Kind
-    from lockkit.units import Seconds
-
-__all__ = ["AsyncioLock", "AsyncioSemaphore", "ThreadingLock", "ThreadingSemaphore"]
+from lockkit.bench.subject import Kind
+from lockkit.units import Seconds
 
 
 class ThreadingLock(BlockingAdapter):
@@ -27,7 +22,6 @@ class ThreadingLock(BlockingAdapter):
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return self._locks[name]
 
@@ -41,7 +35,6 @@ class AsyncioLock(AsyncAdapter):
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return self._locks[name]
 
@@ -55,7 +48,6 @@ class ThreadingSemaphore(ThreadingLock):
         self._semaphores: dict[str, threading.Semaphore] = {}
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.primitive`."""
         assert kind == "permit", "nothing else"
         return self._semaphores.setdefault(name, threading.Semaphore(count))
 
@@ -69,6 +61,5 @@ class AsyncioSemaphore(AsyncioLock):
         self._semaphores: dict[str, asyncio.Semaphore] = {}
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.primitive`."""
         assert kind == "permit", "nothing else"
         return self._semaphores.setdefault(name, asyncio.Semaphore(count))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.adapters.redis import redis_client
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
-
-__all__ = ["Mithril", "MithrilAsyncio"]
 
 _FOREVER = 1e6
 """Seconds; its own timeout of 10 s would turn a long wait into an error."""
@@ -24,7 +20,6 @@ class Mithril(BlockingAdapter):
     """Its ``Lock`` over `RedisBackend` or `FileBackend`."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._lock: Any = import_module("mithril").Lock
         backends = import_module("mithril.backends")
         url = parse(self.url)
@@ -35,13 +30,11 @@ class Mithril(BlockingAdapter):
         )
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         return _AnewBlocking(
             self._lock, name, backend=self._backend, ttl=self.ttl, timeout=_FOREVER, auto_renewal=renew
         )
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.fencing_token)
 
     def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
@@ -54,21 +47,17 @@ class MithrilAsyncio(AsyncAdapter):
     """Its ``AsyncLock`` over `AsyncRedisBackend`."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._lock: Any = import_module("mithril.aio").AsyncLock
         self._client = redis_client(self.url, "redis.asyncio")
         self._backend = import_module("mithril.backends.aio").AsyncRedisBackend(self._client)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         return _AnewAsyncio(self._lock, name, backend=self._backend, ttl=self.ttl, timeout=_FOREVER, auto_renewal=renew)
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.fencing_token)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         await self._client.aclose()
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
 
 import lockkit
 import lockkit.aio
+from lockkit.aio.once import Once as AsyncOnce
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter, several_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from lockkit.aio.once import Once as AsyncOnce
-    from lockkit.bench.subject import Kind
-    from lockkit.sync.once import Once
-
-__all__ = ["Asyncio", "Blocking"]
+from lockkit.bench.subject import Kind
+from lockkit.sync.once import Once
 
 _KEEP_SECONDS = 600
 """How long the record of a key is kept: longer than any turn."""
@@ -36,7 +31,6 @@ class _Own:
         return self._client.lock(name, ttl=self.ttl)
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> Any:  # noqa: ANN401 - as above
-        """See `BlockingAdapter.primitive`."""
         client, ttl = self._client, self.ttl
         kinds: dict[Kind, Callable[[], Any]] = {
             "lock": lambda: client.lock(name, ttl=ttl),
@@ -50,7 +44,6 @@ class _Own:
         return kinds[kind]()
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.token)
 
     def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
@@ -100,11 +93,9 @@ class Blocking(_Own, BlockingAdapter):
     _done = _Done
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._client = lockkit.connect(self.url)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._client.close()
 
 
@@ -149,9 +140,7 @@ class Asyncio(_Own, AsyncAdapter):
     _done = _AsyncDone
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._client = await lockkit.aio.connect(self.url)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         await self._client.close()

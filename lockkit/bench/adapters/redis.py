@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter, InTurn, several_names
 from lockkit.bench.redis_connection import (
@@ -21,33 +24,13 @@ from lockkit.bench.redis_connection import (
     RELEASE,
     RELEASE_AND_SIGNAL,
     WRITE,
+    RawConnection,
     connect_to,
     encode,
     node_urls,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
-
-    from lockkit.bench.redis_connection import RawConnection
-    from lockkit.bench.subject import Kind
-    from lockkit.units import Seconds
-
-__all__ = [
-    "Fencekit",
-    "Pottery",
-    "PythonRedisLock",
-    "RawFencedRedlock",
-    "RawPushRedis",
-    "RawRedis",
-    "RawRedlock",
-    "RedisPy",
-    "RedisPyAsyncio",
-    "RedlockPy",
-    "redis_client",
-]
+from lockkit.bench.subject import Kind
+from lockkit.units import Seconds
 
 _CONNECTIONS_MAX = 10_000
 """Above any number of waiters: redis-py's default of 100 ends a library's waiters with an error."""
@@ -85,12 +68,10 @@ class RawRedis(BlockingAdapter):
     """
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RawLock(connect_to(self.url), name, self.ttl)
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.primitive`."""
         if kind == "lock":
             return self.lock(name)
         connection = connect_to(self.url)
@@ -189,7 +170,6 @@ class RawPushRedis(BlockingAdapter):
     """As `RawRedis`, but a waiter sleeps in ``BLPOP`` on a list that a release pushes to."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RawPushLock(connect_to(self.url), name, self.ttl)
 
@@ -222,7 +202,6 @@ class RawRedlock(BlockingAdapter):
     """One round of ``SET NX PX`` and one of deletes, each sent to all nodes before any answer is read."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RawRedlock([connect_to(url) for url in node_urls(self.url)], name, self.ttl)
 
@@ -268,12 +247,10 @@ class RawFencedRedlock(BlockingAdapter):
     """As `RawRedlock`, with the second round that a fencing token takes."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RawFencedRedlock([connect_to(url) for url in node_urls(self.url)], name, self.ttl)
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.token)
 
 
@@ -309,11 +286,9 @@ class RedisPy(BlockingAdapter):
     """redis-py's ``Lock``."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._client = redis_client(self.url)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._client.lock(name, timeout=self.ttl)
         return lock
@@ -323,17 +298,14 @@ class RedisPyAsyncio(AsyncAdapter):
     """redis-py's asyncio ``Lock``."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._client = redis_client(self.url, "redis.asyncio")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractAsyncContextManager[Any] = self._client.lock(name, timeout=self.ttl)
         return lock
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         await self._client.aclose()
 
 
@@ -341,7 +313,6 @@ class PythonRedisLock(BlockingAdapter):
     """python-redis-lock's ``Lock``."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._client = redis_client(self.url)
         self._module: Any = import_module("redis_lock")
 
@@ -362,16 +333,13 @@ class Fencekit(BlockingAdapter):
     """fencekit's ``DistributedLock``."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._locks: Any = import_module("fencekit").DistributedLock(redis_client(self.url))
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _FencekitLock(self._locks, name, self.ttl)
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.handle.token.value)
 
 
@@ -395,12 +363,10 @@ class Pottery(BlockingAdapter):
     """pottery's ``Redlock``, over one node or several."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._masters = {redis_client(url) for url in node_urls(self.url)}
         self._module: Any = import_module("pottery")
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._module.Redlock(
             key=name, masters=self._masters, auto_release_time=self.ttl
@@ -412,12 +378,10 @@ class RedlockPy(BlockingAdapter):
     """redlock-py, over one node or several."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         clients = [redis_client(url) for url in node_urls(self.url)]
         self._manager: Any = import_module("redlock").Redlock(clients)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RedlockPyLock(self._manager, name, int(self.ttl * 1000))
 

@@ -10,31 +10,13 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import TracebackType
+from typing import Any, ClassVar, Self
 
 from lockkit.bench.adapters.base import BlockingAdapter
-from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
-    from lockkit.url import Url
-
-__all__ = [
-    "LIMITED_MYSQL",
-    "LIMITED_POSTGRESQL",
-    "NOW_MYSQL",
-    "NOW_POSTGRESQL",
-    "Dlock",
-    "DlockKept",
-    "RawMysqlTable",
-    "RawPostgresqlTable",
-    "RawSqliteTable",
-    "arguments",
-]
+from lockkit.url import Url, parse
 
 _TABLE = "lockkit_bench_baseline"
 _COLUMNS = "token bigint NOT NULL, expires_at_us bigint NOT NULL"
@@ -62,7 +44,6 @@ class _RawTable(BlockingAdapter):
     _connection: Any
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _RawLock(self, name)
 
@@ -75,16 +56,13 @@ class _RawTable(BlockingAdapter):
         raise NotImplementedError
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._connection.close()
 
     async def erase(self) -> None:
-        """See `BlockingAdapter.erase`."""
         for statement in (self.limited, f"DROP TABLE {_TABLE}"):
             self._connection.cursor().execute(statement)
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.token)
 
 
@@ -116,7 +94,6 @@ class RawPostgresqlTable(_RawTable):
     limited = LIMITED_POSTGRESQL
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._connection = import_module("psycopg").connect(**arguments(parse(self.url), "dbname"), autocommit=True)
         self._connection.execute("SELECT pg_advisory_lock(1)")  # CREATE … IF NOT EXISTS is not atomic
         self._connection.execute(
@@ -134,12 +111,10 @@ class RawPostgresqlTable(_RawTable):
         self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s"
 
     def taken(self, name: str, owner: str) -> int:
-        """See `_RawTable.taken`."""
         row = self._connection.execute(self._take, (name, owner)).fetchone()
         return int(row[0]) if row else 0
 
     def freed(self, name: str, owner: str) -> None:
-        """See `_RawTable.freed`."""
         self._connection.execute(self._free, (name, owner))
 
 
@@ -149,7 +124,6 @@ class RawMysqlTable(_RawTable):
     limited = LIMITED_MYSQL
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._connection = import_module("pymysql").connect(**arguments(parse(self.url), "database"), autocommit=True)
         self._cursor = self._connection.cursor()
         self._cursor.execute(
@@ -167,12 +141,10 @@ class RawMysqlTable(_RawTable):
         self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s"
 
     def taken(self, name: str, owner: str) -> int:
-        """See `_RawTable.taken`."""
         self._cursor.execute(self._take, (name, owner))
         return int(self._cursor.lastrowid)
 
     def freed(self, name: str, owner: str) -> None:
-        """See `_RawTable.freed`."""
         self._cursor.execute(self._free, (name, owner))
 
 
@@ -182,7 +154,6 @@ class RawSqliteTable(_RawTable):
     limited = "PRAGMA busy_timeout = 5000"
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         path = parse(self.url).path.removeprefix("/")
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=60)
         self._connection.execute(
@@ -197,12 +168,10 @@ class RawSqliteTable(_RawTable):
         self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = ? AND owner = ?"
 
     def taken(self, name: str, owner: str) -> int:
-        """See `_RawTable.taken`."""
         rows = self._connection.execute(self._take, (name, owner)).fetchall()
         return int(rows[0][0]) if rows else 0
 
     def freed(self, name: str, owner: str) -> None:
-        """See `_RawTable.freed`."""
         self._connection.execute(self._free, (name, owner))
 
 
@@ -210,7 +179,6 @@ class Dlock(BlockingAdapter):
     """sqlalchemy-dlock as its README has it: each section locks on a connection from the pool of the engine."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         sqlalchemy = import_module("sqlalchemy")
         url = parse(self.url)
         drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
@@ -222,7 +190,6 @@ class Dlock(BlockingAdapter):
         self._make: Any = import_module("sqlalchemy_dlock").create_sadlock
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return _DlockSections(self, name)
 
@@ -238,7 +205,6 @@ class Dlock(BlockingAdapter):
         return lock
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._engine.dispose()
 
 
@@ -269,7 +235,6 @@ class DlockKept(Dlock):
     """
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         return self.made(self.connect(), name)
 

@@ -10,27 +10,14 @@ a token leaves the second step out.
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from types import TracebackType
+from typing import Any, ClassVar, Self
 
 from lockkit.bench.adapters.base import BlockingAdapter
 from lockkit.bench.adapters.sql import LIMITED_MYSQL, LIMITED_POSTGRESQL, NOW_MYSQL, NOW_POSTGRESQL, arguments
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
-__all__ = [
-    "RawMysqlAdvisory",
-    "RawMysqlAdvisoryUnfenced",
-    "RawMysqlRow",
-    "RawMysqlRowUnfenced",
-    "RawPostgresqlAdvisory",
-    "RawPostgresqlAdvisoryUnfenced",
-    "RawPostgresqlRow",
-    "RawPostgresqlRowUnfenced",
-]
 
 _ROWS = "lockkit_bench_rows"
 _TOKENS = "lockkit_bench_tokens"
@@ -45,7 +32,6 @@ class _RawSession(BlockingAdapter):
     limited: ClassVar[str]
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         self._sessions: list[Any] = []
         self._apart = self.connect()
 
@@ -54,7 +40,6 @@ class _RawSession(BlockingAdapter):
         raise NotImplementedError
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         session = self.connect()
         self._sessions.append(session)
@@ -69,16 +54,13 @@ class _RawSession(BlockingAdapter):
         raise NotImplementedError
 
     def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        """See `Adapter.token`."""
         return int(entered.token) if self.fenced else None
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         for session in [*self._sessions, self._apart]:
             session.close()
 
     async def erase(self) -> None:
-        """See `BlockingAdapter.erase`."""
         for statement in (self.limited, f"DROP TABLE {_ROWS}, {_TOKENS}"):
             self._apart.execute(statement)
 
@@ -111,7 +93,6 @@ class _RawPostgresql(_RawSession):
     limited = LIMITED_POSTGRESQL
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         await super().open()
         execute = self._apart.execute
         execute("SELECT pg_advisory_lock(1)")  # CREATE … IF NOT EXISTS is not atomic
@@ -127,13 +108,11 @@ class _RawPostgresql(_RawSession):
         )
 
     def connect(self) -> Any:  # noqa: ANN401 - a driver's
-        """See `_RawSession.connect`."""
         connection = import_module("psycopg").connect(**arguments(parse(self.url), "dbname"), autocommit=True)
         connection.execute("SET synchronous_commit = off")
         return connection
 
     def next_token(self, name: str) -> int:
-        """See `_RawSession.next_token`."""
         return int(self._apart.execute(self._raise, (name,)).fetchone()[0])
 
 
@@ -141,7 +120,6 @@ class RawPostgresqlRow(_RawPostgresql):
     """``SELECT … FOR UPDATE``."""
 
     def prepare(self, session: Any, name: str) -> tuple[str, str]:  # noqa: ANN401 - a driver's
-        """See `_RawSession.prepare`."""
         session.execute(f"INSERT INTO {_ROWS} VALUES (%s) ON CONFLICT DO NOTHING", (name,))
         literal = import_module("psycopg.sql").quote(name)
         return f"BEGIN;SELECT 1 FROM {_ROWS} WHERE name = {literal} FOR UPDATE", "COMMIT"
@@ -151,7 +129,6 @@ class RawPostgresqlAdvisory(_RawPostgresql):
     """``pg_advisory_xact_lock``."""
 
     def prepare(self, session: Any, name: str) -> tuple[str, str]:  # noqa: ANN401 - a driver's
-        """See `_RawSession.prepare`."""
         del session
         key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
         return f"BEGIN;SELECT pg_advisory_xact_lock({key})", "COMMIT"
@@ -175,7 +152,6 @@ class _RawMysql(_RawSession):
     limited = LIMITED_MYSQL
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         await super().open()
         key = "name varbinary(255) PRIMARY KEY"
         self._apart.execute(f"CREATE TABLE IF NOT EXISTS {_ROWS} ({key}) ENGINE=InnoDB")
@@ -186,11 +162,9 @@ class _RawMysql(_RawSession):
         )
 
     def connect(self) -> Any:  # noqa: ANN401 - a driver's
-        """See `_RawSession.connect`."""
         return _Cursor(import_module("pymysql").connect(**arguments(parse(self.url), "database"), autocommit=True))
 
     def next_token(self, name: str) -> int:
-        """See `_RawSession.next_token`."""
         self._apart.execute(self._raise, (name,))
         return int(self._apart.lastrowid)
 
@@ -215,7 +189,6 @@ class RawMysqlRow(_RawMysql):
     """``SELECT … FOR UPDATE``, in a transaction that is open without a statement of its own."""
 
     def prepare(self, session: Any, name: str) -> tuple[str, str]:  # noqa: ANN401 - a driver's
-        """See `_RawSession.prepare`."""
         session.execute(f"INSERT IGNORE INTO {_ROWS} VALUES (%s)", (name,))
         session.execute("SET SESSION autocommit = 0, innodb_lock_wait_timeout = 3600")
         session.execute("COMMIT")
@@ -226,7 +199,6 @@ class RawMysqlAdvisory(_RawMysql):
     """``GET_LOCK``."""
 
     def prepare(self, session: Any, name: str) -> tuple[str, str]:  # noqa: ANN401 - a driver's
-        """See `_RawSession.prepare`."""
         del session
         key = hashlib.sha256(name.encode()).hexdigest()[:48]
         return f"SELECT GET_LOCK('{key}', {_WAIT_SECONDS})", f"SELECT RELEASE_LOCK('{key}')"

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from lockkit.bench.adapters.base import BlockingAdapter
-from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from lockkit.units import Seconds
-    from lockkit.url import Url
-
-__all__ = ["Tooz", "coordinator_url"]
+from lockkit.units import Seconds
+from lockkit.url import Url, parse
 
 
 class Tooz(BlockingAdapter):
     """A coordinator with its heart beating, which is what keeps locks of Redis and etcd alive."""
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         coordination = import_module("tooz.coordination")
         member = secrets.token_hex(8).encode()
         self._coordinator: Any = coordination.get_coordinator(coordinator_url(self.url, self.ttl), member)
         self._coordinator.start(start_heart=True)
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._coordinator.get_lock(name.encode())
         return lock
@@ -41,7 +33,6 @@ class Tooz(BlockingAdapter):
         return bool(lock.acquired)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._coordinator.stop()
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from lockkit.bench.adapters.base import BlockingAdapter
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
-    from lockkit.bench.subject import Kind
-
-__all__ = ["KazooLock", "RawZooKeeper"]
+from lockkit.bench.subject import Kind
 
 _ROOT = "/lockkit-bench"
 _TOOZ = "/tooz/locks"
@@ -28,14 +23,12 @@ class _Kazoo(BlockingAdapter):
     leaves_something = True
 
     async def open(self) -> None:
-        """See `Adapter.open`."""
         parts = urlsplit(self.url)
         hosts = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
         self._client: Any = import_module("kazoo.client").KazooClient(hosts, timeout=self.ttl)
         self._client.start(_START_SECONDS)
 
     async def close(self) -> None:
-        """See `Adapter.close`."""
         self._client.stop()
         self._client.close()
 
@@ -55,7 +48,6 @@ class KazooLock(_Kazoo):
     """kazoo's ``Lock``, and its other recipes. Its session is kept alive by kazoo's own heartbeats."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         lock: AbstractContextManager[Any] = self._client.Lock(self._path(name))
         return lock
@@ -81,7 +73,6 @@ class RawZooKeeper(_Kazoo):
     """``create``, ``get_children`` and ``delete``, one after the other; who is not first watches the one before."""
 
     def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
         del renew
         path = self._path(name)
         self._client.ensure_path(path)

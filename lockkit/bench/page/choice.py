@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lockkit.bench.settings import CONTENDERS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["HOW", "PLOTS", "Plot", "written"]
 
 Unit = Literal["us", "ms", "s", "per_s", "share", "trips", "percent"]
 

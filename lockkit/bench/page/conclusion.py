@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from lockkit.bench.page.choice import written
+from lockkit.bench.page.choice import Plot, written
+from lockkit.bench.report import Row, Section
 from lockkit.bench.settings import CONTENDERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.bench.page.choice import Plot
-    from lockkit.bench.report import Row, Section
-
-__all__ = ["compare_backends", "conclude"]
 
 LEVEL: Final = 1.15
 """Ratios repeat to within about 15 %: what is closer is not told apart."""
@@ -32,18 +26,7 @@ class _Entry(NamedTuple):
 
 
 def conclude(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[Row], str]) -> str:
-    """
-    Say how lockkit does in a plot of one backend, compared with the other libraries and with the baseline.
-
-    Args:
-        plot: Which.
-        section: The workload's results.
-        rows: Those in the plot. Only those that ended well count: what broke or failed has no figure to believe.
-        name: What a row is called there.
-
-    Returns:
-        A sentence, and one more for each thing to beware of.
-    """
+    """Say how lockkit does in a plot of one backend, compared with the other libraries and with the baseline."""
     good = [row for row in rows if row.status == "ok"]
     if plot.kind == "columns":
         return _endurance(plot, good, name)

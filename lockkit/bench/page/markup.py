@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["Html", "tag"]
-
 _VOID = frozenset({"meta", "br", "rect", "line", "circle", "path"})
 """Elements without content; SVG's may be written so too."""
 
@@ -17,14 +15,7 @@ class Html(str):
 
 
 def tag(name: str, /, *children: str, **attributes: str | float) -> Html:
-    """
-    Make an element.
-
-    Args:
-        name: Of the element.
-        children: What is in it; a plain str is escaped.
-        attributes: A trailing underscore goes (``class_``), the others become hyphens. Numbers are shortened.
-    """
+    """Make an element."""
     words = [name]
     for key, value in attributes.items():
         text = f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from lockkit.bench.addresses import title
-from lockkit.bench.page.choice import HOW, PLOTS
+from lockkit.bench.page.choice import HOW, PLOTS, Plot
 from lockkit.bench.page.conclusion import compare_backends, conclude
 from lockkit.bench.page.markup import Html, tag
 from lockkit.bench.page.plots import draw
+from lockkit.bench.report import Report, Row, Section
 from lockkit.bench.table import described, limited
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.bench.page.choice import Plot
-    from lockkit.bench.report import Report, Row, Section
-
-__all__ = ["glance", "page"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 

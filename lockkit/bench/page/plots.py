@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lockkit.bench.page.choice import written
+from lockkit.bench.page.choice import Plot, Unit, written
 from lockkit.bench.page.markup import Html, tag
 from lockkit.bench.page.scale import Scale
+from lockkit.bench.report import Row, Section
 from lockkit.bench.settings import CONTENDERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.bench.page.choice import Plot, Unit
-    from lockkit.bench.report import Row, Section
-
-__all__ = ["draw"]
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -44,18 +37,7 @@ class Line:
 
 
 def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[Row], str]) -> Html | None:
-    """
-    Draw a plot.
-
-    Args:
-        plot: Which.
-        section: The workload's results.
-        rows: Of whom; those who were skipped are left out.
-        name: What a row is called.
-
-    Returns:
-        The plot, or None if nobody has a value for it.
-    """
+    """Draw a plot."""
     shown = [row for row in rows if row.status not in {"skipped", "pending"}]
     lines = [Line(row, name(row), _values(plot, section, row), _times_baseline(plot, section, row)) for row in shown]
     # Without values and without a reason for it: the figure does not apply.

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Scale"]
+from typing import Self
 
 _TICKS_MAX = 5
 """More would touch one another on a phone."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from lockkit.bench.workloads.base import Workload
 from lockkit.bench.workloads.contention import Contention
 from lockkit.bench.workloads.crash import Crash, Freeze
 from lockkit.bench.workloads.distance import Distance
@@ -18,11 +19,6 @@ from lockkit.bench.workloads.primitives import Election, Once, Read, Several, Wr
 from lockkit.bench.workloads.sharing import Permits, Readers
 from lockkit.bench.workloads.sweep import Sweep
 from lockkit.bench.workloads.throughput import Throughput
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.bench.workloads.base import Workload
 
 __all__ = ["WORKLOADS"]
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Kind, Subject
-    from lockkit.bench.worker_pool import WorkerFailed
-
-__all__ = ["Figure", "Measured", "Workload", "fresh_name"]
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.pipe import ParentPipe
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Kind, Subject
+from lockkit.bench.worker_pool import WorkerFailed
 
 _WORDS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -111,12 +107,7 @@ class Workload(ABC):
 
     @abstractmethod
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """
-        Measure once. Runs in the process of the command; starts the processes that lock.
-
-        Raises:
-            WorkerFailed: The subject failed.
-        """
+        """Measure once. Runs in the process of the command; starts the processes that lock."""
 
     def measure_together(
         self, subjects: Sequence[Subject], settings: Settings
@@ -127,17 +118,7 @@ class Workload(ABC):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """
-        Do the part of one process. Must not block an event loop that it runs in.
-
-        Args:
-            adapter: The subject's, open.
-            part: What `measure` gave along.
-            parent: To the process of the command.
-
-        Returns:
-            What `measure` gets as the result; JSON.
-        """
+        """Do the part of one process. Must not block an event loop that it runs in."""
         raise NotImplementedError
 
 

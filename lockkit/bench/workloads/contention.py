@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.contenders import pause, run_contenders
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.samples import now_ns
-from lockkit.bench.witness import Section, judge
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
+from lockkit.bench.witness import Section, Verdict, judge
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-    from lockkit.bench.witness import Verdict
-
-__all__ = ["Contended", "Contention", "Turn", "longest_wait"]
 
 Turn = tuple[Any, bool]
 """What a contender enters, and whether that excludes all others."""
@@ -38,22 +32,13 @@ class Contended(Workload):
 
     @abstractmethod
     def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
-        """
-        Say what a contender enters, turn after turn, and then again from the first one.
-
-        Args:
-            adapter: Whose.
-            name: What all of them contend for.
-            index: Number of the contender.
-            contenders: How many there are.
-        """
+        """Say what a contender enters, turn after turn, and then again from the first one."""
 
     @abstractmethod
     def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
         """Say what the sections of so many contenders show."""
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         alone = subject.scope == "process"
         name, contenders = fresh_name(), settings.processes
         parts = [list(range(contenders))] if alone else [[index] for index in range(contenders)]
@@ -68,7 +53,6 @@ class Contended(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         start_ns = (await parent.ready())["start_ns"]
         until_ns = start_ns + int(part["seconds"] * 1e9)
         alone = len(part["indexes"]) == 1
@@ -134,12 +118,10 @@ class Contention(Contended):
     ratios = ("pairs_per_second",)
 
     def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
-        """See `Contended.turns`."""
         del index, contenders
         return [(adapter.lock(name), True)]
 
     def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
-        """See `Contended.judge`."""
         del contenders
         return judge(sections)
 
@@ -147,17 +129,7 @@ class Contention(Contended):
 async def _contend(
     adapter: BlockingAdapter | AsyncAdapter, turns: Sequence[Turn], start_ns: int, until_ns: int, *, alone: bool
 ) -> list[Note]:
-    """
-    Enter and leave until the time is over.
-
-    Args:
-        adapter: Whose locks.
-        turns: What to enter.
-        start_ns: When to begin.
-        until_ns: When to end.
-        alone: The only contender of this process. The others are threads or tasks here, and must get a chance to
-            intrude: in one interpreter a section that does nothing would never be interrupted.
-    """
+    """Enter and leave until the time is over."""
     notes: list[Note] = []
     await pause(adapter, max(0.0, (start_ns - now_ns()) / 1e9))
     # The loop is written twice: code shared by the sync and async APIs would be measured with them.

@@ -6,25 +6,19 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.contenders import enter, leave
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.samples import now_ns
-from lockkit.bench.worker_pool import WorkerFailed, WorkerPool
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
+from lockkit.bench.worker_pool import WorkerFailed, WorkerPool, WorkerProcess
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-    from lockkit.bench.worker_pool import WorkerProcess
-
-__all__ = ["Crash", "Freeze"]
 
 HELD_SECONDS_MIN = 0.3
 """The waiter has begun to wait by then, on a busy machine too."""
@@ -67,7 +61,6 @@ class Crash(Workload):
         return super().inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         (result,) = self.measure_together([subject], settings)
         if isinstance(result, Exception):
             raise result

@@ -5,25 +5,19 @@ from __future__ import annotations
 import socket
 import statistics
 import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lockkit.bench.addresses import addresses, redirected, why_not_through
 from lockkit.bench.samples import now_ns
-from lockkit.bench.settings import ROUND_TRIPS_MS
+from lockkit.bench.settings import ROUND_TRIPS_MS, Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.bench.workloads.handoff import Handoff
 from lockkit.bench.workloads.pair import Pair
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-    from lockkit.testing.servers import FaultProxy
-
-__all__ = ["Distance", "trips"]
+from lockkit.testing.servers import FaultProxy
 
 _PAIR, _HANDOFF = Pair(), Handoff()
 
@@ -68,7 +62,6 @@ class Distance(Workload):
         return why_not_through(subject.url) or _PAIR.inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         hands_over = not _HANDOFF.inapplicable(subject)
         figures: dict[str, float] = {}
         with ExitStack() as stack:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.contenders import enter, leave, pause, run_contenders
-from lockkit.bench.pipe import readable
+from lockkit.bench.pipe import ParentPipe, readable
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-
-__all__ = ["Handoff"]
 
 HOLD_SECONDS_MORE = 0.02
 """Hold times vary by this much and by the polling interval, so that a poller is met anywhere in its interval."""
@@ -53,7 +47,6 @@ class Handoff(Workload):
     ratios = ("median_ms", "min_ms")
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         hold_min = settings.hold_min
         part = {"name": fresh_name(), "count": settings.handoffs, "poll": subject.poll, "hold_min": hold_min}
         part["kind"] = self.kind
@@ -84,7 +77,6 @@ class Handoff(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         begin, done = _Pipe(*part["begin"]), _Pipe(*part["done"])
         parts: dict[str, Callable[[], Coroutine[Any, Any, list[int]]]] = {
             "give": partial(_give, adapter, part, begin, done),

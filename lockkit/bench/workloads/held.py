@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.contenders import enter, leave, pause
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.server import watch
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-
-__all__ = ["Held"]
 
 MICROSECONDS_EACH = 10_000
 """What acquiring and releasing one lease may take before the subject has failed."""
@@ -59,7 +54,6 @@ class Held(Workload):
         return super().inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         leases = min(settings.leases, SESSIONS_MAX) if subject.session_each else settings.leases
         part = {"name": fresh_name(), "leases": leases, "seconds": settings.lease_ttl}
         expected = settings.lease_ttl + leases * MICROSECONDS_EACH / 1e6
@@ -83,7 +77,6 @@ class Held(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         locks = [adapter.lock(f"{part['name']}-{index}", renew=True) for index in range(part["leases"])]
         began = time.monotonic()
         entered = [await enter(adapter, lock) for lock in locks]

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.contenders import enter, leave, pause
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.server import watch
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.runtime import drive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-
-__all__ = ["Idle"]
 
 LEAVE_SECONDS = 2.0
 """What the waiters get for taking their turn at the end; who polls slowly is ended with the process."""
@@ -49,7 +44,6 @@ class Idle(Workload):
     long = True
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         alone = subject.scope == "process"
         part = {
             "name": fresh_name(),
@@ -83,7 +77,6 @@ class Idle(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         lock = adapter.lock(part["name"])
         if part["holds"]:
             await enter(adapter, lock)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerFailed
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 from lockkit.testing.fork_servers import environment
 from lockkit.testing.temporary import TemporaryDirectory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-    from lockkit.units import Seconds
-
-__all__ = ["Imports"]
+from lockkit.units import Seconds
 
 LIST_MODULES = """
 import sys
@@ -91,12 +86,7 @@ def _time(python: Callable[[str], str], statements: str) -> int:
 
 
 def _python(statements: str, *, cache: str, patience: Seconds) -> str:
-    """
-    Run statements in a new interpreter; give what they print.
-
-    Raises:
-        WorkerFailed: They raised, or did not end.
-    """
+    """Run statements in a new interpreter; give what they print."""
     variables = {**environment(), "PYTHONPYCACHEPREFIX": cache}
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     try:

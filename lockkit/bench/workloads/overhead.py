@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from lockkit.backend import Grant, LossReason, Request
+from lockkit.backend import Grant, LockBackend, LossReason, Request
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit.bench.workloads.pair import time_pairs
 from lockkit.configuration import registry
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.url import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.backend import LockBackend
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-    from lockkit.runtime import Runtime
-
-__all__ = ["Overhead"]
 
 BLOCK = 200
 """Pairs in one go of each kind. Smaller interleaves the two better, larger forgives more warming up."""
@@ -59,7 +52,6 @@ class Overhead(Workload):
         return super().inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         part = {
             "name": fresh_name(),
             "url": subject.url,
@@ -79,7 +71,6 @@ class Overhead(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         direct = _Direct(part, AsyncioRuntime() if adapter.face == "asyncio" else BlockingRuntime())
         await time_pairs(adapter, part["name"], pairs=part["warm_up"])
         await direct.time(adapter, part["warm_up"])

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.samples import now_ns, spread
+from lockkit.bench.settings import Settings
+from lockkit.bench.subject import Kind, Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Kind, Subject
-
-__all__ = ["Pair", "time_pairs"]
 
 
 class Pair(Workload):
@@ -44,7 +39,6 @@ class Pair(Workload):
     ratios = ("min_us", "median_us")
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         part = {"name": fresh_name(), "seconds": settings.seconds, "pairs": 1, "warm_up": settings.warm_up}
         return self.measure_part(subject, settings, part)
 
@@ -59,7 +53,6 @@ class Pair(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         name, kind = part["name"], self.kind
         await time_pairs(adapter, name, kind=kind, pairs=part["warm_up"])
         await parent.ready()
@@ -75,17 +68,7 @@ async def time_pairs(
     kind: Kind = "lock",
     count: int = 1,
 ) -> array[int]:
-    """
-    Time pairs, nanoseconds each.
-
-    Args:
-        adapter: Whose.
-        name: The lock.
-        pairs: At least so many.
-        seconds: And at least for so long.
-        kind: What to enter and leave.
-        count: See `BlockingAdapter.primitive`.
-    """
+    """Time pairs, nanoseconds each."""
     samples = array("q")
     # The loop is written twice: code shared by the sync and async APIs would be measured with them.
     if isinstance(adapter, AsyncAdapter):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.samples import spread
 from lockkit.bench.workloads.base import Figure
 from lockkit.bench.workloads.handoff import Handoff
 from lockkit.bench.workloads.pair import Pair, time_pairs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-
-__all__ = ["NAMES", "Election", "Once", "Read", "Several", "Write"]
 
 NAMES = (2, 10)
 """How many locks are taken at once."""
@@ -75,7 +70,6 @@ class Several(Pair):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         name: str = part["name"]
         figures: dict[str, float] = {}
         for count in NAMES:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable
+from typing import ClassVar
 
-from lockkit.bench.witness import judge_permits, judge_readers
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit.bench.witness import Section, Verdict, judge_permits, judge_readers
 from lockkit.bench.workloads.base import Figure
 from lockkit.bench.workloads.contention import Contended, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.witness import Section, Verdict
-
-__all__ = ["Permits", "Readers"]
 
 WRITE_EVERY = 10
 """One turn of so many is a writer's."""
@@ -51,7 +45,6 @@ class Readers(Contended):
         return [(write, True) if number % WRITE_EVERY == 0 else (read, False) for number in numbers]
 
     def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
-        """See `Contended.judge`."""
         del contenders
         return judge_readers(sections)
 
@@ -79,12 +72,10 @@ class Permits(Contended):
     kind = "permit"
 
     def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
-        """See `Contended.turns`."""
         del index
         return [(adapter.primitive("permit", name, _permits(contenders)), False)]
 
     def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
-        """See `Contended.judge`."""
         return judge_permits(sections, _permits(contenders))
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from lockkit.bench.settings import CONTENDERS
+from lockkit.bench.settings import CONTENDERS, Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.workloads.base import Figure, Measured, Workload
 from lockkit.bench.workloads.contention import Contention
-
-if TYPE_CHECKING:
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-
-__all__ = ["Sweep"]
 
 _CONTENTION = Contention()
 
@@ -44,7 +39,6 @@ class Sweep(Workload):
         return _CONTENTION.inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         figures: dict[str, float] = {"overlaps": 0}
         broken = ""
         for count in settings.contenders:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
 from lockkit.bench.contenders import enter, leave, pause, run_contenders
 from lockkit.bench.machine import CpuTime
+from lockkit.bench.pipe import ParentPipe
 from lockkit.bench.samples import now_ns
-from lockkit.bench.settings import CONTENDERS
+from lockkit.bench.settings import CONTENDERS, Settings
+from lockkit.bench.subject import Subject
 from lockkit.bench.worker_pool import WorkerPool
 from lockkit.bench.workloads.base import Figure, Measured, Workload, fresh_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-    from lockkit.bench.pipe import ParentPipe
-    from lockkit.bench.settings import Settings
-    from lockkit.bench.subject import Subject
-
-__all__ = ["Throughput"]
 
 
 class Throughput(Workload):
@@ -46,7 +40,6 @@ class Throughput(Workload):
     long = True
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        """See `Workload.measure`."""
         figures: dict[str, float] = {}
         for count in settings.contenders:
             figures |= self._measure(subject, settings, count)
@@ -76,7 +69,6 @@ class Throughput(Workload):
     async def work(
         self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
     ) -> dict[str, Any]:
-        """See `Workload.work`."""
         for name in part["names"]:  # what is made with the first lock is not measured
             await _pairs(adapter, name, now_ns(), now_ns())
         start_ns = (await parent.ready())["start_ns"]

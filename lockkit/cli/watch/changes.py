@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from lockkit.backend import Holder
-    from lockkit.cli.watch.looking import Look, Sighting
-    from lockkit.engine.listing import Kind as Named
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["Change", "Kind", "Record", "Watched"]
+from lockkit.backend import Holder
+from lockkit.cli.watch.looking import Look, Sighting
+from lockkit.engine.listing import Kind as Named
+from lockkit.units import Instant, Seconds
 
 Kind = Literal["appeared", "changed", "renewed", "expiring", "released"]
 

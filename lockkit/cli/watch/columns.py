@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
+from lockkit.backend import Holder
 from lockkit.cli.inspection import kind_text
-from lockkit.cli.watch.changes import EXPIRING_SHARE
+from lockkit.cli.watch.changes import EXPIRING_SHARE, Record
 from lockkit.runtime import wall_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import Holder
-    from lockkit.cli.watch.changes import Record
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["COLUMNS", "DROPPED", "UNKNOWN", "Column", "describe", "fitting"]
+from lockkit.units import Instant, Seconds
 
 UNKNOWN: Final = "-"
 

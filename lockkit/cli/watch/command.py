@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import lockkit
-from lockkit.cli.output import plain, refuse_private
+from lockkit.cli.output import refuse_private
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.tables import print_table
 from lockkit.cli.watch.changes import Watched
@@ -23,13 +23,8 @@ from lockkit.cli.watch.view import Shown, View
 from lockkit.configuration import registry
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic, wall_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.units import Seconds
-
-__all__ = ["WatchOptions", "split_url", "watch"]
+from lockkit.units import Seconds
+from lockkit.validation import plain
 
 REDRAW_SECONDS = 0.25
 """How often the time left is drawn anew. Longer looks as if it hung; shorter is work for nothing."""
@@ -56,12 +51,7 @@ class WatchOptions:
 
 
 def split_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """
-    Tell a URL from a lock's name such as ``seat:1``: a URL comes first, and has ``://`` or the scheme of a backend.
-
-    Returns:
-        The URL or None, and the other arguments.
-    """
+    """Tell a URL from a lock's name such as ``seat:1``: a URL comes first and has ``://`` or a backend's scheme."""
     if arguments:
         scheme, colon, _ = arguments[0].partition(":")
         if colon and ("://" in arguments[0] or scheme.partition("+")[0] in registry.schemes()):
@@ -70,19 +60,7 @@ def split_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def watch(patterns: Sequence[str], options: WatchOptions) -> int:
-    """
-    Show who holds which locks, and what changes.
-
-    Args:
-        patterns: Names, and patterns with ``*`` and ``?``; none: all locks.
-        options: See there.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        LockError: The backend cannot be asked at the beginning, or refuses later.
-    """
+    """Show who holds which locks, and what changes."""
     with lockkit.connect(options.url, profile=options.profile) as client:
         refuse_private(client)
         session = _Session(client.url, Looker(client, patterns), options)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from lockkit.backend import Holder
 from lockkit.cli.inspection import kind_text
-from lockkit.cli.output import in_options, plain, say
+from lockkit.cli.output import in_options, say
+from lockkit.cli.watch.changes import Change
 from lockkit.cli.watch.columns import describe
-from lockkit.cli.watch.looking import NAMES_MAX, Failure
-from lockkit.validation import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backend import Holder
-    from lockkit.cli.watch.changes import Change
-    from lockkit.cli.watch.looking import Look
-
-__all__ = ["EventLines", "JsonEvents", "TextEvents"]
+from lockkit.cli.watch.looking import NAMES_MAX, Failure, Look
+from lockkit.validation import plain, shown
 
 
 class EventLines(Protocol):
@@ -40,16 +34,13 @@ class TextEvents:
     """Events for people."""
 
     def changed(self, change: Change, time: float) -> str:
-        """See `EventLines.changed`."""
         was = "" if change.previous is None else f", before: {_words(change.previous)}"
         return f"{_clock(time)} {change.kind:<10} {_what(change)}: {_words(change.holder)}{was}"
 
     def unreachable(self, failure: Failure) -> str:
-        """See `EventLines.unreachable`."""
         return f"{_clock(failure.time)} unreachable: {in_options(str(failure.error))}"
 
     def reachable(self, time: float) -> str:
-        """See `EventLines.reachable`."""
         return f"{_clock(time)} reachable  again"
 
 
@@ -57,7 +48,6 @@ class JsonEvents:
     """Events for programs: one JSON object a line."""
 
     def changed(self, change: Change, time: float) -> str:
-        """See `EventLines.changed`."""
         event: dict[str, Any] = {"event": change.kind, "at": time, "name": change.name, "kind": change.of}
         event |= dataclasses.asdict(change.holder)
         if change.previous is not None:
@@ -65,11 +55,9 @@ class JsonEvents:
         return _json(event)
 
     def unreachable(self, failure: Failure) -> str:
-        """See `EventLines.unreachable`."""
         return _json({"event": "unreachable", "at": failure.time, "error": str(failure.error)})
 
     def reachable(self, time: float) -> str:
-        """See `EventLines.reachable`."""
         return _json({"event": "reachable", "at": time})
 
 

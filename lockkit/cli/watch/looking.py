@@ -5,24 +5,18 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from lockkit.backend import Holder
 from lockkit.cli.inspection import break_shown, holders_of
-from lockkit.engine.listing import SPACE_OF
+from lockkit.engine.listing import SPACE_OF, Kind
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import monotonic, wall_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from lockkit.backend import Holder
-    from lockkit.engine.listing import Kind
-    from lockkit.sync import Client
-    from lockkit.units import Instant, Seconds
-
-__all__ = ["NAMES_MAX", "Failure", "Look", "Looker", "Poller", "Sighting"]
+from lockkit.sync import Client
+from lockkit.units import Instant, Seconds
 
 NAMES_MAX = 1000
 """Locks that are watched at most: each is one question per look. More would make a look last longer than its
@@ -88,27 +82,14 @@ class Looker:
     """Finds the locks that the user wants to see."""
 
     def __init__(self, client: Client, patterns: Sequence[str]) -> None:
-        """
-        Ask nothing yet.
-
-        Args:
-            client: Of the backend.
-            patterns: Names, and patterns with ``*`` and ``?``; none of them: every lock.
-        """
+        """Ask nothing yet."""
         self._client = client
         self._names = [pattern for pattern in patterns if not WILDCARDS.search(pattern)]
         self._patterns = [pattern for pattern in patterns if WILDCARDS.search(pattern)] if patterns else ["*"]
         self._known: list[tuple[str, Kind]] = []
 
     def look(self) -> Look:
-        """
-        Ask once.
-
-        Raises:
-            BackendUnavailable: No answer.
-            Unsupported: The backend cannot list its locks, and there is a pattern.
-            LockError: It refuses.
-        """
+        """Ask once."""
         chosen, cut = self._choose()
         sightings: list[Sighting] = []
         for name, kind in chosen:
@@ -141,20 +122,7 @@ class Looker:
                 raise Unsupported(message, backend=self._client.url) from error
 
     def break_lock(self, name: str, owners: Collection[str], permit: int | None = None) -> str:
-        """
-        Free a lock, or one permit of a semaphore, unless it has other holders than the user was shown.
-
-        Args:
-            name: The lock, or the semaphore.
-            owners: The owner ids of its holders.
-            permit: Number of the permit.
-
-        Returns:
-            What came of it, for the user.
-
-        Raises:
-            LockError: The backend cannot be asked, or does not allow it.
-        """
+        """Free a lock, or one permit of a semaphore, unless it has other holders than the user was shown."""
         what = repr(name) if permit is None else f"permit {permit} of {name!r}"
         broken = break_shown(self._client, name, permit, owners)
         if broken is None:
@@ -170,14 +138,7 @@ class Poller:
     """Looks again and again in a thread: a call to the server may hang, and keys are answered all the same."""
 
     def __init__(self, looker: Looker, interval: Seconds, notify: Callable[[], None]) -> None:
-        """
-        Start nothing yet.
-
-        Args:
-            looker: What asks.
-            interval: Pause between two looks, seconds.
-            notify: Called in the thread whenever `take` has something new.
-        """
+        """Start nothing yet."""
         self._looker = looker
         self._interval = interval
         self._notify = notify
@@ -201,13 +162,7 @@ class Poller:
         self._wake.set()
 
     def take(self) -> Iterator[Look | Failure | str]:
-        """
-        Give what has come since.
-
-        Raises:
-            LockError: The backend refused a look.
-            Exception: What else ended the thread.
-        """
+        """Give what has come since."""
         while self._results:
             result = self._results.popleft()
             if isinstance(result, BaseException):

@@ -10,21 +10,18 @@ import sys
 import termios
 import tty
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rich.console import Console, ConsoleDimensions
 from rich.control import Control
 from rich.screen import Screen as Picture
 
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Self
+from lockkit.units import Seconds
 
+if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lockkit.units import Seconds
-
-__all__ = ["Screen"]
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _OTHERS: Final = (signal.SIGTSTP, signal.SIGWINCH)
@@ -77,15 +74,7 @@ class Screen:
             os.write(self._write, bytes([_WOKEN]))
 
     def wait(self, seconds: Seconds) -> tuple[list[str], int | None]:
-        """
-        Wait for keys, signals and `notify`.
-
-        Args:
-            seconds: At most so long.
-
-        Returns:
-            The keys, and the number of the signal that asks this process to end.
-        """
+        """Wait for keys, signals and `notify`."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         poll.register(self._input, select.POLLIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len
@@ -10,21 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lockkit.cli.inspection import facts
-from lockkit.cli.output import plain
+from lockkit.cli.watch.changes import Record
 from lockkit.cli.watch.columns import COLUMNS, fitting
 from lockkit.cli.watch.looking import NAMES_MAX
+from lockkit.cli.watch.view import Breaking, Shown, View
+from lockkit.units import Instant
+from lockkit.validation import plain
 from lockkit.validation import shown as quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
-    from lockkit.cli.watch.changes import Record
-    from lockkit.cli.watch.view import Breaking, Shown, View
-    from lockkit.units import Instant
-
-__all__ = ["draw", "summary"]
 
 KEYS: Final = "q quit  ↑↓ select  s sort  r reverse  / filter  m metadata  b break"
 HEAD_AND_FOOT: Final = 4
@@ -32,15 +29,7 @@ HEAD_AND_FOOT: Final = 4
 
 
 def draw(view: View, shown: Shown, now: Instant, size: tuple[int, int]) -> RenderableType:
-    """
-    Draw one screen.
-
-    Args:
-        view: What to show; already arranged.
-        shown: What to show beside.
-        now: Monotonic clock.
-        size: Columns and lines of the terminal.
-    """
+    """Draw one screen."""
     width, height = size
     about = _about(view.rows[view.selected]) if view.metadata and view.rows else []
     del about[max(0, min(height // 2, height - HEAD_AND_FOOT - 1)) :]

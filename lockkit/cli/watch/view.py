@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from lockkit.cli.watch.changes import Record
 from lockkit.cli.watch.columns import COLUMNS, describe
+from lockkit.units import Instant
 from lockkit.validation import shown as quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.cli.watch.changes import Record
-    from lockkit.units import Instant
-
-__all__ = ["Breaking", "Shown", "View"]
 
 _UP: Final = frozenset({"\x1b[A", "\x1bOA", "k"})
 _DOWN: Final = frozenset({"\x1b[B", "\x1bOB", "j"})
@@ -105,12 +100,7 @@ class View:
         self._select(places[0] if places else self.selected)
 
     def press(self, key: str, shown: Shown) -> Breaking | None:
-        """
-        Take a key; ``q`` is the caller's unless `captures`. What is to say about it goes into the status.
-
-        Returns:
-            The lock that the user wants freed, and has confirmed.
-        """
+        """Take a key; ``q`` is the caller's unless `captures`. What is to say about it goes into the status."""
         shown.said = ""
         if self.asking is not None:
             asked, self.asking = self.asking, None

@@ -22,12 +22,12 @@ from celery.beat import PersistentScheduler, ScheduleEntry, event_t
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
 from lockkit.integrations.celery.task import refuse_other_settings
 from lockkit.integrations.jobs import client_of_process
+from lockkit.sync.election import Election, Term
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     from celery import Celery
 
-    from lockkit.sync.election import Election, Term
-    from lockkit.units import Seconds
 
 __all__ = ["LeaderOnly", "LeaderScheduler"]
 
@@ -194,12 +194,7 @@ class LeaderOnly:
             entry.options = options
 
     def _mark(self, entry: ScheduleEntry, due: datetime, pause: Seconds) -> bool:
-        """
-        Mark a due time as sent; False if it was before.
-
-        Raises:
-            LockError: This beat does not lead, or does not know whether the mark is made. Nothing may be sent.
-        """
+        """Mark a due time as sent; False if it was before."""
         name = self.election_name
         client = client_of_process(self.app.conf.get("lockkit_url"))
         key = f"{name}:{_short(entry.name)}:{due.astimezone(UTC).isoformat(timespec='milliseconds')}"

@@ -6,26 +6,23 @@ import difflib
 import functools
 import inspect
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from celery import Task
 from celery.exceptions import Reject, Retry
 
 from lockkit import validation
-from lockkit.errors import ConfigurationError
+from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.jobs import KEEP_SECONDS, RETRY_SECONDS, JobBusy, JobLock, OnBusy, client_of_process
+from lockkit.sync.lease import Lease
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-    from typing import Self
-
     from celery import Celery
 
-    from lockkit.errors import LockTimeout
-    from lockkit.sync.lease import Lease
-    from lockkit.units import Seconds
 
 __all__ = ["LockedTask"]
 

@@ -9,7 +9,8 @@ also ``lockkit.E002``: a lock service does not answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from django.conf import settings
 from django.core import checks as django
@@ -18,9 +19,6 @@ from lockkit.configuration import profiles
 from lockkit.errors import LockError
 from lockkit.integrations.django.clients import new_client
 from lockkit.integrations.django.services import aliases, service
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 __all__ = ["SERVERS", "check_configuration", "check_deployment", "check_servers", "check_settings", "register"]
 

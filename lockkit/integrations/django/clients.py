@@ -204,12 +204,7 @@ def _driver(connection: Any) -> str:  # noqa: ANN401 - Django has no types
 
 
 def _url(driver: str, settings: dict[str, Any]) -> URL:
-    """
-    Make the URL of a database, without its OPTIONS.
-
-    Raises:
-        ConfigurationError: SQLAlchemy is missing.
-    """
+    """Make the URL of a database, without its OPTIONS."""
     try:
         from sqlalchemy import URL  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from types import TracebackType
+from typing import Any, Literal, Self, cast, overload
 
 from django.db import connections
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.sync import Client, Lease, Lock
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
-    from lockkit.sync.lock import SkippingLock
+from lockkit.sync.lock import SkippingLock
 
 __all__ = ["DjangoClient", "TransactionLease", "TransactionLock"]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
+from lockkit.backend import Host
+from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.cluster import Cluster
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.options import adopt_cluster
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import Runtime
 from lockkit.validation import shown
-
-if TYPE_CHECKING:
-    from lockkit.backend import Host
-    from lockkit.backends.etcd import rpc_pb2 as rpc
-    from lockkit.runtime import Runtime
 
 __all__ = ["Key", "Lease", "Store", "Value", "as_bytes", "text_of"]
 

@@ -12,18 +12,15 @@ nothing, nor does a writer's once its value says that it was downgraded, which t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.contender import Contender
 from lockkit.errors import ConfigurationError, StaleToken
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.storage.etcd.client import Key, Lease, Store, Value, as_bytes, text_of
 from lockkit.storage.tokens import stale_token
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
 
 __all__ = ["AsyncEtcdGuard", "EtcdGuard"]
 

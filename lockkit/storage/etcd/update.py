@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.runtime import Runtime
 from lockkit.storage.etcd.client import Store, as_bytes, text_of
 from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
 
 __all__ = ["KeyUpdate"]
 

@@ -7,7 +7,7 @@ The application configures retries, timeouts and the connection pool. Driver exc
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import redis
 import redis.asyncio
@@ -19,10 +19,8 @@ import redis.exceptions
 
 from lockkit.backends.redis.errors import server_said, translate
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import Kind
 from lockkit.validation import parse_ttl, shown
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Kind
 
 __all__ = [
     "DRIVER_ERRORS",

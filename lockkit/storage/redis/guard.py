@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import redis
 import redis.exceptions
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError, LockError
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.storage.redis.client import (
     DRIVER_ERRORS,
     AsyncClient,
@@ -43,12 +44,7 @@ from lockkit.storage.redis.client import (
     text_of,
 )
 from lockkit.storage.tokens import check_token, stale_token
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from lockkit.runtime import Runtime
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["AsyncRedisGuard", "RedisGuard"]
 

@@ -7,13 +7,15 @@ fails.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import timedelta
+from typing import Any, Literal
 
 import redis
 import redis.asyncio
 import redis.exceptions
 
 from lockkit.errors import Unsupported
+from lockkit.runtime import Runtime
 from lockkit.storage.redis.client import (
     DRIVER_ERRORS,
     Key,
@@ -27,12 +29,7 @@ from lockkit.storage.redis.client import (
     unknown_outcome,
 )
 from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from lockkit.runtime import Runtime
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["StringUpdate"]
 
@@ -129,12 +126,7 @@ class StringUpdate(OptimisticUpdate):
             raise data_error(error, self._client, self._key) from error
 
     def _find_slots_again(self, error: BaseException) -> None:
-        """
-        In a Cluster, ask which node has which slot when a node is gone or redirects the client.
-
-        Raises:
-            Conflict: The slot has moved, so the next try goes to the right node.
-        """
+        """In a Cluster, ask which node has which slot when a node is gone or redirects the client."""
         if not isinstance(self._client, redis.RedisCluster):
             return
         moved = isinstance(error, (redis.exceptions.AskError, redis.exceptions.TryAgainError))

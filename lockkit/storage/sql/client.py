@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import sqlite3
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, Delete, Engine, Update, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
@@ -23,14 +23,9 @@ from sqlalchemy.orm import Session, scoped_session
 from lockkit.backends.sql import errors as sql_errors
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.url import HIDDEN
 from lockkit.validation import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.runtime import Runtime
 
 __all__ = [
     "ApplicationTransaction",

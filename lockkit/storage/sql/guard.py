@@ -13,7 +13,7 @@ least the first and more than the second, a reader at least the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -55,8 +55,6 @@ from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, forget_i
 from lockkit.storage.tokens import check_token, stale_token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sqlalchemy import ColumnElement
 
 __all__ = ["AsyncSqlGuard", "FenceMixin", "SqlGuard", "fenced"]

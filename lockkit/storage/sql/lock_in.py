@@ -31,17 +31,17 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Engine, TextClause, exc, text
 
 from lockkit import validation
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.errors import ConfigurationError, LockTimeout
-from lockkit.runtime import wall_clock
+from lockkit.runtime import Runtime, wall_clock
 from lockkit.storage.retry import pause_until
 from lockkit.storage.sql.client import (
     ApplicationTransaction,
@@ -64,12 +64,7 @@ from lockkit.storage.sql.schema import (
     make_here,
     quoted,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.runtime import Runtime
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 __all__ = ["acquire"]
 
@@ -141,12 +136,7 @@ class _Locker(ABC):
 
     @abstractmethod
     def attempt(self, connection: Connection, wait: Seconds | None) -> int | None:
-        """
-        Lock the row, waiting for at most `wait` seconds (None: as long as the database does), and draw a token.
-
-        Returns:
-            The token; None if the row is busy, with the transaction unchanged.
-        """
+        """Lock the row, waiting for at most `wait` seconds (None: as long as the database does), and draw a token."""
 
     def _start_again(self, connection: Connection, message: str) -> StartAgain:
         return StartAgain(message, name=self._name, backend=label_of(connection))

@@ -19,6 +19,7 @@ uses the application's transaction.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Literal
 
 from sqlalchemy import Connection, Engine, exc, text
@@ -32,8 +33,6 @@ from lockkit.storage.sql.client import data_error, kind_of, spare
 from lockkit.validation import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from sqlalchemy.engine import Dialect
 
 __all__ = [

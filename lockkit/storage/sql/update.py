@@ -20,6 +20,7 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import validation
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import Runtime
 from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate
 from lockkit.storage.sql.client import (
     StartAgain,
@@ -35,7 +36,6 @@ from lockkit.storage.sql.client import (
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
-    from lockkit.runtime import Runtime
 
 __all__ = ["RowUpdate", "TransactionRetry", "versioned"]
 

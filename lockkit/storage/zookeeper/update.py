@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
@@ -20,10 +20,8 @@ from lockkit.backends.zookeeper.connection import outcome
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, translate, was_unanswered
 from lockkit.backends.zookeeper.options import client_label
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import Runtime
 from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
-
-if TYPE_CHECKING:
-    from lockkit.runtime import Runtime
 
 __all__ = ["NodeUpdate"]
 

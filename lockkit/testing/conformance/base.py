@@ -17,18 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
+from lockkit.backend import Capabilities
 from lockkit.errors import BackendUnavailable, LockTimeout
 from lockkit.testing.face_driver import DRIVERS, FACES, FaceDriver
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
-from lockkit.testing.target import Target
-
-if TYPE_CHECKING:
-    from lockkit.backend import Capabilities
-    from lockkit.testing.target import Face
+from lockkit.testing.target import Face, Target
 
 __all__ = ["NOT_GRANTED", "Cases", "FaceDriver", "Need", "Target", "case", "cases", "needs"]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 import lockkit
+from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
+from lockkit.testing.processes import Worker
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.testing.processes import Worker
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 
 class Crashes(Cases):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit import aio
 
 
 class Elections(Cases):

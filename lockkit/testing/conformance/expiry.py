@@ -6,19 +6,15 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
+from lockkit import aio
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case, needs
 from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
-
-if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.units import Seconds
-
+from lockkit.units import Seconds
 
 EXPIRIES = 3
 CONTENDERS = 4
@@ -272,12 +268,7 @@ class Expiry(Cases):
 
 
 async def _is_kept(lease: aio.Lease, lock: aio.Lock, seconds: Seconds) -> None:
-    """
-    Check that another client waits in vain for a lock that is held.
-
-    Raises:
-        LockLost: The lease has ended, and its holder knows.
-    """
+    """Check that another client waits in vain for a lock that is held."""
     try:
         taken = await lock.acquire(seconds)
     except NOT_GRANTED:

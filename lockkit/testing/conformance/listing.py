@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
-from lockkit.engine.listing import SPACE_OF
+from lockkit import aio
+from lockkit.engine.listing import SPACE_OF, Kind
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.conformance.names import unusual
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.engine.listing import Kind
 
 __all__ = ["Listing"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 
@@ -12,9 +12,7 @@ import lockkit
 from lockkit.backend import LossReason
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 REASONS = get_args(LossReason)
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import waiting_count
 from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
-
-if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 
 class Queueing(Cases):

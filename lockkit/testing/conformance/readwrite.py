@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 import lockkit
+from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
+from lockkit.testing.face_driver import BackgroundCall
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit import aio
-    from lockkit.testing.face_driver import BackgroundCall
 
 REFUSED_SECONDS = 0.5
 """How long a reader asks that must not get in. Shorter gives a defect less time to show; longer only takes longer."""

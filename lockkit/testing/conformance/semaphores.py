@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit
+from lockkit import aio
 from lockkit.backend import apart
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case, needs
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit import aio
 
 
 class Semaphores(Cases):

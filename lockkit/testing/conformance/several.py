@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 ROUNDS = 10
 

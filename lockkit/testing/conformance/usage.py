@@ -11,16 +11,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial, wraps
 from math import inf, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit
+from lockkit.sync import ThreadingLock
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from lockkit.sync import ThreadingLock
 
 
 class Decorating(Cases):

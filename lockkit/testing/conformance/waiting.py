@@ -10,22 +10,19 @@ import signal
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 
 import lockkit
+from lockkit import aio
+from lockkit.backend import Busy, Grant, LockBackend, Request
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.face_driver import TaskCall, waiting_count
 from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from lockkit import aio
-    from lockkit.backend import Busy, Grant, LockBackend, Request
-    from lockkit.units import Instant, Seconds
+from lockkit.units import Instant, Seconds
 
 ACCEPTED: list[float | timedelta | None] = [0, 0.0, 0.01, 1, timedelta(0), timedelta(milliseconds=10), 10**9, None]
 REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, True, "1", b"1", [], object()]

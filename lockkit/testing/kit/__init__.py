@@ -9,18 +9,15 @@ lockkit when a test first uses a fixture, and never a driver.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
 from lockkit.errors import StaleToken
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
-
-    from lockkit.testing.kit.clients import AioKitClient, KitClient
-    from lockkit.testing.kit.clock import Clock
-    from lockkit.testing.kit.workers import OncePerRun
+from lockkit.testing.kit.clients import AioKitClient, KitClient
+from lockkit.testing.kit.clock import Clock
+from lockkit.testing.kit.workers import OncePerRun
 
 __all__ = ["assert_fenced", "lockkit_aio_client", "lockkit_client", "lockkit_once", "lockkit_time"]
 

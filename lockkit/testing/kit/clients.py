@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from lockkit import aio, observers, sync, validation
-from lockkit.backend import Grant, LossReason, split_space
+from lockkit.backend import Busy, Grant, Host, LossReason, Mode, Request, split_space
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.settings import LockSettings
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.runtime import drive
-from lockkit.testing.kit.clock import AsyncioKitRuntime, BlockingKitRuntime
+from lockkit.testing.kit.clock import AsyncioKitRuntime, BlockingKitRuntime, Clock, KitRuntime
 from lockkit.testing.kit.done import Done
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from lockkit.backend import Busy, Host, Mode, Request
-    from lockkit.engine.lease_record import LeaseRecord
-    from lockkit.engine.settings import LockSettings
-    from lockkit.testing.kit.clock import Clock, KitRuntime
-    from lockkit.units import Instant, Seconds
+from lockkit.units import Instant, Seconds
 
 __all__ = ["AioKitClient", "Granted", "KitClient"]
 
@@ -171,32 +166,12 @@ class _Kit:
     _engine: Any
 
     def lose(self, name: str, reason: LossReason = "expired") -> Done:
-        """
-        Have this client lose a lock that it holds: it is free for others from now on.
-
-        Args:
-            name: Of the lock.
-            reason: ``expired``, ``paused``, ``taken``, ``gone``, ``session`` or ``broken``: what ``on_lost``
-                callbacks get.
-
-        Raises:
-            LockError: This client does not hold it.
-            ConfigurationError: No such reason.
-        """
+        """Have this client lose a lock that it holds: it is free for others from now on."""
         self._engine.lose(name, reason)
         return Done()
 
     def fail(self, error: BaseException | type[BaseException], *, times: int = 1) -> Done:
-        """
-        Have the next acquisitions of this client raise an error, without a retry.
-
-        Args:
-            error: The error, or its class; for example ``lockkit.BackendUnavailable("down")``.
-            times: How many acquisitions. What lockkit does to undo one counts for nothing.
-
-        Raises:
-            ConfigurationError: It is no exception, or ``times`` is no whole number from 0 on.
-        """
+        """Have the next acquisitions of this client raise an error, without a retry."""
         self._engine.failures = _failures(error, times)
         return Done()
 
@@ -206,12 +181,6 @@ class _Kit:
 
         The server grants at once, and the caller waits until the test has advanced the clock: acquire in another thread
         or task. With a delay longer than the ttl, the lease has ended when the answer comes.
-
-        Args:
-            seconds: How late; 0 ends it.
-
-        Raises:
-            ConfigurationError: Less than 0, or no time.
         """
         self._engine.kit_backend.delay = validation.seconds(seconds, "seconds")
         return Done()
@@ -222,12 +191,7 @@ class _Kit:
         return [granted for _, granted in self._engine.granted]
 
     def assert_all_released(self) -> Done:
-        """
-        Check that this client holds no lock any more. A lease that was dropped without a release counts as held.
-
-        Raises:
-            AssertionError: It does; the message says which.
-        """
+        """Check that this client holds no lock any more. A lease that was dropped without a release counts as held."""
         held = [f"{granted.name!r} (token {granted.token})" for granted in self._engine.not_released()]
         if held:
             message = f"{len(held)} of {len(self.grants)} leases are not released: {', '.join(held)}"

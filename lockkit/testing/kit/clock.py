@@ -13,21 +13,17 @@ import asyncio
 import inspect
 import threading
 from collections import deque
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
+from datetime import timedelta
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 from lockkit import validation
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
-    from datetime import timedelta
-
-    from lockkit.runtime import Event, Work
-    from lockkit.units import Instant, Seconds
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Event, Work, drive
+from lockkit.units import Instant, Seconds
 
 __all__ = ["AsyncioKitRuntime", "BlockingKitRuntime", "Clock", "KitRuntime"]
 
@@ -461,7 +457,6 @@ class _Calls:
         self._calls: set[object] = set()
 
     def current(self) -> object:
-        """See `Runtime.current`."""
         return super().current()  # type: ignore[misc]  # of the runtime that the class is mixed into
 
     def begin_call(self) -> object:
@@ -490,15 +485,12 @@ class _Calls:
         raise NotImplementedError
 
     def event(self) -> Event:
-        """See `Runtime.event`."""
         return _Event(self)  # type: ignore[arg-type]  # one of the two below
 
     async def sleep(self, seconds: float) -> None:
-        """See `Runtime.sleep`."""
         await self.event().wait(seconds)
 
     def loop_has_ended(self) -> bool:
-        """See `Runtime.loop_has_ended`."""
         return False
 
 

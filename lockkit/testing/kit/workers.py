@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from lockkit.sync import connect
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
-    from lockkit.units import Seconds
 
 __all__ = ["OncePerRun"]
 

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.install import install
-from lockkit.testing.servers.kinds import KINDS, find_kind
+from lockkit.testing.servers.kinds import KINDS, Kind, find_kind
 from lockkit.testing.servers.provisioning import in_ci, look
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.testing.servers.kinds import Kind
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,12 +39,7 @@ class Ports:
         self._locks: dict[int, int] = {}
 
     def reserve(self) -> int:
-        """
-        Reserves a port that nobody listens on.
-
-        Raises:
-            NoFreePort: A thousand random ports were all taken.
-        """
+        """Reserves a port that nobody listens on."""
         for _ in range(1000):
             # Not the module's generator: tests seed that, so that several processes
             # would try the same ports in the same order.

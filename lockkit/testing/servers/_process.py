@@ -9,15 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 LAUNCHER = Path(__file__).with_name("_launch.py")
 

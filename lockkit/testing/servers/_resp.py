@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import TYPE_CHECKING, Self, TypeAlias
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
 
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
@@ -55,13 +53,7 @@ class RespConnection:
         self._file = self._socket.makefile("rb")
 
     def call(self, *words: str | int | bytes) -> Reply:
-        """
-        Sends one command and gives its answer, strings decoded as UTF-8.
-
-        Raises:
-            ServerSaid: The answer is an error.
-            OSError: No answer.
-        """
+        """Sends one command and gives its answer, strings decoded as UTF-8."""
         encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         request = b"*%d\r\n" % len(encoded)
         request += b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)

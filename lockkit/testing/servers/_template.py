@@ -11,13 +11,8 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["VARIABLE", "make_or_copy"]
 
 VARIABLE = "LOCKKIT_TEST_TEMPLATES"
 """Names an existing directory where they are kept, which must end with the run. Without it nothing is kept."""
@@ -28,11 +23,6 @@ def make_or_copy(data: Path, make: Callable[[], object], *recipe: object) -> Non
     Fill a server's data directory, with what a server of the same recipe has made before, if there was one.
 
     Of several processes that need the same at once, one makes it, and the others wait for it.
-
-    Args:
-        data: The directory, empty.
-        make: Fills it. The server that it belongs to must not run.
-        recipe: All that decides what `make` makes.
     """
     folder = os.environ.get(VARIABLE)
     if folder is None:

@@ -18,21 +18,17 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
 
 from lockkit.testing.servers._ports import HOST, Ports, is_free
 from lockkit.testing.servers._process import Process, User
 from lockkit.testing.servers.errors import PortTaken, ServerError, StartFailed
-from lockkit.testing.servers.tls import NAMES, make_certificates
+from lockkit.testing.servers.tls import NAMES, Certificates, make_certificates
 from lockkit.testing.temporary import TemporaryDirectory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-    from types import TracebackType
-
-    from lockkit.testing.servers.tls import Certificates
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 # Longer makes a failing start slow to report; shorter fails on a busy machine.
 START_TIMEOUT = 60.0
@@ -99,14 +95,7 @@ class Service(ABC):
         """Ends it and removes its directory; may be called twice."""
 
     def restart(self, *, keep_data: bool = True, crash: bool = False) -> Self:
-        """
-        Ends and starts it again, at the same address.
-
-        Args:
-            keep_data: False starts with an empty data directory.  True keeps what the
-                server *wrote*: one without persistence comes back empty all the same.
-            crash: End it by SIGKILL rather than in order.
-        """
+        """Ends and starts it again, at the same address."""
         if crash:
             self.kill()
         else:
@@ -173,12 +162,7 @@ class Server(Service):
 
     @abstractmethod
     def ask(self) -> str | None:
-        """
-        Asks the server whether it is ready.
-
-        Returns:
-            None if it is, otherwise what it waits for.  An `OSError` means "not yet" too.
-        """
+        """Asks the server whether it is ready."""
 
     def prepare(self) -> None:
         """Writes configuration and whatever else must be there; called before each start."""
@@ -206,12 +190,7 @@ class Server(Service):
 
     @property
     def pid(self) -> int:
-        """
-        Process id of the server.
-
-        Raises:
-            ServerError: It does not run.
-        """
+        """Process id of the server."""
         return self._running_process().pid
 
     @property
@@ -256,12 +235,7 @@ class Server(Service):
         return "\n".join(text[-lines:]) or "(the log is empty)"
 
     def start(self) -> Self:
-        """
-        Starts the server and waits until it answers.
-
-        Raises:
-            StartFailed: It ended or did not answer; the message holds its log.
-        """
+        """Starts the server and waits until it answers."""
         if not self.running:
             start_all([self])
         return self
@@ -339,13 +313,7 @@ class Server(Service):
         )
 
     def wait_ready(self) -> None:
-        """
-        Asks the launched server until it is ready.
-
-        Raises:
-            PortTaken: It ended because somebody else has its port.
-            StartFailed: It ended, or was not ready in time.
-        """
+        """Asks the launched server until it is ready."""
         process = self._running_process()
         deadline = time.monotonic() + self._start_timeout
         while (missing := self._missing()) is not None:
@@ -374,19 +342,7 @@ class Server(Service):
         raise ServerError(f"{self.kind} refuses to run as root, and there is no account 'nobody'")
 
     def run(self, *command: str, **environment: str) -> str:
-        """
-        Runs a program of the server's to its end, as the server's user.
-
-        Args:
-            command: The program (absolute path) and its arguments.
-            environment: Variables in addition to `environment`.
-
-        Returns:
-            What it printed.
-
-        Raises:
-            ServerError: It failed; with all that it printed.
-        """
+        """Runs a program of the server's to its end, as the server's user."""
         done = subprocess.run(
             [*self._as_user(), *command],
             check=False,
@@ -551,9 +507,6 @@ def start_all(servers: Sequence[Server]) -> None:
     All are launched before the first is waited for, since a member of an ensemble answers
     only when a majority runs.  If one finds its port taken, all get other ports, since
     they may know each other's.
-
-    Raises:
-        StartFailed: One ended or did not answer; all of them are killed.
     """
     for attempt in range(START_ATTEMPTS):
         try:
@@ -575,16 +528,7 @@ def start_all(servers: Sequence[Server]) -> None:
 
 
 def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOUT) -> None:
-    """
-    Repeats a question until its answer is None.
-
-    Args:
-        ask: Says what is missing, or None when nothing is; an `OSError` counts as missing.
-        timeout: Seconds until it counts as failed.
-
-    Raises:
-        ServerError: Something is still missing after `timeout`.
-    """
+    """Repeats a question until its answer is None."""
     deadline = time.monotonic() + timeout
     while True:
         try:

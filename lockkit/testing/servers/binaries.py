@@ -52,12 +52,7 @@ def look_for(*names: str) -> Path | None:
 
 
 def find_program(*names: str) -> Path:
-    """
-    The first of some programs that is on this machine.
-
-    Raises:
-        ServerMissing: There is none; says how to install what we know.
-    """
+    """The first of some programs that is on this machine."""
     if (found := look_for(*names)) is None:
         raise ServerMissing(
             f"no program {' or '.join(names)} on PATH or in the usual places; "
@@ -67,12 +62,7 @@ def find_program(*names: str) -> Path:
 
 
 def look_for_jar(name: str) -> Path | None:
-    """
-    A Java library, with or without a version in its file name; None if it is not here.
-
-    Args:
-        name: As it is called without a version: ``zookeeper.jar``.
-    """
+    """A Java library, with or without a version in its file name; None if it is not here."""
     stem = name.removesuffix(".jar")
     home = os.environ.get("ZOOKEEPER_HOME")
     for place in (*((f"{home}/lib",) if home else ()), *JAR_PLACES):

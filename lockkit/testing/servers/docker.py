@@ -9,15 +9,13 @@ import socket
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from lockkit.testing.servers._ports import HOST, Ports
 from lockkit.testing.servers.base import STOP_TIMEOUT, Service, wait_until
 from lockkit.testing.servers.errors import ServerError
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers.image import Image
-    from lockkit.units import Seconds
+from lockkit.testing.servers.image import Image
+from lockkit.units import Seconds
 
 # A daemon that needs longer to say that it is there is no help.
 DAEMON_TIMEOUT_S = 5
@@ -87,12 +85,7 @@ class ContainerServer(Service):
         self._container.start()
 
     def wait_ready(self) -> None:
-        """
-        Asks the server in the container until it is ready.
-
-        Raises:
-            ServerError: It was not in time; the message ends with its log.
-        """
+        """Asks the server in the container until it is ready."""
         try:
             wait_until(lambda: self._image.ask(HOST, self.port))
         except ServerError as error:
@@ -100,12 +93,7 @@ class ContainerServer(Service):
             raise ServerError(f"{self.kind} in a container of {self._image.name}: {error}; its log:\n{log}") from error
 
     def run(self, *command: str) -> str:
-        """
-        Runs a program in the container to its end, and gives what it printed.
-
-        Raises:
-            ServerError: It failed.
-        """
+        """Runs a program in the container to its end, and gives what it printed."""
         status, output = self._docker.exec_run(list(command))
         text = bytes(output).decode(errors="replace")
         if status != 0:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from lockkit.testing.servers._ports import HOST, Ports
 from lockkit.testing.servers._resp import RespConnection, fields
 from lockkit.testing.servers.base import STOP_TIMEOUT, Group, wait_until
 from lockkit.testing.servers.docker import Adapt, ContainerServer, new_container, publish
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from lockkit.testing.servers.image import Image
-    from lockkit.units import Seconds
+from lockkit.testing.servers.image import Image
+from lockkit.units import Seconds
 
 # Time without an answer until Sentinels and Cluster nodes take a node for dead, in ms: as for local groups.
 DOWN_AFTER_MS = 1_000

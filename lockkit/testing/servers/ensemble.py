@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from lockkit.testing.servers.base import Server, ServerGroup
 from lockkit.testing.servers.errors import ServerError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Ensemble", "Member"]
 
 
 class Member(Server):
@@ -52,12 +48,7 @@ class Ensemble(ServerGroup, Generic[M]):
 
     @property
     def leader(self) -> M:
-        """
-        The member that leads now.
-
-        Raises:
-            ServerError: None does.
-        """
+        """The member that leads now."""
         for member in self.members:
             if member.running and member.leads():
                 return member

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import platform
 import ssl
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlencode
 
 from lockkit.testing.servers.base import START_TIMEOUT, wait_until
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.ensemble import Ensemble, Member
 from lockkit.testing.servers.readiness import ask_etcd, etcd_call, etcd_metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 # A follower that receives nothing for so long calls an election, in ms.  The shortest lease
 # is one and a half of it, rounded up to seconds.
@@ -79,13 +76,7 @@ class EtcdServer(Member):
         return f"http://{self.host}:{self.port_for('peers')}"
 
     def call(self, path: str, **request: object) -> dict[str, Any]:
-        """
-        One call of the JSON gateway, e.g. ``call("/v3/lease/grant", TTL=5)``.
-
-        Args:
-            path: The call.
-            request: Fields of its message; bytes are base64.
-        """
+        """One call of the JSON gateway, e.g. ``call("/v3/lease/grant", TTL=5)``."""
         return etcd_call(self.host, self.port, path, request, tls=self._tls_context())
 
     def status(self) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Never, Self
+from typing import Never, Self
 
 from lockkit.testing.servers.base import STOP_TIMEOUT, Service
 from lockkit.testing.servers.errors import Unmanaged
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers.kinds import Kind
-    from lockkit.units import Seconds
+from lockkit.testing.servers.kinds import Kind
+from lockkit.units import Seconds
 
 
 class ExternalServer(Service):

@@ -7,17 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lockkit.testing.servers.errors import ServerMissing
+from lockkit.testing.servers.kinds import Kind
 from lockkit.testing.temporary import shared_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from lockkit.testing.servers.kinds import Kind
 
 # Packages ask this program before they start a service; status 101 forbids it.
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -33,16 +29,7 @@ def can_install() -> bool:
 
 
 def install(kinds: Sequence[Kind], *, tell: Callable[[str], None]) -> None:
-    """
-    Installs what the kinds need and is not here yet.
-
-    Args:
-        kinds: What is wanted.
-        tell: Called with a line for each thing that was done.
-
-    Raises:
-        ServerMissing: It cannot be installed here, or apt-get failed; says what is missing.
-    """
+    """Installs what the kinds need and is not here yet."""
     if not any(kind.missing() for kind in kinds):
         return
     with _one_at_a_time():

@@ -6,10 +6,11 @@ One line per kind; finding, installing and the command line read this table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+from lockkit.testing.servers.base import Service
 from lockkit.testing.servers.binaries import look_for, look_for_jar
 from lockkit.testing.servers.docker import ContainerServer, docker_has
 from lockkit.testing.servers.errors import ServerMissing
@@ -21,11 +22,6 @@ from lockkit.testing.servers.readiness import (
     ask_redis,
     ask_zookeeper,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.testing.servers.base import Service
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +87,7 @@ class Kind:
         return None
 
     def make_contained(self, **options: object) -> Service:
-        """
-        A server of this kind in one container or several, not started yet.
-
-        Args:
-            options: Of the function that makes several (`group`).
-
-        Raises:
-            ServerMissing: There is no such form.
-        """
+        """A server of this kind in one container or several, not started yet."""
         if self.image is None:
             raise ServerMissing(f"{self.title} has no form in containers; set {self.variable}")
         if self.group is None:
@@ -287,12 +275,7 @@ KINDS: dict[str, Kind] = {
 
 
 def find_kind(name: str) -> Kind:
-    """
-    The kind of that name.
-
-    Raises:
-        ValueError: There is none; names those that there are.
-    """
+    """The kind of that name."""
     if name not in KINDS:
         raise ValueError(f"no kind of server {name!r}; there are: {', '.join(KINDS)}")
     return KINDS[name]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 from lockkit.testing.servers._template import make_or_copy
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.readiness import ask_mysql
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 
 class MariaServer(Server):
@@ -59,12 +56,7 @@ class MariaServer(Server):
         return f"mariadb://lockkit{password}@{self.address}/lockkit{query}"
 
     def execute(self, statement: str) -> str:
-        """
-        Runs SQL as the user ``lockkit``, who may do everything, through the `mariadb` program.
-
-        Returns:
-            The rows, one a line, columns separated by tabs.
-        """
+        """Runs SQL as the user ``lockkit``, who may do everything, through the `mariadb` program."""
         client = str(find_program("mariadb", "mysql"))
         where = ("--protocol=TCP", f"--host={self.host}", f"--port={self.port}", "--user=lockkit")
         return self.run(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from lockkit.testing.servers.base import Server
 from lockkit.testing.servers.binaries import find_program
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class NatsServer(Server):

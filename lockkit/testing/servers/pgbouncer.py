@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 from lockkit.testing.servers.base import Server, ServerGroup
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.postgresql import PostgresServer
 from lockkit.testing.servers.readiness import ask_postgresql
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 PoolMode = Literal["session", "transaction", "statement"]
 

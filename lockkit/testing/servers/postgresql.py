@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 from lockkit.testing.servers._template import make_or_copy
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.readiness import ask_postgresql
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 
 class PostgresServer(Server):
@@ -67,12 +64,7 @@ class PostgresServer(Server):
         return f"postgresql://postgres{password}@{address}/postgres{query}"
 
     def execute(self, statement: str) -> str:
-        """
-        Runs SQL as the superuser, through the `psql` program.
-
-        Returns:
-            The rows, one a line, columns separated by ``|``.
-        """
+        """Runs SQL as the superuser, through the `psql` program."""
         options = ("--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1")
         where = ("--host", self.host, "--port", str(self.port), "--username", "postgres")
         psql = str(find_program("psql"))

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from lockkit.testing.servers.base import Service
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.external import ExternalServer
 from lockkit.testing.servers.install import install
-from lockkit.testing.servers.kinds import find_kind
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers.base import Service
-    from lockkit.testing.servers.kinds import Kind
-
+from lockkit.testing.servers.kinds import Kind, find_kind
 
 CHOICE = "LOCKKIT_TEST_SERVERS"
 """Environment variable that says which servers will do: ``docker`` or ``local``; by default both."""
@@ -36,18 +32,7 @@ class Source:
 
 
 def locate(name: str, *, local: bool = False) -> Source:
-    """
-    Finds where a server of this kind can be had, installing it if need be and possible.
-
-    Args:
-        name: The kind, e.g. ``"redis"``.
-        local: Only a process of this machine will do: the test sets options of the
-            server, or looks into its directory.
-
-    Raises:
-        ServerMissing: Nowhere; says what to do.
-        ValueError: There is no such kind; or ``LOCKKIT_TEST_SERVERS`` is neither ``docker`` nor ``local``.
-    """
+    """Finds where a server of this kind can be had, installing it if need be and possible."""
     kind = find_kind(name)
     if (source := look(kind, local=local)) is not None:
         return source
@@ -82,18 +67,7 @@ def _chosen() -> Literal["docker", "local"] | None:
 
 
 def provide(name: str, **options: object) -> Service:
-    """
-    Makes a server of this kind, which a ``with`` statement starts and removes.
-
-    Args:
-        name: The kind, e.g. ``"redis"``.
-        options: Parameters of the local server's class; with any of them only a local
-            process will do.
-
-    Raises:
-        ServerMissing: It is nowhere, and cannot be installed.
-        ValueError: There is no such kind.
-    """
+    """Makes a server of this kind, which a ``with`` statement starts and removes."""
     kind = find_kind(name)
     source = locate(name, local=bool(options))
     if source.origin == "environment":
@@ -107,10 +81,6 @@ def require(*names: str, local: bool = False) -> None:
 
     A real backend that nobody tested must not look green, so ``CI=true`` turns the skip
     into a failure.
-
-    Args:
-        names: Kinds, e.g. ``"redis"``.
-        local: Only processes of this machine will do (see `locate`).
     """
     import pytest  # noqa: PLC0415 - servers serve benchmarks too, where pytest is missing
 

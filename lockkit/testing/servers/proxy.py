@@ -19,18 +19,13 @@ import asyncio
 import selectors
 import socket
 import threading
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Self, TypeVar
 
 from lockkit.testing.servers._link import Counts, Match, Network, Trap
 from lockkit.testing.servers._ports import HOST, Ports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from types import TracebackType
-
-    from lockkit.units import Seconds
-
-__all__ = ["Counts", "FaultProxy", "Match", "http2_call_ended"]
+from lockkit.units import Seconds
 
 T = TypeVar("T")
 
@@ -103,13 +98,7 @@ class FaultProxy:
         self._port = None
 
     def delay(self, to_server: Seconds = 0.0, to_client: Seconds = 0.0) -> None:
-        """
-        Delays what arrives from now on, on every connection.
-
-        Args:
-            to_server: Seconds by which requests are late.
-            to_client: Seconds by which answers are late.
-        """
+        """Delays what arrives from now on, on every connection."""
 
         def step() -> None:
             self._network.to_server.delay = to_server
@@ -118,15 +107,7 @@ class FaultProxy:
         self._do(step)
 
     def cut(self, *, reset: bool = False) -> int:
-        """
-        Closes all connections; new ones are accepted.
-
-        Args:
-            reset: Send RST, as a host that was restarted does, rather than FIN.
-
-        Returns:
-            How many there were.
-        """
+        """Closes all connections; new ones are accepted."""
         return self._do(lambda: self._network.cut(reset=reset))
 
     def refuse(self) -> None:
@@ -143,10 +124,6 @@ class FaultProxy:
 
         New connections are accepted, since a user program cannot leave a SYN unanswered,
         and get no answer.  That a side closes is not forwarded either.
-
-        Args:
-            to_server: Whether to keep back what clients send.
-            to_client: Whether to keep back what the server sends.
         """
 
         def step() -> None:
@@ -162,19 +139,11 @@ class FaultProxy:
         Has the connections that are open now carry nothing any more, as when a NAT has forgotten them; for good.
 
         Neither side hears of it, and new connections work.
-
-        Returns:
-            How many there are.
         """
         return self._do(self._network.forget)
 
     def cut_idle(self, seconds: Seconds) -> None:
-        """
-        Closes connections on which nothing was forwarded for so long, as load balancers do, until `heal`.
-
-        Args:
-            seconds: How long; it may be a tenth more.
-        """
+        """Closes connections on which nothing was forwarded for so long, as load balancers do, until `heal`."""
         self._do(lambda: self._network.cut_idle(seconds))
 
     def drop_next_reply(self, *, match: Match = b"", skip: int = 0, until: Match = b"") -> threading.Event:
@@ -183,16 +152,9 @@ class FaultProxy:
 
         The server did it, and the client cannot know.  Happens once for each call.
 
-        Args:
-            match: Which request: bytes that are in it (it must come in one piece, as small
-                ones do), or a function of the piece.
-            skip: How many matching requests to let pass first.
-            until: What the swallowed bytes must contain before the connection is cut, or a
-                function of them; empty: any answer.  A protocol whose servers send more
-                than answers needs it: for gRPC (etcd) see `http2_call_ended`.
-
-        Returns:
-            An event that is set when the answer was swallowed and the connection cut.
+        until: What the swallowed bytes must contain before the connection is cut, or a
+        function of them; empty: any answer.  A protocol whose servers send more
+        than answers needs it: for gRPC (etcd) see `http2_call_ended`.
         """
         trap = Trap(match, skip, until)
         self._do(lambda: self._network.traps.append(trap))
@@ -279,9 +241,6 @@ def http2_call_ended(data: bytes) -> bool:
     For `FaultProxy.drop_next_reply` and gRPC: the answer to a call ends with a HEADERS
     frame that has END_STREAM set.  Settings, pings, and the messages of streams that go on
     (watches, keep-alives) are not taken for it.
-
-    Args:
-        data: Bytes that begin with a frame.
     """
     headers_frame, end_stream = 0x1, 0x1
     while len(data) >= 9:

@@ -15,11 +15,11 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 
 from lockkit.testing.servers._resp import RespConnection
+from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     import ssl
 
-    from lockkit.units import Seconds
 
 # A question that comes while a server begins to listen may never be answered; it is asked
 # again after this time, seconds.
@@ -103,19 +103,7 @@ def etcd_metrics(
 def etcd_call(
     host: str, port: int, path: str, request: dict[str, Any], *, tls: ssl.SSLContext | None = None
 ) -> dict[str, Any]:
-    """
-    One call of etcd's JSON gateway.
-
-    Args:
-        host: Where the member is.
-        port: Its port for clients.
-        path: The call, e.g. ``/v3/kv/range``.
-        request: Its message as JSON.
-        tls: What to trust, and who we are; None: no TLS.
-
-    Raises:
-        OSError: No answer, or an error.
-    """
+    """One call of etcd's JSON gateway."""
     answer: dict[str, Any] = json.loads(_http(host, port, "POST", path, json.dumps(request), tls=tls))
     return answer
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 from urllib.parse import quote, urlencode
 
 from lockkit.testing.servers._resp import RespConnection
 from lockkit.testing.servers.base import START_TIMEOUT, Server
 from lockkit.testing.servers.binaries import find_program
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from lockkit.testing.servers.tls import Certificates
-    from lockkit.units import Seconds
+from lockkit.testing.servers.tls import Certificates
+from lockkit.units import Seconds
 
 
 class RedisServer(Server):

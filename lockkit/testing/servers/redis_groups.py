@@ -6,8 +6,8 @@ All are set up over the nodes' own commands; nothing needs `redis-cli` or a driv
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from lockkit.testing.servers._resp import Reply, RespConnection, fields
@@ -15,11 +15,7 @@ from lockkit.testing.servers.base import Server, ServerGroup, wait_until
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.errors import ServerError
 from lockkit.testing.servers.redis import RedisServer, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 # All of Cluster's hash slots.
 SLOTS_COUNT = 16_384
@@ -197,12 +193,7 @@ class RedisSentinels(ServerGroup):
 
     @property
     def master(self) -> RedisServer:
-        """
-        The node that the Sentinels name as master now.
-
-        Raises:
-            ServerError: No Sentinel runs.
-        """
+        """The node that the Sentinels name as master now."""
         for sentinel in self.sentinels:
             if sentinel.running:
                 return self._node_at(sentinel.master_address())
@@ -215,16 +206,7 @@ class RedisSentinels(ServerGroup):
         return [node for node in self.nodes if node is not master]
 
     def failover(self, *, crash: bool = True, timeout: Seconds = 60.0) -> RedisServer:
-        """
-        Makes the Sentinels promote another node, and waits until all agree on it.
-
-        Args:
-            crash: Kill the master; False asks a Sentinel for a failover in order.
-            timeout: Seconds to wait.
-
-        Returns:
-            The new master.  The old one, if it was killed, stays down until its `start`.
-        """
+        """Makes the Sentinels promote another node, and waits until all agree on it."""
         old = self.master
         if crash:
             old.kill()
@@ -272,12 +254,7 @@ class RedisSentinels(ServerGroup):
         return None
 
     def _ask_for_failover(self, old: RedisServer) -> None:
-        """
-        Asks the first Sentinel to fail over from `old`, unless it did or is at it.
-
-        Raises:
-            ServerSaid: It refuses for now.
-        """
+        """Asks the first Sentinel to fail over from `old`, unless it did or is at it."""
         sentinel = self._running_sentinels()[0]
         if self._node_at(sentinel.master_address()) is not old:
             return
@@ -417,15 +394,7 @@ class RedisCluster(ServerGroup):
         wait_until(self._missing_health, timeout=timeout)
 
     def failover(self, *, timeout: Seconds = 60.0) -> ClusterNode:
-        """
-        Kills the first node that is a master, and waits until its replica serves its slots.
-
-        Args:
-            timeout: Seconds to wait.
-
-        Returns:
-            The new master.  The old one stays down until its `start`.
-        """
+        """Kills the first node that is a master, and waits until its replica serves its slots."""
         old = self._running_masters()[0]
         slot = self.slots_of(old)[0]
         old.kill()
@@ -451,13 +420,7 @@ class RedisCluster(ServerGroup):
         return [slot for slots, port in ranges if port == node.port for slot in slots]
 
     def move_slot(self, slot: int, target: ClusterNode) -> None:
-        """
-        Moves a slot with its keys to another master, as resharding does.
-
-        Args:
-            slot: Which one.
-            target: The master that is to serve it.
-        """
+        """Moves a slot with its keys to another master, as resharding does."""
         source = self.owner_of(slot)
         if source is target:
             return

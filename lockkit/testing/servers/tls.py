@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.servers.errors import ServerError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Only for the life of a test server.
 DAYS = "30"
@@ -41,16 +38,7 @@ class Certificates:
 
 
 def make_certificates(directory: Path, *, names: str = NAMES) -> Certificates:
-    """
-    Makes an authority and signs one certificate for a server and one for a client, whose name is ``lockkit``.
-
-    Args:
-        directory: Where the files go; it must exist.
-        names: For which hosts the server's is valid, as OpenSSL writes it (``subjectAltName``).
-
-    Raises:
-        ServerError: There is no `openssl`, or it failed.
-    """
+    """Makes an authority and signs one certificate for a server and one for a client, whose name is ``lockkit``."""
     ca, ca_key = directory / "ca.pem", directory / "ca.key"
     _openssl(
         *("req", "-x509", *_NEW_KEY, "-days", DAYS),

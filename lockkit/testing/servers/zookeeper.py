@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from lockkit.testing.servers.base import START_TIMEOUT
@@ -11,11 +11,7 @@ from lockkit.testing.servers.binaries import find_program, look_for_jar
 from lockkit.testing.servers.ensemble import Ensemble, Member
 from lockkit.testing.servers.errors import ServerMissing
 from lockkit.testing.servers.readiness import ASK_TIMEOUT, ask_zookeeper, four_letters
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 # ZooKeeper's unit of time, in ms.  Sessions expire at its multiples, and a session timeout
 # is at least two of it; much shorter, and a busy machine loses sessions.

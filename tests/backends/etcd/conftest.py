@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit
 from lockkit.testing.servers import EtcdServer, FaultProxy, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.backends.etcd.support import Connect
+from tests.backends.etcd.support import Connect
 
 
 @pytest.fixture(scope="module")

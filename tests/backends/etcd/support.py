@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
     Connect: TypeAlias = Callable[..., lockkit.Client]
 
-__all__ = [
-    "Waiting",
-    "calls_of",
-    "etcdctl_lock",
-    "interrupted",
-    "leases_of",
-    "queue_of",
-    "session_of",
-    "settled_calls_of",
-    "until_more_than",
-    "until_waiting",
-    "value_of",
-]
 
 WAITING_SECONDS = 40.0
 

@@ -12,10 +12,11 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import etcd3gw
 import grpc
@@ -30,16 +31,19 @@ from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, SharedAttempts, settle_by
 from lockkit.backends.etcd.connection import AUTHENTICATE, RANGE, WATCH, BlockingConnection, open_connection
+from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
+from lockkit.sync import Client, Lease
 from lockkit.testing.processes import Worker
 from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit.testing.servers.binaries import find_program
-from lockkit.testing.servers.tls import make_certificates
+from lockkit.testing.servers.tls import Certificates, make_certificates
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
 from tests.backends.etcd.support import (
+    Connect,
     Waiting,
     calls_of,
     etcdctl_lock,
@@ -53,15 +57,6 @@ from tests.backends.etcd.support import (
 from tests.backends.support import refuses
 from tests.interrupts import CallStrike
 from tests.tries import busy, have_time_to_answer, until_renewed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from lockkit.backends.etcd.contender import Contender
-    from lockkit.sync import Client, Lease
-    from lockkit.testing.servers.tls import Certificates
-    from tests.backends.etcd.support import Connect
-
 
 TTL = 3.0
 LONG = 120.0

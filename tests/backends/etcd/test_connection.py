@@ -8,10 +8,11 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 from weakref import WeakSet
 
 import grpc
@@ -27,19 +28,13 @@ from lockkit.backends.etcd.connection import (
     AsyncioConnection,
     DirectConnection,
     ForkedConnection,
+    MemberConnection,
     open_connection,
 )
 from lockkit.backends.etcd.errors import code_of, details_of
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.servers import wait_until
+from lockkit.testing.servers import EtcdServer, wait_until
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from typing import Self
-
-    from lockkit.backends.etcd.connection import MemberConnection
-    from lockkit.testing.servers import EtcdServer
 
 ASK = rpc.RangeRequest(key=b"lockkit/")
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pytest
 
 import lockkit
+from lockkit.testing.servers import EtcdServer
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import queue_of, session_of, until_waiting
 from tests.tries import have_time_to_answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.testing.servers import EtcdServer
 
 LONG = 120.0
 

@@ -6,7 +6,8 @@ import base64
 import itertools
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from lockkit.testing.servers import EtcdCluster, EtcdServer, wait_until
 from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, complaints, found
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 
 def url_of(members: Sequence[EtcdServer], *, user: str = "root") -> str:

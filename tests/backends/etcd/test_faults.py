@@ -6,38 +6,40 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Renewed, apart
+from lockkit.backend import Busy, Gone, Host, Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.connection import TXN
+from lockkit.backends.etcd.cluster import Cluster
+from lockkit.backends.etcd.connection import TXN, Method
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.session import Sessions
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.sync import Lease
 from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
-from tests.backends.etcd.support import Waiting, interrupted, leases_of, queue_of, session_of, until_waiting, value_of
+from tests.backends.etcd.support import (
+    Connect,
+    Waiting,
+    interrupted,
+    leases_of,
+    queue_of,
+    session_of,
+    until_waiting,
+    value_of,
+)
 from tests.backends.support import StubHost, broken_reason, granted, sent_to
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Host
-    from lockkit.backends.etcd.cluster import Cluster
-    from lockkit.backends.etcd.connection import Method
-    from lockkit.sync import Lease
-    from tests.backends.etcd.support import Connect
-
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,17 +13,19 @@ from lockkit.backend import apart
 from lockkit.backends.etcd import permits
 from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
 from lockkit.runtime import drive
+from lockkit.sync import Lease
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from lockkit.testing.timing import PATIENCE
-from tests.backends.etcd.support import Waiting, calls_of, queue_of, session_of, settled_calls_of, until_more_than
+from tests.backends.etcd.support import (
+    Connect,
+    Waiting,
+    calls_of,
+    queue_of,
+    session_of,
+    settled_calls_of,
+    until_more_than,
+)
 from tests.tries import busy, tried
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.sync import Lease
-    from tests.backends.etcd.support import Connect
-
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from math import inf
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -16,12 +16,15 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
+from lockkit.backends.etcd.contender import Contender
 from lockkit.engine import semaphore_caps
 from lockkit.runtime import drive
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.backends.etcd.support import (
+    Connect,
     Waiting,
     calls_of,
     etcdctl_lock,
@@ -33,12 +36,6 @@ from tests.backends.etcd.support import (
     value_of,
 )
 from tests.tries import busy, tried
-
-if TYPE_CHECKING:
-    from lockkit.backends.etcd.backend import EtcdBackend
-    from lockkit.backends.etcd.contender import Contender
-    from tests.backends.etcd.support import Connect
-
 
 pytestmark = pytest.mark.timeout(120)
 

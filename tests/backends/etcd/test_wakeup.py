@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,19 +16,14 @@ from lockkit.backends.etcd import wakeup
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender
-from lockkit.backends.etcd.wakeup import IDLE_MAX
+from lockkit.backends.etcd.wakeup import IDLE_MAX, WakeupListener
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.servers import wait_until
+from lockkit.testing.servers import EtcdServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from tests.backends.etcd.support import Connect
 from tests.backends.support import StubHost
-
-if TYPE_CHECKING:
-    from lockkit.backends.etcd.wakeup import WakeupListener
-    from lockkit.testing.servers import EtcdServer
-    from tests.backends.etcd.support import Connect
-
 
 NAME = "lockkit-etcd-watch"
 

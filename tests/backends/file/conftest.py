@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lockkit.backends.file.backend import FileBackend
 from lockkit.runtime import drive
 from lockkit.url import parse
+from tests.backends.file.support import Connect
 from tests.backends.support import FakeClock, StubHost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.backends.file.support import Connect
 
 
 @pytest.fixture

@@ -15,12 +15,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 import lockkit
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,15 +8,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lockkit.backend import Grant
+from lockkit.backend import Grant, Request
 from lockkit.backends.file.backend import FileBackend
 from lockkit.runtime import drive
 from tests.backends.support import FakeClock, StubHost, granted
-
-if TYPE_CHECKING:
-    from lockkit.backend import Request
 
 LONG = 600.0
 """A ttl longer than any test: nothing in a test happens because of expiry."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.backends.file import backend as file
@@ -14,11 +16,6 @@ from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.backends.file.support import Connect, tick
 from tests.backends.support import FakeClock, StubHost, granted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_clients_exclude_each_other(connect: Connect, frozen: StubHost) -> None:

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,9 +29,6 @@ from tests.backends.file.peer import Peer
 from tests.backends.file.support import LONG, Connect, leave_record, open_files
 from tests.backends.support import StubHost, granted
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def test_forked_child_does_not_keep_the_dead_parent_alive(connect: Connect, host: StubHost, directory: Path) -> None:

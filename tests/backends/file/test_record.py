@@ -23,6 +23,8 @@ CLAIMS = st.builds(
     ttl=st.integers(10_000, 10**15).map(lambda us: us / 1e6),
     client=st.text("0123456789abcdef", min_size=16, max_size=16),
     metadata=st.just(""),
+    mode=st.just("exclusive"),
+    limit=st.just(1),
 )
 METADATA = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=200).map(
     lambda text: f'{{"text":"{text}"}}'

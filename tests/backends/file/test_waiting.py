@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import lockkit.aio
-from lockkit.backend import Busy
+from lockkit.backend import Busy, Request
 from lockkit.backends.file import backend as file_backend
 from lockkit.backends.file import record_store
 from lockkit.backends.file import wakeup as file_wakeup
@@ -31,11 +32,6 @@ from tests.backends.file.peer import Peer
 from tests.backends.file.support import LONG, Connect, acquire, waiter_count
 from tests.backends.support import StubHost, granted
 from tests.tries import until, until_async
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import Request
 
 
 @pytest.fixture(params=["inotify", "polling"])

@@ -6,10 +6,12 @@ import fcntl
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from lockkit.backend import Request
 from lockkit.backends.file import wakeup
 from lockkit.backends.file.client_file import ClientFile, notify
 from lockkit.backends.file.directory import Directory
@@ -17,12 +19,6 @@ from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.runtime import BlockingRuntime, drive
 from tests.backends.support import StubHost
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lockkit.backend import Request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 from lockkit.testing.servers import RedisServer, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.backends.redis.support import Connect
+from tests.backends.redis.support import Connect
 
 
 @pytest.fixture(scope="module")

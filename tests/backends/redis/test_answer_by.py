@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -18,6 +19,7 @@ import redis.asyncio
 
 import lockkit
 import lockkit.aio
+from lockkit.backend import Grant
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.configuration.registry import split_options
 from lockkit.errors import BackendUnavailable, LockError
@@ -28,11 +30,6 @@ from lockkit.url import parse
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-
-    from lockkit.backend import Grant
 
 # In whole runs of all tests the garbage collector found transports of asyncio here, never when these ran alone: most
 # likely of TLS handshakes at the server that hangs, cut short when their event loop ended. lockkit never had those.

@@ -7,23 +7,23 @@ import json
 import threading
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE
+from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE, RedisBackend
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
-from lockkit.backends.redis.connection import SyncConnection
+from lockkit.backends.redis.connection import AsyncConnection, Connection, SyncConnection
 from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.node import AsyncNode, RedisNode, open_node
 from lockkit.backends.redis.parallel import ask_first
-from lockkit.backends.redis.resp import Parser, ServerSaid, pack
+from lockkit.backends.redis.resp import Parser, Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
 from lockkit.backends.redis.wakeup import WakeupListener
@@ -33,12 +33,6 @@ from lockkit.testing.servers import RedisServer, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
 from tests.interrupts import CallStrike
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.backend import RedisBackend
-    from lockkit.backends.redis.connection import AsyncConnection, Connection
-    from lockkit.backends.redis.node import AsyncNode, RedisNode
-    from lockkit.backends.redis.resp import Reply
 
 
 @pytest.fixture

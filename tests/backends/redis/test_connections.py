@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -16,9 +17,6 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.testing.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PATIENCE = 60.0
 

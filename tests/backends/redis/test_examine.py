@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -16,9 +17,6 @@ from lockkit.doctor import Severity, addresses, examine, timing
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, complaints, found
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RULES = "~lockkit:* ~{lockkit:* &lockkit:wake:*"
 COMMANDS = (

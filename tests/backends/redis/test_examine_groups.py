@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -14,9 +14,6 @@ from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, Re
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from tests.doctor.support import SECRET, complaints, found
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def harden(nodes: Sequence[RedisServer]) -> None:

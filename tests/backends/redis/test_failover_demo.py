@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -10,9 +10,6 @@ import redis
 import lockkit
 from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Pair:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,19 +22,12 @@ from lockkit.backends.redis.connection import SyncConnection
 from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import BlockingRuntime, drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.redis.support import Face, Nat, backend_at, queue_up, token_in, woken
-from tests.backends.support import granted
+from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, token_in, woken
+from tests.backends.support import StubHost, granted
 from tests.tries import busy, have_time_to_answer, until_async, until_renewed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.sync import Client, Lease
-    from tests.backends.redis.support import Connect
-    from tests.backends.support import StubHost
-
 
 pytestmark = pytest.mark.timeout(180)
 

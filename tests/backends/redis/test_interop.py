@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -16,13 +16,9 @@ import redis.exceptions
 import lockkit
 import lockkit.aio
 from lockkit.runtime import drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import RedisServer, wait_until
 from tests.tries import busy, busy_async
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.sync import Client, Lease
 
 PATIENCE = 60.0
 

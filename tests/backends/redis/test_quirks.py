@@ -9,8 +9,9 @@ import socket
 import ssl
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from lockkit.backends.redis.quirks import connect_asyncio
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
 from lockkit.testing.servers import RedisServer, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE = 30.0
 

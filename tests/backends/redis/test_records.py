@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,9 +11,6 @@ import lockkit
 from lockkit.testing.servers import RedisNodes, RedisServer, require
 from lockkit.testing.timing import PATIENCE
 from tests.backends.redis.support import Keyspace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 FENCE = "{lockkit:x}:fence"
 

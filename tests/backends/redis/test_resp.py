@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit.backends.redis.resp import Parser, Push, ServerSaid, bulk, pack
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.resp import Reply
+from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid, bulk, pack
 
 REPLIES: list[tuple[bytes, Reply]] = [
     (b"+OK\r\n", b"OK"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -13,9 +13,6 @@ import lockkit
 import lockkit.aio
 from lockkit.testing.servers import RedisCluster, RedisNodes, RedisServer, require, wait_until
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 RULES = {
     "mute": "~* &* +@all -publish -spublish",

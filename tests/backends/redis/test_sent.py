@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import redis
@@ -15,17 +16,13 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.redis.cluster import slot_of
 from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import Work
 from lockkit.testing.servers import RedisCluster, RedisServer, require
 from lockkit.testing.servers._ports import Ports
 from lockkit.testing.timing import PATIENCE
 from tests.backends.redis.support import Face, backend_at, open_backend
 from tests.backends.redlock.test_backend import open_redlock
 from tests.backends.support import StubHost, granted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.runtime import Work
 
 
 @pytest.fixture(autouse=True, scope="module")

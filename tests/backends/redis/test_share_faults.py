@@ -7,30 +7,23 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Gone, Renewed, Unknown
+from lockkit.backend import Gone, Grant, Renewed, Unknown
+from lockkit.backends.redis.backend import RedisBackend
+from lockkit.sync import Client, Lease, Semaphore
 from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from tests.backends.redis.support import Face, backend_at, queue_up, woken
-from tests.backends.support import granted
+from lockkit.testing.servers.redis_groups import ClusterNode
+from tests.backends.redis.support import Connect, Face, backend_at, queue_up, woken
+from tests.backends.support import StubHost, granted
 from tests.conventions.sources import ROOT
 from tests.tries import busy, have_time_to_answer, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Grant
-    from lockkit.backends.redis.backend import RedisBackend
-    from lockkit.sync import Client, Lease, Semaphore
-    from lockkit.testing.servers.redis_groups import ClusterNode
-    from tests.backends.redis.support import Connect
-    from tests.backends.support import StubHost
-
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backend import Busy, Gone, Grant, Renewed, Request
+from lockkit.backends.redis.backend import RedisBackend
 from lockkit.testing.servers import RedisServer, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at, calls, token_in
 from tests.backends.support import StubHost, granted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import Request
-    from lockkit.backends.redis.backend import RedisBackend
 
 FREE = {"{lockkit:x}:fence"}
 

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import ssl
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,15 +19,9 @@ import lockkit
 import lockkit.aio
 from lockkit.testing.servers import RedisNodes, RedisServer, require, wait_until
 from lockkit.testing.servers.redis_groups import Sentinel
-from lockkit.testing.servers.tls import make_certificates
+from lockkit.testing.servers.tls import Certificates, make_certificates
 from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, found
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from lockkit.testing.servers.tls import Certificates
 
 WRONG = "certificate for another host"
 

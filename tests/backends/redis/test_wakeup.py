@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from lockkit.backend import Grant, Request
 from lockkit.backends.redis import handshake
+from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.handshake import can_shard
 from lockkit.testing.servers import RedisCluster, RedisServer, require
+from lockkit.testing.servers.redis_groups import ClusterNode
 from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, woken
-from tests.backends.support import granted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Grant, Request
-    from lockkit.backends.redis.backend import RedisBackend
-    from lockkit.testing.servers.redis_groups import ClusterNode
-    from tests.backends.support import StubHost
+from tests.backends.support import StubHost, granted
 
 TTL = 600.0
 """Nobody looks again by itself for so long."""

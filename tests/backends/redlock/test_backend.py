@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import redis
@@ -20,30 +20,26 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis import handshake
-from lockkit.backends.redis.connection import AsyncConnection, SyncConnection
+from lockkit.backends.redis.connection import AsyncConnection, Connection, SyncConnection
 from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import node as redlock_node
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
-from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RELEASE, RENEW, UNDO
+from lockkit.backends.redlock.network import NetworkNodes
+from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RELEASE, RENEW, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
 from lockkit.runtime import drive
 from lockkit.testing.servers import RedisNodes, RedisServer, require, wait_until
+from lockkit.testing.servers.base import Server
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from tests.backends.redis.support import Face, Keyspace, calls, token_in
 from tests.backends.support import StubHost, granted
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.connection import Connection
-    from lockkit.backends.redlock.network import NetworkNodes
-    from lockkit.backends.redlock.nodes import Answer, LockKeys, Op
-    from lockkit.testing.servers.base import Server
 
 MARK = "{lockkit}:redlock"
 LOCK = "lockkit:x"

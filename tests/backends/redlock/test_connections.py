@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -15,12 +15,7 @@ from lockkit.testing.servers import RedisNodes, RedisServer, require
 from lockkit.testing.timing import PATIENCE
 from tests.backends.redis.support import Face, Nat
 from tests.backends.redlock.test_backend import nodes_of, open_redlock, queue_up, redlock, until
-from tests.backends.support import granted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.backends.support import StubHost
+from tests.backends.support import StubHost, granted
 
 TTL = 600.0
 """Far longer than any test: a waiter that gets the lock was told, or has noticed."""

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lockkit.testing.servers import MariaServer, require
 from lockkit.testing.servers._ports import Ports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["galera_node", "needs_galera"]
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
 

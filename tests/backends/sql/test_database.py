@@ -6,8 +6,10 @@ import asyncio
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import NullPool, create_engine
@@ -18,12 +20,7 @@ from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.testing.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from lockkit.units import Seconds
+from lockkit.units import Seconds
 
 PATIENCE = 60.0
 OTHERS = [f"caller {number}" for number in range(6)]

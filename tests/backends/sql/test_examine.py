@@ -6,8 +6,9 @@ import os
 import shlex
 import socket
 import sqlite3
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
@@ -20,10 +21,6 @@ from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, wait
 from lockkit.url import parse
 from tests.backends.sql.galera import galera_node, needs_galera
 from tests.doctor.support import SECRET, complaints, found
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def lock_once(url: str) -> None:

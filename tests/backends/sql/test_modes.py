@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -12,9 +12,6 @@ import lockkit
 from lockkit.sql import lock_in
 from lockkit.testing.servers import PgBouncer, PostgresServer, require, wait_until
 from tests.storage.sql.support import Base
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,15 +12,10 @@ import lockkit
 from lockkit.backends.sql.options import open_database
 from lockkit.backends.sql.schema import lock_table, migrate
 from lockkit.runtime import drive
+from lockkit.testing.servers import MariaServer, PostgresServer
 from lockkit.url import parse
 from tests.backends.sql_table.support import Look
 from tests.backends.support import StubHost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lockkit.testing.servers import MariaServer, PostgresServer
 
 pytestmark = pytest.mark.timeout(120)
 

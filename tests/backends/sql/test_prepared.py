@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit import aio
 from lockkit.backends.sql import quirks
 from lockkit.backends.sql.prepared import PREPARE_AFTER
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_table import backend as sql_table
 from lockkit.runtime import drive
+from lockkit.sync import Client
 from lockkit.testing.servers import MariaServer, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit import aio
-    from lockkit.sync import Client
 
 PATIENCE = 60.0
 MODES = ["table", "row", "advisory"]

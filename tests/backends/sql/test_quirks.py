@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -23,12 +24,8 @@ from lockkit.backends.sql import quirks
 from lockkit.backends.sql.blocking import PyMysqlConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import BlockingRuntime, drive
+from lockkit.testing.servers import MariaServer
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.testing.servers import MariaServer
 
 PATIENCE = 60.0
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.testing.servers import MariaServer
 from tests.tries import busy, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.testing.servers import MariaServer
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 import lockkit
+from lockkit.testing.servers import MariaServer
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers import MariaServer
 
 pytestmark = pytest.mark.timeout(120)
 

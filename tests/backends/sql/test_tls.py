@@ -6,7 +6,9 @@ import asyncio
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -15,10 +17,6 @@ import lockkit.aio
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.servers.tls import make_certificates
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import lockkit
 from lockkit.testing.servers import FaultProxy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE = 60.0
 FORMS = [f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in ("table", "row", "advisory")]

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from lockkit.testing.servers import PostgresServer
 from tests.backends.sql_session.support import MODES, ModeServer
-from tests.backends.sql_table.support import connect
-
-if TYPE_CHECKING:
-    from lockkit.testing.servers import PostgresServer
-
-__all__ = ["connect", "on_postgresql", "place"]
 
 
 @pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lockkit import url
+from lockkit import aio, url
+from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.configuration import registry
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import MariaServer, PostgresServer, wait_until
 from tests.backends.sql_table.support import Look
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit import aio
-    from lockkit.backends.sql_session.backend import SessionBackend
-    from lockkit.sync import Client, Lease
-    from tests.backends.support import StubHost
-
-__all__ = [
-    "LONG",
-    "MODES",
-    "PATIENCE",
-    "TTL",
-    "ModeServer",
-    "open_backend",
-    "pid_of",
-    "running",
-    "until_waiting",
-    "waiting_pid",
-]
+from tests.backends.support import StubHost
 
 MODES = ["row", "advisory"]
 TTL = 3.0

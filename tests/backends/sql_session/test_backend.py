@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import psycopg
 import pytest
@@ -20,13 +22,16 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy
+from lockkit.backend import Busy, Request
 from lockkit.backends.sql.postgresql import PsycopgConnection
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import mysql, pool
+from lockkit.backends.sql_session.backend import SessionBackend
+from lockkit.backends.sql_session.claim import Claim, Key
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.witness import Witness
@@ -42,21 +47,10 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, counted, with_driver
+from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Connect, counted, with_driver
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from lockkit.backend import Request
-    from lockkit.backends.sql.statement import Parameter, Result
-    from lockkit.backends.sql_session.backend import SessionBackend
-    from lockkit.backends.sql_session.claim import Claim, Key
-    from lockkit.sync import Client, Lease
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,17 +9,18 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Renewed, Unknown
+from lockkit.backend import Busy, Gone, Grant, LockBackend, Renewed, Unknown
 from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.watch import DisconnectWatcher
@@ -38,16 +39,10 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import demote
+from tests.backends.sql_table.support import Connect, demote
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
 from tests.tries import busy, tried, until, until_renewed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from lockkit.backend import Grant, LockBackend
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

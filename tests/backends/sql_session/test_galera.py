@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.testing.servers import MariaServer
 from tests.backends.sql.galera import galera_node, needs_galera
 from tests.backends.sql_session.support import MODES, PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.testing.servers import MariaServer
-    from tests.backends.sql_table.support import Connect
+from tests.backends.sql_table.support import Connect
 
 pytestmark = [pytest.mark.timeout(180), needs_galera]
 

@@ -6,17 +6,21 @@ import itertools
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 import lockkit
-from lockkit.backend import Busy
+from lockkit.backend import Busy, Request
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import held
+from lockkit.backends.sql_session.backend import SessionBackend
+from lockkit.backends.sql_session.claim import Key
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
@@ -30,19 +34,9 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import counted
+from tests.backends.sql_table.support import Connect, counted
 from tests.backends.support import StubHost, granted
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.backend import Request
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.backends.sql_session.backend import SessionBackend
-    from lockkit.backends.sql_session.claim import Key
-    from lockkit.sync import Client, Lease
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

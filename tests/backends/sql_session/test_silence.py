@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,11 +14,7 @@ import lockkit
 import lockkit.aio
 from lockkit.testing.servers import FaultProxy, wait_until
 from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, running, until_waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.backends.sql_table.support import Connect
+from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -100,17 +100,3 @@ def waits(client: Client, name: str) -> bool:
 def now_us() -> int:
     """Wall clock of this machine, which is the servers' too."""
     return time.time_ns() // 1000
-
-
-__all__ = [
-    "ASYNC_DRIVERS",
-    "DRIVERS",
-    "Connect",
-    "Look",
-    "connect",
-    "counted",
-    "demote",
-    "now_us",
-    "waits",
-    "with_driver",
-]

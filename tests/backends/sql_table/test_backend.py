@@ -6,9 +6,11 @@ import asyncio
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -24,16 +26,10 @@ from lockkit.backends.sql_table.statements import PostgresqlStatements, SqliteSt
 from lockkit.backends.sql_table.table import MysqlTable, PostgresqlTable
 from lockkit.configuration import registry
 from lockkit.runtime import drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
-from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Look, counted, now_us, waits, with_driver
+from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Connect, Look, counted, now_us, waits, with_driver
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lockkit.sync import Client, Lease
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(120)
 

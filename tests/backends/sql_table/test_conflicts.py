@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy
+from sqlalchemy import Connection as SqlConnection
 from sqlalchemy import NullPool, text
 
 import lockkit
 from lockkit.backends.sql import database, dialect
+from lockkit.backends.sql.connection import Connection
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import session as sqlsession_session
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import PostgresServer, require, wait_until
 from tests.backends.sql_table.support import DRIVERS, with_driver
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-
-    from sqlalchemy import Connection as SqlConnection
-
-    from lockkit.backends.sql.connection import Connection
-    from lockkit.backends.sql.statement import Parameter, Result
-    from lockkit.sync import Client, Lease
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -13,9 +13,6 @@ from lockkit.sql import lock_in
 from lockkit.testing.servers import FaultProxy, PostgresServer, require, wait_until
 from lockkit.testing.servers.binaries import find_program
 from tests.storage.sql.support import Base
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Pair:

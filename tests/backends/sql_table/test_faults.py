@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -22,18 +23,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import lockkit
 import lockkit.aio
 from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.statement import Result
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from tests.backends.sql_table.support import DRIVERS, Look, counted, demote, waits, with_driver
+from tests.backends.sql_table.support import DRIVERS, Connect, Look, counted, demote, waits, with_driver
 from tests.forked import Forked, all_done, arguments, modules_of, say
 from tests.tries import busy, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit.backends.sql.statement import Result
-    from lockkit.sync import Client, Lease
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import heapq
 import random
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from lockkit import url
-from lockkit.backend import Busy
+from lockkit.backend import Busy, Grant, LockBackend
 from lockkit.backends.sql_table.pace import CONTENDED_SECONDS, NAMES_MAX, RATE_MIN, Pace, Paces
 from lockkit.backends.sql_table.shares import Shares
 from lockkit.configuration import registry
 from lockkit.runtime import drive
 from tests.backends.support import FakeClock, StubHost, granted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lockkit.backend import Grant, LockBackend
 
 HOLD_SECONDS = 0.0006
 LOOK_SECONDS = 0.0003

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
+from lockkit.sync import Client
 from lockkit.testing.servers import FaultProxy, MariaServer, PostgresServer, require, wait_until
+from tests.backends.sql_table.support import Connect
 from tests.forked import Forked, arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit.sync import Client
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 import lockkit
 from lockkit.backend import Gone, Grant, Renewed, apart
+from lockkit.backends.sql_table.backend import SqlTableBackend
 from lockkit.backends.sql_table.share_statements import SHARED
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import drive
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
-from tests.backends.sql_table.support import Look, counted, now_us, waits
+from tests.backends.sql_table.support import Connect, Look, counted, now_us, waits
 from tests.tries import busy, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lockkit.backends.sql_table.backend import SqlTableBackend
-    from lockkit.sync import Client, Lease
-    from tests.backends.sql_table.support import Connect
 
 pytestmark = pytest.mark.timeout(180)
 

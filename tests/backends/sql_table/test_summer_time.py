@@ -5,24 +5,20 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 from lockkit.backends.sql.blocking import DbapiConnection
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.servers.binaries import find_program
 from tests.backends.sql_table.support import Look
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.sync import Client, Lease
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 import lockkit
 from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require
-from tests.backends.zookeeper.support import Tree, kazoo_client
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.backends.zookeeper.support import Connect
+from tests.backends.zookeeper.support import Connect, Tree, kazoo_client
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -17,18 +19,21 @@ from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
 import lockkit.aio
+from lockkit.backend import Busy, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.errors import connection_failed
 from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
+from lockkit.sync import Client
 from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require, wait_until
 from lockkit.testing.servers.tls import make_certificates
 from lockkit.url import parse
 from tests.backends.support import StubHost, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,
+    Connect,
     Tree,
     backend_of,
     kazoo_client,
@@ -37,14 +42,6 @@ from tests.backends.zookeeper.support import (
 )
 from tests.interrupts import CallStrike
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from lockkit.backend import Busy, Request
-    from lockkit.sync import Client
-    from tests.backends.zookeeper.support import Connect
 
 LONG = 60.0
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
+from lockkit.testing.servers import ZooKeeperServer
 from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kazoo.client import KazooClient
-
-    from lockkit.testing.servers import ZooKeeperServer
 
 LONG = 60.0
 

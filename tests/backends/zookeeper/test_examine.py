@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 from kazoo.client import KazooClient
@@ -13,9 +13,6 @@ from lockkit.doctor import examine
 from lockkit.testing.servers import ZooKeeperEnsemble, ZooKeeperServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from tests.doctor.support import SECRET, complaints, found
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SESSION_LIMITS = {"minSessionTimeout": "4000", "maxSessionTimeout": "40000"}
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kazoo.protocol.states import KazooState
@@ -18,10 +19,12 @@ from lockkit.backend import Grant, Request
 from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
 from lockkit.backends.zookeeper.quirks import create_and_list
 from lockkit.runtime import drive
+from lockkit.sync import Client
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from tests.backends.support import broken_reason
 from tests.backends.zookeeper.support import (
     PATIENCE,
+    Connect,
     Tree,
     Waiters,
     backend_of,
@@ -33,12 +36,6 @@ from tests.backends.zookeeper.support import (
     watches_count,
 )
 from tests.tries import busy, until_renewed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.sync import Client
-    from tests.backends.zookeeper.support import Connect
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
+from lockkit.sync import Client
+from lockkit.testing.servers import ZooKeeperServer
 from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client
 from tests.tries import busy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kazoo.client import KazooClient
-
-    from lockkit.sync import Client
-    from lockkit.testing.servers import ZooKeeperServer
 
 LONG = 60.0
 

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -19,21 +21,22 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit import aio
+from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
 from lockkit.backends.zookeeper.queue import LockQueue
 from lockkit.backends.zookeeper.quirks import sync
-from lockkit.backends.zookeeper.session import LockNode
+from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
-from lockkit.testing.face_driver import FACES, AsyncDriver, SyncDriver
+from lockkit.testing.face_driver import FACES, AsyncDriver, FaceDriver, SyncDriver
 from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
-from lockkit.testing.target import Target
+from lockkit.testing.target import Face, Target
 from lockkit.url import parse
 from tests.backends.support import StubHost, granted, sent_to
 from tests.backends.zookeeper.support import (
@@ -47,16 +50,6 @@ from tests.backends.zookeeper.support import (
     packets_count,
     sessions_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
-    from pathlib import Path
-
-    from lockkit import aio
-    from lockkit.backend import Request
-    from lockkit.backends.zookeeper.session import Session
-    from lockkit.testing.face_driver import FaceDriver
-    from lockkit.testing.target import Face
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import lockkit
+from lockkit.backend import Request
 from lockkit.backends.zookeeper import queue
 from lockkit.backends.zookeeper.marks import mark
 from lockkit.backends.zookeeper.path import slot_mark
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.runtime import drive, monotonic
-from lockkit.testing.servers import FaultProxy
-from tests.backends.zookeeper.support import PATIENCE, kazoo_client, packets_count
+from lockkit.sync import Client
+from lockkit.testing.servers import FaultProxy, ZooKeeperServer
+from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, kazoo_client, packets_count
 from tests.backends.zookeeper.test_readers import Background
 from tests.tries import busy, have_time_to_answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lockkit.backend import Request
-    from lockkit.sync import Client
-    from lockkit.testing.servers import ZooKeeperServer
-    from tests.backends.zookeeper.support import Connect, Tree
 
 LONG = 60.0
 WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}

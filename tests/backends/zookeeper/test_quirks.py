@@ -8,8 +8,9 @@ import socket
 import struct
 import threading
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -25,15 +26,9 @@ from lockkit.backends.zookeeper.quirks import (
     sync_and_list,
 )
 from lockkit.runtime import BlockingRuntime, drive, monotonic
-from lockkit.testing.servers import wait_until
-from tests.backends.zookeeper.support import PATIENCE, answer, sessions_of
+from lockkit.testing.servers import ZooKeeperServer, wait_until
+from tests.backends.zookeeper.support import PATIENCE, Connect, answer, sessions_of
 from tests.interrupts import CallStrike, elsewhere
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.testing.servers import ZooKeeperServer
-    from tests.backends.zookeeper.support import Connect
 
 LONG = 60.0
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
+from lockkit.backend import Request
 from lockkit.backends.zookeeper.wakeup import Watches
-from lockkit.testing.servers import FaultProxy, wait_until
-from tests.backends.zookeeper.support import PATIENCE, Tree, backend_of, holding, kazoo_client, packets_count
+from lockkit.sync import Client
+from lockkit.testing.servers import FaultProxy, ZooKeeperServer, wait_until
+from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, backend_of, holding, kazoo_client, packets_count
 from tests.tries import busy, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from kazoo.client import KazooClient
-
-    from lockkit.backend import Request
-    from lockkit.sync import Client
-    from lockkit.testing.servers import ZooKeeperServer
-    from tests.backends.zookeeper.support import Connect
 
 LONG = 60.0
 WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.protocol.states import EventType
 
+from lockkit.backend import Request
 from lockkit.backends.zookeeper.wakeup import Watches
 from tests.backends.support import StubHost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lockkit.backend import Request
 
 LEASE, PREDECESSOR = "/lockkit/x/ours", "/lockkit/x/theirs"
 

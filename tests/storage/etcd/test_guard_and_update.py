@@ -6,9 +6,10 @@ import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,13 +21,9 @@ import lockkit
 import lockkit.aio
 from lockkit import fencing, optimistic
 from lockkit.backends.etcd import quirks
+from lockkit.sync import Client, Lease
 from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require
 from tests.tries import tried
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from lockkit.sync import Client, Lease
 
 TTL = 60.0
 PATIENCE = 30.0

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 import redis.asyncio
 
 import lockkit
 from tests.forked import Forked, arguments, say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PATIENCE = 60.0
 """Seconds that another process may take on a busy machine."""

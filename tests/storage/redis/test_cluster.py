@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -14,9 +14,6 @@ import lockkit
 from lockkit.fencing import AsyncRedisGuard, RedisGuard
 from lockkit.optimistic import with_retry
 from lockkit.testing.servers import RedisCluster, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = [f"seat:{number}" for number in range(12)]
 """Enough for every master to have some."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -17,9 +18,6 @@ from lockkit.fencing import TOKEN_MAX, AsyncRedisGuard, RedisGuard
 from lockkit.storage.redis.guard import mark_of
 from lockkit.testing.servers import RedisServer, require
 from tests.storage.redis.support import Face
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 READ = "return redis.call('GET', KEYS[1])"
 LARGE = 2**53

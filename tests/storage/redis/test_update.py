@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -19,9 +20,6 @@ from lockkit.testing.timing import PATIENCE
 from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

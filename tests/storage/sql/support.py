@@ -10,10 +10,11 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -22,9 +23,6 @@ import lockkit
 from lockkit.sql import lock_in
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from tests.forked import Forked, arguments, say
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
 
 PATIENCE = 100.0
 """Seconds that another process may take on a busy machine."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,11 +17,7 @@ import lockkit.sql
 from lockkit.fencing import TOKEN_MAX, AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 from tests.forked import all_done
 from tests.storage.sql import support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.storage.sql.support import Base
+from tests.storage.sql.support import Base
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -29,10 +31,6 @@ from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import Base
 from tests.tries import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 SERVERS = ["postgresql", "mariadb"]

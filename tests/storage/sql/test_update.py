@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -18,9 +19,6 @@ from lockkit.testing.servers import FaultProxy
 from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import COUNTERS, PATIENCE, Base
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -19,9 +20,6 @@ from lockkit.runtime import drive
 from lockkit.sql import lock_in
 from tests.storage.sql.support import Base, Bases
 from tests.tries import busy, busy_async
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.timeout(180)
 

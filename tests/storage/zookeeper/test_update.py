@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -13,9 +14,6 @@ import lockkit
 from lockkit.optimistic import DELETE, update_node, update_node_async
 from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require
 from tests.backends.zookeeper.support import PATIENCE, kazoo_client
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

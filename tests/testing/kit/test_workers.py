@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from lockkit.testing.kit.workers import OncePerRun
 from tests.conventions.sources import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS_MAX = 100.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,9 +18,6 @@ from lockkit.testing.servers import (
     require,
     wait_until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def leads_another_than(old: object, group: EtcdCluster | ZooKeeperEnsemble) -> str | None:

@@ -8,8 +8,10 @@ that the container would publish.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import pytest
 
@@ -18,10 +20,6 @@ from lockkit.testing.servers._resp import RespConnection
 from lockkit.testing.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
 from lockkit.testing.servers.kinds import KINDS
 from lockkit.testing.timing import PATIENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Container:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,6 @@ from lockkit.testing.servers import (
 from lockkit.testing.servers.__main__ import main
 from lockkit.testing.servers.kinds import KINDS, Kind, Need
 from lockkit.testing.servers.provisioning import look
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 # One that no machine has.
 GHOST = Kind(

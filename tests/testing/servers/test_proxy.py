@@ -8,7 +8,7 @@ import socket
 import socketserver
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +16,6 @@ from lockkit.testing.servers import FaultProxy, RedisServer, http2_call_ended, r
 from lockkit.testing.servers._link import CHUNK_BYTES, CommandParser, Network
 from lockkit.testing.servers._ports import Ports
 from lockkit.testing.servers._resp import RespConnection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Bounds a wait for something that must come; and is long enough for what must not.
 PATIENCE = 30

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
 
 import pytest
 
@@ -19,10 +21,6 @@ from lockkit.testing.servers import (
     wait_until,
 )
 from lockkit.testing.servers._process import tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
 
 
 class Session:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.servers._template import VARIABLE, make_or_copy
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Maker:

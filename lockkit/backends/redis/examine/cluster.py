@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from lockkit.backends.redis.cluster import SLOTS_COUNT
+from lockkit.backends.redis.cluster import SLOTS_COUNT, ClusterTopology
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
 from lockkit.backends.redis.handshake import info_fields
 from lockkit.backends.redis.options import open_topology
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.cluster import ClusterTopology
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 _PAGE = "how-to/check-your-servers.md#cluster"
 
@@ -50,13 +45,7 @@ NO_REPLICA = Check(
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Examine the Cluster by the answers of its nodes, then each master.
-
-    Raises:
-        BackendUnavailable: No node can be asked, or none serves a slot.
-        ConfigurationError: The login is refused.
-    """
+    """Examine the Cluster by the answers of its nodes, then each master."""
     topology = cast("ClusterTopology", open_topology(examination.url, examination.options, examination.host))
     nodes = await topology.masters()
     targets = [node.target for node in nodes]

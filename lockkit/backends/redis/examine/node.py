@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockkit.backends.redis.examine.rights import examine_rights
+from lockkit.backends.redis.examine.server import RedisServer
 from lockkit.backends.redis.handshake import VERSION_MIN, is_sentinel, version_of
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import is_loopback
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import LockError
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.examine.server import RedisServer
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine_server"]
 
 FULL = 0.9
 """Share of a limit from which lockkit warns. Higher warns later, lower warns without need."""
@@ -148,15 +142,7 @@ SENTINEL_GIVEN = Check(
 async def examine_server(
     examination: Examination, server: RedisServer, *, in_cluster: bool = False, votes: bool = False
 ) -> None:
-    """
-    Examine one server after `RedisServer.look`.
-
-    Args:
-        examination: Takes everything down.
-        server: The server.
-        in_cluster: It is meant to be a node of a Cluster.
-        votes: It is a node of a Redlock: one that lost its data does not vote for a while, so that is no danger.
-    """
+    """Examine one server after `RedisServer.look`."""
     facts = server.facts
     version = facts.get("valkey_version") or facts.get("redis_version")
     if version is not None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from lockkit.backends.redis.examine.server import RedisServer
 from lockkit.backends.redis.keys import lock_key, side_key
 from lockkit.backends.redis.resp import ServerSaid
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.backends.redis.examine.server import RedisServer
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine_rights"]
 
 RIGHTS = Check(
     "redis-rights",
@@ -33,14 +28,7 @@ SHARE_RIGHTS = Check(
 
 
 async def examine_rights(examination: Examination, server: RedisServer, *, marks: bool = False) -> None:
-    """
-    Find commands, keys and channels that the server would refuse, without running any command.
-
-    Args:
-        examination: Takes it down.
-        server: The server.
-        marks: Also what only Redlock needs.
-    """
+    """Find commands, keys and channels that the server would refuse, without running any command."""
     prefix = examination.options["prefix"]
     needed = _commands(prefix, replicas=bool(examination.options.get("replicas")), marks=marks)
     commands = needed if marks else [*needed, *_share_commands(prefix)]

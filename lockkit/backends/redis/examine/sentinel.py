@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer, pairs
 from lockkit.backends.redis.options import open_topology
 from lockkit.backends.redis.resp import ServerSaid
+from lockkit.backends.redis.sentinel import SentinelTopology
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import BackendUnavailable
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.sentinel import SentinelTopology
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 _PAGE = "how-to/check-your-servers.md#sentinel"
 
@@ -67,13 +63,7 @@ ONE_NAMED = Check(
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Examine the Sentinels of the URL, then the master.
-
-    Raises:
-        BackendUnavailable: No Sentinel names a master, or the master does not answer.
-        ConfigurationError: They do not know it by that name, or refuse the login.
-    """
+    """Examine the Sentinels of the URL, then the master."""
     topology = cast("SentinelTopology", open_topology(examination.url, examination.options, examination.host))
     # Also when the Sentinels cannot be asked about anything else, this says where the master is.
     master_node = await topology.node_for("")

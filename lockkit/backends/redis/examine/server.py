@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import open_connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.handshake import info_fields
 from lockkit.backends.redis.node import open_node
-from lockkit.backends.redis.resp import ServerSaid, pack
-
-if TYPE_CHECKING:
-    from lockkit.backends.redis.resp import Reply
-    from lockkit.runtime import Runtime
-
-__all__ = ["RedisServer", "pairs"]
+from lockkit.backends.redis.resp import Reply, ServerSaid, pack
+from lockkit.runtime import Runtime
 
 _SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
 
@@ -40,13 +35,7 @@ class RedisServer:
         self._node = open_node(runtime, target)
 
     async def look(self) -> None:
-        """
-        Read INFO.
-
-        Raises:
-            BackendUnavailable: No answer.
-            ConfigurationError: It refuses the login.
-        """
+        """Read INFO."""
         reply = await self.ping()
         # PING is refused too while writes are; what INFO says then is the finding.
         if isinstance(reply, ServerSaid) and reply.code not in {"MISCONF", "NOPERM"}:
@@ -59,21 +48,11 @@ class RedisServer:
         self.facts = facts
 
     async def ping(self) -> Reply:
-        """
-        Ask for any answer; an error reply is one.
-
-        Raises:
-            BackendUnavailable: There is none.
-        """
+        """Ask for any answer; an error reply is one."""
         return await self.ask("PING")
 
     async def ask(self, *words: str | int) -> Reply:
-        """
-        Run a command that changes nothing. An error reply is a value (`ServerSaid`).
-
-        Raises:
-            BackendUnavailable: No answer.
-        """
+        """Run a command that changes nothing. An error reply is a value (`ServerSaid`)."""
         (reply,) = await self._node.call_many([pack(*words)])
         return reply
 
@@ -85,13 +64,7 @@ class RedisServer:
         return cast("bytes", reply[1]).decode("utf-8", "replace")
 
     async def clock(self) -> float:
-        """
-        Give the server's time of day, seconds since 1970.
-
-        Raises:
-            BackendUnavailable: No answer.
-            ConfigurationError: This user may not ask.
-        """
+        """Give the server's time of day, seconds since 1970."""
         seconds, micros = cast("list[bytes]", await self._node.call(pack("TIME"), resend=True))
         return int(seconds) + int(micros) / 1e6
 

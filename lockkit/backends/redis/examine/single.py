@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
 from lockkit.backends.redis.options import open_topology
-
-if TYPE_CHECKING:
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
+from lockkit.doctor.examination import Examination
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Examine the server.
-
-    Raises:
-        BackendUnavailable: It does not answer.
-        ConfigurationError: It refuses the login.
-    """
+    """Examine the server."""
     topology = open_topology(examination.url, examination.options, examination.host)
     node = await topology.node_for("")
     server = RedisServer(examination.runtime, node.target)

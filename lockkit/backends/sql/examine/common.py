@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from lockkit.backends.sql.backend import SqlBackend
+from lockkit.backends.sql.connection import Connection
+from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.schema import BEYOND_LOCKS, columns_of, quoted
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.doctor import timing
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sqlalchemy import Table
 
-    from lockkit.backends.sql.backend import SqlBackend
-    from lockkit.backends.sql.connection import Connection
-    from lockkit.backends.sql.database import Database
-    from lockkit.backends.sql.statement import Parameter
-    from lockkit.doctor.examination import Examination
-
-__all__ = [
-    "FULL",
-    "NO_PASSWORD",
-    "READ_ONLY",
-    "SqlServer",
-    "examine_connections",
-    "examine_network",
-    "examine_tables",
-    "find_rights",
-    "migrate_command",
-    "open_server",
-]
 
 _PAGE = "how-to/check-your-servers.md#sql-databases"
 
@@ -95,16 +80,7 @@ class SqlServer:
         self.connection = connection
 
     async def ask(self, text: str, *parameters: Parameter) -> list[tuple[Any, ...]]:
-        """
-        Run a query.
-
-        Args:
-            text: With ``$1``, ``$2``, … for its parameters.
-            *parameters: Their values.
-
-        Raises:
-            LockError: It cannot be answered.
-        """
+        """Run a query."""
         try:
             return list((await self.connection.run(Statement(text), parameters)).rows)
         except self.database.driver_errors as error:
@@ -153,30 +129,14 @@ def migrate_command(examination: Examination) -> str:
 
 
 async def open_server(examination: Examination) -> SqlServer:
-    """
-    Connect as the backend does.
-
-    Raises:
-        BackendUnavailable: The server does not answer.
-        ConfigurationError: The URL is wrong, the login is refused, or the server is too old.
-    """
+    """Connect as the backend does."""
     opened = examination.backend_class.open(examination.url, examination.options, examination.host)
     backend = cast("SqlBackend", opened)
     return SqlServer(backend.database, backend.tables, await backend.database.connect())
 
 
 async def examine_tables(examination: Examination, server: SqlServer, *, creatable: bool) -> list[Table]:
-    """
-    Look whether the tables are there as they should be.
-
-    Args:
-        examination: Takes it down.
-        server: The database.
-        creatable: This user may make tables.
-
-    Returns:
-        Those that are there.
-    """
+    """Look whether the tables are there as they should be."""
     where, present = examination.url.safe_text, []
     for table in server.tables:
         columns = server.columns(table)

@@ -6,17 +6,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from lockkit.backends.sql.examine import common
+from lockkit.backends.sql.examine.common import SqlServer
 from lockkit.backends.sql.schema import quoted
 from lockkit.doctor.addresses import is_loopback
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 
 if TYPE_CHECKING:
     from sqlalchemy import Table
 
-    from lockkit.backends.sql.examine.common import SqlServer
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 _PAGE = "how-to/check-your-servers.md#mariadb-and-mysql"
 
@@ -58,13 +56,7 @@ _RIGHTS = {
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Look at the server and the tables.
-
-    Raises:
-        BackendUnavailable: The server does not answer.
-        ConfigurationError: The URL is wrong, the login is refused, or the server is too old.
-    """
+    """Look at the server and the tables."""
     server = await common.open_server(examination)
     try:
         ((*values,),) = await server.ask(_LOOK)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.examine import common
+from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kind_of_file_system
-
-if TYPE_CHECKING:
-    from lockkit.backends.sql.backend import SqlBackend
-    from lockkit.doctor.examination import Examination
-
-__all__ = ["examine"]
 
 _PAGE = "how-to/check-your-servers.md#sqlite"
 
@@ -37,13 +33,7 @@ WRITABLE_BY_OTHERS = Check(
 
 
 async def examine(examination: Examination) -> None:
-    """
-    Look at the file and the tables in it.
-
-    Raises:
-        BackendUnavailable: The file cannot be read.
-        ConfigurationError: The URL is wrong.
-    """
+    """Look at the file and the tables in it."""
     backend = examination.backend_class.open(examination.url, examination.options, examination.host)
     path = Path(str(cast("SqlBackend", backend).database.engine.url.database))
     if not _examine_file(examination, path):

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 from django.core.management.base import BaseCommand, CommandError
 
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.django.clients import environment_of
-from lockkit.integrations.django.services import DEFAULT, service
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lockkit.integrations.django.services import Service
+from lockkit.integrations.django.services import DEFAULT, Service, service
 
 __all__ = ["Command"]
 
@@ -75,12 +71,7 @@ class Command(BaseCommand):
 
 
 def _environment(found: Service) -> dict[str, str]:
-    """
-    Return an environment that names the lock service. A command line would show its password to all users.
-
-    Raises:
-        ConfigurationError: A URL cannot say what the entry says, or its Django database has none.
-    """
+    """Return an environment that names the lock service. A command line would show its password to all users."""
     where = f"settings.LOCKKIT[{found.alias!r}]"
     environment = dict(os.environ) if found.database is None else os.environ | environment_of(found.database)
     url = found.url if found.database is None else environment["LOCKKIT_URL"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from django.core.management.base import CommandError
 from django.core.management.commands import migrate
@@ -15,13 +17,7 @@ from django.db.migrations.executor import MigrationExecutor
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout, Unsupported
 from lockkit.integrations.django.clients import from_connection, new_client
 from lockkit.integrations.migrations import LOCK_NAME, is_in_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-    from typing import NoReturn
-
-    from lockkit.sync import Client, Lease
+from lockkit.sync import Client, Lease
 
 __all__ = ["Command"]
 
@@ -105,12 +101,7 @@ class Command(migrate.Command):
                 super().handle(*arguments, **options)
 
     def _found_up_to_date(self, options: dict[str, Any]) -> bool:
-        """
-        Look for the first time.
-
-        Raises:
-            CommandError: The database does not answer.
-        """
+        """Look for the first time."""
         connection = connections[options["database"]]
         try:
             found = self._up_to_date(options)

@@ -70,7 +70,7 @@ CORE = [
     *("tests/backends/memory", "tests/backends/file"),
 ]
 
-# Real servers that the tests need, by the names of lockkit.testing.servers; and the backends that need none.
+# Real servers that the tests need, by the names of lockkit_tools.servers; and the backends that need none.
 SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
 EMBEDDED = {"memory", "file"}
 # What the site's page on conformance is made of.
@@ -93,10 +93,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def install(session: nox.Session, *groups: str, extras: str | None = "all") -> None:
-    """Installs dependency groups, and lockkit itself (editable) with `extras`."""
-    tools = nox.project.dependency_groups(PYPROJECT, *groups)
+    """Installs dependency groups, and lockkit itself (editable) with `extras`; for tests its tools too."""
+    needed = nox.project.dependency_groups(PYPROJECT, *groups)
     package = ("-e", f".[{extras}]") if extras is not None else ()
-    session.install("--quiet", *package, *tools)
+    tools = ("-e", "./tools") if extras is not None and re.search("all|testing", extras) else ()
+    session.install("--quiet", *package, *tools, *needed)
 
 
 def install_servers(session: nox.Session, *kinds: str) -> None:
@@ -106,7 +107,7 @@ def install_servers(session: nox.Session, *kinds: str) -> None:
     On Debian as root they are installed; elsewhere what is missing is named,
     which fails in CI and lets the tests say what they skip on a desk.
     """
-    session.run("python", "-m", "lockkit.testing.servers", "install", *kinds)
+    session.run("python", "-m", "lockkit_tools.servers", "install", *kinds)
 
 
 def install_dynalite(session: nox.Session) -> None:
@@ -282,7 +283,19 @@ def lowest(session: nox.Session) -> None:
     # Of the tools only what the tests' settings name: the libraries that the bench compares with want newer drivers.
     tools = ("pytest-asyncio>=1", "pytest-xdist>=3.6")
     python = ("--python", str(Path(session.bin) / "python"))
-    session.run("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *python, "-e", ".[all]", *tools)
+    session.run(
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--resolution=lowest-direct",
+        *python,
+        "-e",
+        ".[all]",
+        "-e",
+        "./tools",
+        *tools,
+    )
     install_servers(session, *SERVERS)
     # Old drivers warn of what newer Pythons will not have: the newest drivers do not.
     session.run("pytest", "tests/conformance", "--nightly", "--numprocesses=3", "-W", "default", *session.posargs)

@@ -7,7 +7,7 @@ They take the clock, sleeping, waiting, background work, random numbers and thre
 - `BlockingRuntime`: what looks like awaiting blocks the thread inside the call. A coroutine driven by `drive` therefore
   never suspends: it ends in ``StopIteration`` at the first ``send``.
 - `AsyncioRuntime`: the same coroutines, awaited by tasks of one event loop.
-- `lockkit.simulation.SimulatedRuntime`: virtual time, repeatable from a seed.
+- `lockkit_tools.simulation.SimulatedRuntime`: virtual time, repeatable from a seed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from redis.crc import key_slot
 import lockkit
 from lockkit.fencing import TOKEN_MAX, AsyncRedisGuard, RedisGuard, TokenGuard
 from lockkit.storage.redis.guard import mark_of
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
 from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face

@@ -23,8 +23,8 @@ from lockkit.runtime import (
     _BlockingEvent,
     drive,
 )
-from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import wait_until
 from tests.interrupts import OpcodeStrike, elsewhere
 from tests.tries import until_async
 

@@ -15,8 +15,8 @@ from lockkit import observers
 from lockkit.engine import acquisition
 from lockkit.engine.acquisition import Acquisition
 from lockkit.errors import BackendUnavailable
-from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import wait_until
 
 T = TypeVar("T")
 UNTIL_SECONDS = 3 * PATIENCE

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import EntryPoint, entry_points
 from itertools import takewhile
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +13,7 @@ from typer.core import TyperGroup
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, LabOptions, OnBusy, OnDone, RunOptions
+from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, OnBusy, OnDone, RunOptions
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
@@ -30,25 +28,37 @@ _MEANT = {"lock": "'run'", "unlock": "'break'", "status": "'list' or 'holders'",
 """Commands that people expect, too far from ours for a guess by the letters."""
 
 
+_TOOLS = {"bench", "lab"}
+"""Commands of the distribution lockkit-tools."""
+
+
+def _more_commands() -> dict[str, EntryPoint]:
+    """Find the commands that other distributions add: each entry point is a function that gets the `typer.Typer`."""
+    return {entry.name: entry for entry in entry_points(group="lockkit.commands")}
+
+
 class _Commands(TyperGroup):
-    """The commands below, and ``bench``, which is loaded only when needed because its imports take time."""
+    """The commands below, and those of other distributions."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Name all commands, in the order of the help."""
-        return [*super().list_commands(ctx), *(["bench"] if _has_bench() else [])]
+        return [*super().list_commands(ctx), *sorted(_more_commands())]
 
     def get_command(self, ctx: typer.Context, name: str) -> Any:  # type: ignore[override] # noqa: ANN401
         """Give the command of that name, or None."""
-        if name != "bench" or not _has_bench():
-            return super().get_command(ctx, name)
+        command = super().get_command(ctx, name)
+        if command is not None or name not in (more := _more_commands()):
+            return command
         holder = _make_app(TyperGroup)
-        import_module("lockkit.bench.command").register(holder)
-        return typer.main.get_group(holder).commands["bench"]
+        more[name].load()(holder)
+        return typer.main.get_group(holder).commands[name]
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
         """Find the command; of a word that other programs have for it, say what it is here."""
         if args[0] in _MEANT and not ctx.resilient_parsing:  # as completion does
             ctx.fail(f"No such command {args[0]!r}. Did you mean {_MEANT[args[0]]}?")
+        if args[0] in _TOOLS and args[0] not in _more_commands():
+            ctx.fail(f"{args[0]!r} is a command of lockkit-tools: pip install lockkit-tools")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
@@ -63,11 +73,6 @@ class _App(typer.Typer):
     def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         """Add a command."""
         return super().command(name, **{"cls": Command, **options})
-
-
-def _has_bench() -> bool:
-    # find_spec of an inner module imports the outer one, which must exist for that.
-    return find_spec("lockkit.bench") is not None and find_spec("lockkit.bench.command") is not None
 
 
 def _make_app(cls: type[TyperGroup]) -> typer.Typer:
@@ -743,56 +748,3 @@ def _verify(
     from lockkit.cli.verify import verify  # noqa: PLC0415 - see the module
 
     raise typer.Exit(verify(url, profile, face=None if face is None else face.value, only=only, as_json=as_json))
-
-
-@app.command("lab", short_help="Play a scene in which a lock fails, and draw it.")
-def _lab(
-    *,
-    scenario: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SCENARIO",
-            help="Name of a scenario. Without it: list the scenarios.",
-            show_default=False,
-        ),
-    ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BACKEND",
-            help="Only the scenes that run on it: redis, redis+sentinel, redlock, etcd, zookeeper, by-hand; with "
-            "options such as redlock?durable=on. Default: all scenes, each on its own.",
-        ),
-    ] = None,
-    fenced: Annotated[
-        bool | None,
-        typer.Option(
-            "--fenced/--unfenced",
-            help="Whether storage compares fencing tokens. Default: as the scenario says.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulated latencies.")] = 1,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a web page instead of printing.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """
-    Play a scene in which a lock fails, or does not, and draw it: who held the lock when, and what became of the writes.
-
-    It runs in simulated time, in less than a second, without a server: lockkit's own code on simulated machines. The
-    verdict says which promise held, which broke, and what to change. The same seed gives the same picture everywhere.
-
-    Exit status: 0, whatever the verdict; 78 if the scenario or an option is wrong.
-    """
-    from lockkit.cli.lab import lab, list_scenarios  # noqa: PLC0415 - see the module
-
-    if list_all or scenario is None:
-        list_scenarios(as_json=as_json)
-        return
-    lab(scenario, LabOptions(backend=backend, fenced=fenced, seed=seed, svg=svg, html=html, as_json=as_json))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 
 class Face(StrEnum):
@@ -73,18 +72,6 @@ class ElectOptions:
     kill_after: float
     wait_children: bool
     value: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabOptions:
-    """The options of ``lockkit lab``."""
-
-    backend: str | None = None
-    fenced: bool | None = None
-    seed: int = 1
-    svg: Path | None = None
-    html: Path | None = None
-    as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,5 +8,5 @@ For tests: the kit for code that uses lockkit, the conformance suite of backends
 - `lockkit.testing.processes`: other processes that hold and wait, to be stopped and killed.
 - `lockkit.testing.fork_servers`: where such processes come from without importing anything.
 - `lockkit.testing.witness`: tells whether two were inside at once, without asking the backend.
-- `lockkit.testing.servers`: throw-away servers on this machine.
+- `lockkit_tools.servers`: throw-away servers on this machine.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit.testing.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers import MariaServer, PostgresServer, require
 
 
 @pytest.fixture(scope="module")

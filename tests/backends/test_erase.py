@@ -12,7 +12,7 @@ import lockkit
 from lockkit import url
 from lockkit.configuration import registry
 from lockkit.runtime import drive
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     EtcdServer,
     MariaServer,
     PostgresServer,
@@ -22,7 +22,7 @@ from lockkit.testing.servers import (
     ZooKeeperServer,
     require,
 )
-from lockkit.testing.servers.base import Service
+from lockkit_tools.servers.base import Service
 from tests.backends.support import StubHost
 
 SERVERS: dict[str, tuple[str, type[Service], dict[str, str]]] = {

@@ -19,8 +19,8 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.errors import BackendUnavailable, LockTimeout
-from lockkit.testing.servers.base import Service
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit_tools.servers.base import Service
 from tests.conformance.targets import TARGETS, Entry
 
 BUSY = 1.0

@@ -10,8 +10,8 @@ from kazoo.client import KazooClient
 
 import lockkit
 from lockkit.sync import Client
-from lockkit.testing.servers import EtcdServer, Server, ZooKeeperServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdServer, Server, ZooKeeperServer, require
 from tests.interrupts import LockStrike, elsewhere
 
 

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from lockkit.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit.bench.adapters.files import Flock
-from lockkit.bench.subject import Face, Kind, Role, Scope, Subject
+from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.files import Flock
+from lockkit_tools.bench.subject import Face, Kind, Role, Scope, Subject
 
 
 def subject(

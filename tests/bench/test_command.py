@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lockkit.bench import catalog, session, throwaway_servers
-from lockkit.bench.subject import Subject
 from lockkit.cli.app import app
 from lockkit.testing.fork_servers import environment
+from lockkit_tools.bench import catalog, session, throwaway_servers
+from lockkit_tools.bench.subject import Subject
 from tests.bench.fakes import subject
 from tests.tries import until
 
@@ -214,11 +214,13 @@ def test_no_password_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_loads_nothing_that_measures() -> None:
     """``lockkit --help`` asks each command for its help."""
-    script = "import sys; import lockkit.bench.command; print(*sys.modules)"
+    script = "import sys; import lockkit_tools.bench.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
 
     loaded = set(done.stdout.split())
-    assert loaded.isdisjoint({"asyncio", "rich.progress", "lockkit.bench.catalog", "lockkit.bench.workloads"})
+    assert loaded.isdisjoint(
+        {"asyncio", "rich.progress", "lockkit_tools.bench.catalog", "lockkit_tools.bench.workloads"}
+    )
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -12,20 +12,20 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from lockkit.bench import reachable
-from lockkit.bench.page.choice import PLOTS
-from lockkit.bench.page.conclusion import compare_backends, conclude
-from lockkit.bench.reachable import require_answers
-from lockkit.bench.report import Report, Row, Section
-from lockkit.bench.run import Cell, Outcome
-from lockkit.bench.settings import Settings
-from lockkit.bench.subject import Subject
-from lockkit.bench.table import render
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.bench.workloads.base import Measured
 from lockkit.cli.app import app
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.bench import reachable
+from lockkit_tools.bench.page.choice import PLOTS
+from lockkit_tools.bench.page.conclusion import compare_backends, conclude
+from lockkit_tools.bench.reachable import require_answers
+from lockkit_tools.bench.report import Report, Row, Section
+from lockkit_tools.bench.run import Cell, Outcome
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.subject import Subject
+from lockkit_tools.bench.table import render
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.bench.workloads.base import Measured
+from lockkit_tools.servers import RedisServer
 from tests.bench.test_page import ABOUT, read
 from tests.bench.test_run import BASELINE, OURS, PEER
 

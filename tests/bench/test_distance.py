@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.bench import catalog
-from lockkit.bench.addresses import addresses, redirected, why_not_through
-from lockkit.bench.settings import ROUND_TRIPS_MS
-from lockkit.bench.workloads.contention import longest_wait
-from lockkit.bench.workloads.distance import trips
-from lockkit.testing.servers import RedisNodes
+from lockkit_tools.bench import catalog
+from lockkit_tools.bench.addresses import addresses, redirected, why_not_through
+from lockkit_tools.bench.settings import ROUND_TRIPS_MS
+from lockkit_tools.bench.workloads.contention import longest_wait
+from lockkit_tools.bench.workloads.distance import trips
+from lockkit_tools.servers import RedisNodes
 from tests.bench.test_honesty import BLOCKING, measure
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from lockkit.bench.catalog import ENTRIES, Entry
-from lockkit.bench.run import Run
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.testing.servers import EtcdServer
+from lockkit_tools.bench.catalog import ENTRIES, Entry
+from lockkit_tools.bench.run import Run
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.servers import EtcdServer
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.bench import catalog
-from lockkit.bench.report import Report, Row
-from lockkit.bench.run import Outcome, Run
-from lockkit.bench.settings import Settings
-from lockkit.bench.subject import Face, Subject
-from lockkit.bench.worker_pool import WorkerPool
-from lockkit.bench.workloads import WORKLOADS
 from lockkit.testing.fork_servers import close_all
-from lockkit.testing.servers._process import process_table
+from lockkit_tools.bench import catalog
+from lockkit_tools.bench.report import Report, Row
+from lockkit_tools.bench.run import Outcome, Run
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.subject import Face, Subject
+from lockkit_tools.bench.worker_pool import WorkerPool
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.servers._process import process_table
 from tests.bench.fakes import subject
 from tests.tries import until
 

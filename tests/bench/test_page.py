@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit.bench.page.choice import PLOTS, written
-from lockkit.bench.page.markup import Html, tag
-from lockkit.bench.page.page import page
-from lockkit.bench.page.plots import QUANTILES
-from lockkit.bench.page.scale import Scale
-from lockkit.bench.report import Report
-from lockkit.bench.run import Cell, Outcome
-from lockkit.bench.settings import CONTENDERS, Settings
-from lockkit.bench.subject import Subject
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.bench.workloads.base import Measured
+from lockkit_tools.bench.page.choice import PLOTS, written
+from lockkit_tools.bench.page.markup import Html, tag
+from lockkit_tools.bench.page.page import page
+from lockkit_tools.bench.page.plots import QUANTILES
+from lockkit_tools.bench.page.scale import Scale
+from lockkit_tools.bench.report import Report
+from lockkit_tools.bench.run import Cell, Outcome
+from lockkit_tools.bench.settings import CONTENDERS, Settings
+from lockkit_tools.bench.subject import Subject
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.bench.workloads.base import Measured
 from tests.bench.test_run import BASELINE, OURS, PEER
 
 VALUES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=8)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.bench import catalog
-from lockkit.bench.adapters.own import Blocking
-from lockkit.bench.run import Cell, Outcome, Run
-from lockkit.bench.subject import Subject
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.bench.workloads.primitives import NAMES
 from lockkit.runtime import drive
-from lockkit.testing.servers import EtcdServer, RedisServer, ZooKeeperServer
+from lockkit_tools.bench import catalog
+from lockkit_tools.bench.adapters.own import Blocking
+from lockkit_tools.bench.run import Cell, Outcome, Run
+from lockkit_tools.bench.subject import Subject
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.bench.workloads.primitives import NAMES
+from lockkit_tools.servers import EtcdServer, RedisServer, ZooKeeperServer
 from tests.bench.fakes import subject
 from tests.bench.test_honesty import SHORT
 

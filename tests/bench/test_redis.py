@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from lockkit.bench.catalog import ENTRIES, Entry
-from lockkit.bench.redis_connection import connect_to, encode, node_urls
-from lockkit.bench.run import Outcome, Run
-from lockkit.bench.server import watch
-from lockkit.bench.settings import Settings
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.testing.servers import RedisNodes, RedisServer
+from lockkit_tools.bench.catalog import ENTRIES, Entry
+from lockkit_tools.bench.redis_connection import connect_to, encode, node_urls
+from lockkit_tools.bench.run import Outcome, Run
+from lockkit_tools.bench.server import watch
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.servers import RedisNodes, RedisServer
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
 

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 import pytest
 
-from lockkit.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
-from lockkit.bench.report import Ratio, Report
-from lockkit.bench.run import Cell, Outcome, Run
-from lockkit.bench.settings import Settings
-from lockkit.bench.subject import Subject
-from lockkit.bench.worker_pool import WorkerFailed
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.bench.workloads.base import Figure, Measured, Workload
+from lockkit_tools.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
+from lockkit_tools.bench.report import Ratio, Report
+from lockkit_tools.bench.run import Cell, Outcome, Run
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.subject import Subject
+from lockkit_tools.bench.worker_pool import WorkerFailed
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.bench.workloads.base import Figure, Measured, Workload
 from tests.bench.fakes import subject
 
 HERE = Path("/nowhere")
@@ -253,7 +253,7 @@ def test_no_turn_begins_after_the_limit() -> None:
 def test_each_workload_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine: turns of 3 s, and 10 s for two workloads of three subjects."""
     clock = {"now": 0.0}
-    monkeypatch.setattr("lockkit.bench.run.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("lockkit_tools.bench.run.time.monotonic", lambda: clock["now"])
 
     def tell(_: Subject) -> float:
         clock["now"] += 3.0
@@ -269,7 +269,7 @@ def test_each_workload_has_its_share_of_the_limit(monkeypatch: pytest.MonkeyPatc
 def test_each_is_measured_once_before_any_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whom the share of a slow workload left out, has a turn as soon as each workload has had its share."""
     clock = {"now": 0.0}
-    monkeypatch.setattr("lockkit.bench.run.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("lockkit_tools.bench.run.time.monotonic", lambda: clock["now"])
 
     def tell(_: Subject) -> float:
         clock["now"] += 1.0
@@ -293,7 +293,7 @@ def test_each_is_measured_once_before_any_is_measured_twice(monkeypatch: pytest.
 def test_run_that_its_shares_interrupt_may_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the report does not speak of a limit."""
     clock = {"now": 0.0}
-    monkeypatch.setattr("lockkit.bench.run.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("lockkit_tools.bench.run.time.monotonic", lambda: clock["now"])
 
     def tell(_: Subject) -> float:
         clock["now"] += 4.0

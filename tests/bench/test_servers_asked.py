@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import lockkit
-from lockkit.bench.machine import file_system
-from lockkit.bench.server import watch
-from lockkit.testing.servers import EtcdServer, MariaServer, PostgresServer, RedisServer, Server, ZooKeeperServer
+from lockkit_tools.bench.machine import file_system
+from lockkit_tools.bench.server import watch
+from lockkit_tools.servers import EtcdServer, MariaServer, PostgresServer, RedisServer, Server, ZooKeeperServer
 
 DURABILITY: list[tuple[Callable[[], Server], str, dict[str, str]]] = [
     (lambda: RedisServer(appendonly=True, appendfsync="always"), "Redis", {"appendfsync": "always", "save": "never"}),

@@ -13,12 +13,12 @@ import pytest
 import sqlalchemy
 from psycopg import connect
 
-from lockkit.bench.adapters.sql import Dlock
-from lockkit.bench.catalog import ENTRIES, Entry, subjects
-from lockkit.bench.run import Run
-from lockkit.bench.workloads import WORKLOADS
-from lockkit.bench.workloads.held import SESSIONS_MAX
-from lockkit.testing.servers import MariaServer, PostgresServer, require
+from lockkit_tools.bench.adapters.sql import Dlock
+from lockkit_tools.bench.catalog import ENTRIES, Entry, subjects
+from lockkit_tools.bench.run import Run
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.bench.workloads.held import SESSIONS_MAX
+from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.bench.test_command import report
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
@@ -136,6 +136,6 @@ def test_baselines_are_those_of_the_mode() -> None:
     """A lock table is not compared with an advisory lock by hand."""
     found = {subject.target for subject in subjects(["postgresql://localhost/db"], faces=["blocking"])}
 
-    assert "lockkit.bench.adapters.sql:RawPostgresqlTable" in found
+    assert "lockkit_tools.bench.adapters.sql:RawPostgresqlTable" in found
     other = subjects(["sqlite:///x.db"], faces=["blocking"])
     assert {subject.role for subject in other} == {"lockkit", "baseline"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.bench import catalog
-from lockkit.bench.subject import Face
+from lockkit_tools.bench import catalog
+from lockkit_tools.bench.subject import Face
 from tests.bench.fakes import subject
 from tests.bench.test_honesty import BLOCKING, SHORT, measure, nothing_left
 

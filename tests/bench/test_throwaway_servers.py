@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import lockkit
-from lockkit.bench import throwaway_servers
-from lockkit.bench.throwaway_servers import SPECS, ServerSpec, ThrowawayServers
 from lockkit.configuration import registry
 from lockkit.testing.fork_servers import environment
-from lockkit.testing.servers import kinds
-from lockkit.testing.servers.kinds import KINDS, Kind, Need
 from lockkit.url import parse
+from lockkit_tools.bench import throwaway_servers
+from lockkit_tools.bench.throwaway_servers import SPECS, ServerSpec, ThrowawayServers
+from lockkit_tools.servers import kinds
+from lockkit_tools.servers.kinds import KINDS, Kind, Need
 from tests.bench.test_command import report
 
 
@@ -85,7 +85,7 @@ def test_every_backend_is_measured_on_some_server() -> None:
 def test_ctrl_c_ends_the_servers_too(tmp_path: Path) -> None:
     """The report of what there is, and every file of theirs gone."""
     program = (
-        "from lockkit.bench import throwaway_servers as servers\n"
+        "from lockkit_tools.bench import throwaway_servers as servers\n"
         "servers.SPECS = (servers.ServerSpec('redis'),)\n"
         "from lockkit.cli import main\nmain()"
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from lockkit.bench.adapters.tooz import coordinator_url
-from lockkit.bench.catalog import ENTRIES
-from lockkit.testing.servers import EtcdServer, MariaServer, PostgresServer, Server, ZooKeeperServer
+from lockkit_tools.bench.adapters.tooz import coordinator_url
+from lockkit_tools.bench.catalog import ENTRIES
+from lockkit_tools.servers import EtcdServer, MariaServer, PostgresServer, Server, ZooKeeperServer
 from tests.bench.test_honesty import SHORT, measure
 from tests.tries import until
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit.bench.witness import Section, judge, judge_permits, judge_readers
+from lockkit_tools.bench.witness import Section, judge, judge_permits, judge_readers
 
 NOTES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kazoo.client import KazooClient
 
-from lockkit.testing.servers import ZooKeeperServer, require
+from lockkit_tools.servers import ZooKeeperServer, require
 from tests.bench.test_command import report
 
 

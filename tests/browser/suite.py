@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 import pytest
 
-from lockkit.lab import html, load, run, scenario_names
-from lockkit.testing.servers import wait_until
+from lockkit_tools.lab import html, load, run, scenario_names
+from lockkit_tools.servers import wait_until
 from tests.browser.chromium import Chromium
 from tests.comparison.choice import NEEDS, Need
 from tests.comparison.choice import load as load_choice

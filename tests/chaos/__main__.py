@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockkit.testing.servers.base import Service
 from lockkit.testing.target import Target
+from lockkit_tools.servers.base import Service
 from tests.chaos.run import Run
 from tests.chaos.targets import TARGETS
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockkit.backend import Capabilities
-from lockkit.testing.servers.base import Server, ServerGroup, Service
 from lockkit.testing.target import Face, Target
+from lockkit_tools.servers.base import Server, ServerGroup, Service
 from tests.chaos.contender import Part
 from tests.chaos.journal import Journal, Verdict, now
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     EtcdCluster,
     MariaServer,
     PostgresServer,

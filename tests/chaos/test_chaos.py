@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import RedisServer
 from lockkit.testing.target import Target
+from lockkit_tools.servers import RedisServer
 from tests.chaos.__main__ import main
 from tests.chaos.journal import judge
 from tests.chaos.run import Outcome, Run

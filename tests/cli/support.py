@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lockkit.testing.servers._process import find_process, process_table
+from lockkit_tools.servers._process import find_process, process_table
 from tests.cli.forked import ForkedCommand, can_fork
 from tests.tries import until
 

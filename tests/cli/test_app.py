@@ -8,7 +8,9 @@ import re
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from lockkit.cli import app
 from lockkit.configuration import registry
 from lockkit.errors import DOCUMENTATION
 from tests.cli.support import Cli
@@ -108,6 +110,18 @@ def test_lab_without_a_scenario_lists_them(cli: Cli) -> None:
     assert "gc-pause" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["bench", "lab"])
+def test_command_of_the_tools_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where lockkit alone is installed, the help does not list it either."""
+    monkeypatch.setattr(app, "entry_points", lambda **_: ())
+
+    done, listed = CliRunner().invoke(app.app, [name]), CliRunner().invoke(app.app, ["--help"])
+
+    assert done.exit_code == 2
+    assert f"{name!r} is a command of lockkit-tools: pip install lockkit-tools" in done.stderr
+    assert re.search(rf"^  {name}\b", listed.stdout, re.MULTILINE) is None
+
+
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_missing_extra_is_one_line(cli: Cli, missing: str) -> None:
     """It says what to install."""
@@ -137,7 +151,9 @@ def test_help_loads_no_driver_and_no_backend(cli: Cli) -> None:
     """It is quick."""
     modules = loaded(cli, "run", "--help")
 
-    assert modules.isdisjoint(DRIVERS | {"lockkit.engine.engine", "lockkit.bench", "lockkit.configuration.registry"})
+    assert modules.isdisjoint(
+        DRIVERS | {"lockkit.engine.engine", "lockkit_tools.bench", "lockkit.configuration.registry"}
+    )
     assert not any(name.startswith("lockkit.backends.") for name in modules)
 
 
@@ -146,7 +162,7 @@ def test_run_loads_what_it_needs(cli: Cli) -> None:
     modules = loaded(cli, "run", "a", "--", "true")
 
     assert "lockkit.backends.file.backend" in modules
-    assert modules.isdisjoint(DRIVERS | {"lockkit.bench"})
+    assert modules.isdisjoint(DRIVERS | {"lockkit_tools.bench"})
 
 
 def test_backends_shows_every_scheme(cli: Cli) -> None:

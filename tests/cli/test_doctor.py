@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 from tests.cli.support import Cli
 from tests.cli.terminal import Tty
 

@@ -20,7 +20,7 @@ from lockkit.cli.options import HoldOptions
 from lockkit.cli.signals import Signals
 from lockkit.cli.waiting import wait_in_thread
 from lockkit.runtime import monotonic
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 from tests.cli.support import PATIENCE, Cli
 from tests.tries import until
 

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 import lockkit
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 from tests.cli.support import PATIENCE, Cli
 from tests.cli.terminal import COMMANDS, Tty
 

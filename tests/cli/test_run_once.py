@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lockkit.testing.servers.redis import RedisServer
+from lockkit_tools.servers.redis import RedisServer
 from tests.cli.support import Cli
 from tests.tries import until
 

@@ -11,8 +11,8 @@ import redis
 import sqlalchemy as sa
 
 from lockkit.testing.scratch_space import scratch_space
-from lockkit.testing.servers import RedisNodes, RedisServer, require
 from lockkit.url import parse
+from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.cli.support import Cli
 
 FEW = ("--only", "names_are_locks_of_their_own", "--face=sync")

@@ -25,7 +25,7 @@ from lockkit.cli.watch.command import split_url
 from lockkit.cli.watch.looking import Look, Looker, Sighting
 from lockkit.cli.watch.table import draw
 from lockkit.cli.watch.view import Breaking, Shown, View
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
 from tests.cli.support import Cli
 from tests.cli.terminal import Tty
 

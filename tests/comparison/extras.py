@@ -61,7 +61,6 @@ IMPORTS = {
     "postgresql": Imports(_connect("postgresql://host/db"), _engine("postgresql+psycopg://host/db")),
     "mysql": Imports(_connect("mysql://host/db"), _engine("mysql+pymysql://host/db")),
     "cli": Imports("import lockkit.cli.app", "import typer, rich"),
-    "bench": Imports("import lockkit.bench.command", "import typer, rich"),
     "prometheus": Imports(_integration("prometheus"), "import prometheus_client"),
     "opentelemetry": Imports(_integration("opentelemetry"), "import opentelemetry.trace, opentelemetry.metrics"),
     "celery": Imports(_integration("celery"), "from celery import Celery, Task"),

@@ -19,7 +19,6 @@ ADDS = {
     "postgresql": "[PostgreSQL](../backends/sql_table.md)",
     "mysql": "[MariaDB and MySQL](../backends/sql_table.md)",
     "cli": "[the command `lockkit`](cli.md)",
-    "bench": "[`lockkit bench`](../how-to/measure-your-servers.md)",
     "prometheus": "[metrics for Prometheus](../how-to/observe.md)",
     "opentelemetry": "[traces and metrics of OpenTelemetry](../how-to/observe.md)",
     "celery": "[tasks under a lock, a beat that may run twice](../integrations/celery.md)",

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockkit.bench.addresses import title
-from lockkit.bench.page.choice import PLOTS, written
-from lockkit.bench.page.conclusion import compare_backends
-from lockkit.bench.page.page import glance
-from lockkit.bench.report import Report, Row, Section
-from lockkit.bench.table import described, limited
-from lockkit.bench.workloads.base import Figure
+from lockkit_tools.bench.addresses import title
+from lockkit_tools.bench.page.choice import PLOTS, written
+from lockkit_tools.bench.page.conclusion import compare_backends
+from lockkit_tools.bench.page.page import glance
+from lockkit_tools.bench.report import Report, Row, Section
+from lockkit_tools.bench.table import described, limited
+from lockkit_tools.bench.workloads.base import Figure
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.runs import BENCH, IDLE, PRIMITIVES, SCALE, bench, measured
 

@@ -49,7 +49,7 @@ COLOURS = """\
 
 def style() -> str:
     """What the plots in the pages look like."""
-    return COLOURS + files("lockkit.bench.page").joinpath("charts.css").read_text()
+    return COLOURS + files("lockkit_tools.bench.page").joinpath("charts.css").read_text()
 
 
 PAGES: dict[Path, Callable[[], str]] = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from lockkit.bench.addresses import title
-from lockkit.bench.page.choice import PLOTS, Unit, written
-from lockkit.bench.page.plots import draw
-from lockkit.bench.report import Report, Row, Section
+from lockkit_tools.bench.addresses import title
+from lockkit_tools.bench.page.choice import PLOTS, Unit, written
+from lockkit_tools.bench.page.plots import draw
+from lockkit_tools.bench.report import Report, Row, Section
 from tests.comparison.markdown import cell, code, table
 from tests.comparison.measured_page import DASH, TIMES, sentences, shown, subject
 from tests.comparison.peers import PEERS, Peer

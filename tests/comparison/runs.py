@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockkit.bench.report import Report
+from lockkit_tools.bench.report import Report
 from tests.conventions.sources import ROOT
 
 RUNS = ROOT / "docs" / "comparison" / "runs"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lockkit.bench.addresses import title
-from lockkit.bench.report import Report
-from lockkit.bench.settings import CONTENDERS
+from lockkit_tools.bench.addresses import title
+from lockkit_tools.bench.report import Report
+from lockkit_tools.bench.settings import CONTENDERS
 from tests.comparison.markdown import table
 from tests.comparison.measured_page import DASH, run
 from tests.comparison.runs import IDLE, SCALE, bench

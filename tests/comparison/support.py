@@ -10,7 +10,7 @@ import redis
 
 import lockkit
 from lockkit.sync import Client
-from lockkit.testing.servers import wait_until
+from lockkit_tools.servers import wait_until
 
 PATIENCE = 60.0
 """Seconds that anything may take on a busy machine."""

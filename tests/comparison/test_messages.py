@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import lockkit
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     EtcdServer,
     FaultProxy,
     MariaServer,

@@ -19,8 +19,8 @@ from redis.retry import Retry
 import lockkit
 from lockkit.sync import Lease
 from lockkit.testing.processes import Worker
-from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
 from lockkit.testing.target import Target
+from lockkit_tools.servers import FaultProxy, RedisServer, require, wait_until
 from tests.comparison.support import LONG, PATIENCE, Program, run_out
 from tests.tries import busy, have_time_to_answer
 

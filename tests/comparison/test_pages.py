@@ -10,11 +10,11 @@ from typing import Literal
 
 import pytest
 
-from lockkit.bench.catalog import ENTRIES
-from lockkit.bench.report import Report, Row
-from lockkit.bench.workloads import WORKLOADS
 from lockkit.configuration import registry
 from lockkit.url import parse
+from lockkit_tools.bench.catalog import ENTRIES
+from lockkit_tools.bench.report import Report, Row
+from lockkit_tools.bench.workloads import WORKLOADS
 from tests.bench.test_page import ABOUT, outcome
 from tests.bench.test_run import BASELINE, OURS, PEER
 from tests.comparison import capability_page, extras, extras_page, measured_page, peers_page, runs, scale_page

@@ -20,7 +20,7 @@ import sqlalchemy
 import lockkit
 import lockkit.aio
 from lockkit.sync import Client
-from lockkit.testing.servers import EtcdServer, FaultProxy, PostgresServer, RedisServer, wait_until
+from lockkit_tools.servers import EtcdServer, FaultProxy, PostgresServer, RedisServer, wait_until
 from tests.backends.etcd.support import leases_of
 from tests.comparison.support import LONG, PATIENCE, run_out
 

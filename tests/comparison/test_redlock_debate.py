@@ -19,10 +19,10 @@ import redis
 import lockkit
 from lockkit import aio
 from lockkit.engine.lease_record import LeaseState
-from lockkit.simulation import Conditions, LockServer, Network, Node, Process, SimulatedRuntime, World, connect
-from lockkit.simulation.redlock import VotingNode
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, RedisNodes, RedisServer, require, wait_until
+from lockkit_tools.simulation import Conditions, LockServer, Network, Node, Process, SimulatedRuntime, World, connect
+from lockkit_tools.simulation.redlock import VotingNode
 from tests.comparison.support import LONG, PATIENCE, run_out
 from tests.simulation.redlock import redlock_at
 from tests.tries import busy

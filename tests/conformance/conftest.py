@@ -9,8 +9,8 @@ import pytest
 
 from lockkit.testing.face_driver import FACES
 from lockkit.testing.plugin import TALLY, Count
-from lockkit.testing.servers.errors import ServerMissing
-from lockkit.testing.servers.provisioning import in_ci
+from lockkit_tools.servers.errors import ServerMissing
+from lockkit_tools.servers.provisioning import in_ci
 from tests.conformance.targets import TARGETS, Entry
 
 

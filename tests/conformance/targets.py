@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockkit.configuration import registry
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     EtcdCluster,
     EtcdServer,
     MariaServer,
@@ -35,7 +35,7 @@ class Entry:
     Attributes:
         id: How it is called in the ids of the tests.
         schemes: The schemes of the registry that are tested by this.
-        service: Makes what the URL leads to, once per run: a server of `lockkit.testing.servers`, a directory. Entering
+        service: Makes what the URL leads to, once per run: a server of `lockkit_tools.servers`, a directory. Entering
             it gives the URL, or an object with an attribute ``url``.
         options: Given to ``connect``.
     """

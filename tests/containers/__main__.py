@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lockkit.testing.servers.errors import ServerError
+from lockkit_tools.servers.errors import ServerError
 from tests.containers.engine import engine
 from tests.containers.images import MYSQL, can_pull, images
 

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockkit.testing.servers.errors import ServerError, ServerMissing
+from lockkit_tools.servers.errors import ServerError, ServerMissing
 from tests.containers.engine import docker_says
 
 # Debian 12 has Compose 1, which knows neither `--wait` nor `name:`. PyPI has the program of Compose 2 in the source

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockkit.testing.servers.base import wait_until
-from lockkit.testing.servers.errors import ServerError, ServerMissing
-from lockkit.testing.servers.install import can_install, install
-from lockkit.testing.servers.kinds import Kind, Need
+from lockkit_tools.servers.base import wait_until
+from lockkit_tools.servers.errors import ServerError, ServerMissing
+from lockkit_tools.servers.install import can_install, install
+from lockkit_tools.servers.kinds import Kind, Need
 
 # Debian's packages; the second one mounts the cgroups where nothing else has done so.
 DOCKER = Kind(

@@ -1,4 +1,4 @@
-"""The images that the Compose files and `lockkit.testing.servers` name: here already, pulled, or stood in for."""
+"""The images that the Compose files and `lockkit_tools.servers` name: here already, pulled, or stood in for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from lockkit.testing.servers.errors import ServerMissing
-from lockkit.testing.servers.install import install
-from lockkit.testing.servers.kinds import KINDS
+from lockkit_tools.servers.errors import ServerMissing
+from lockkit_tools.servers.install import install
+from lockkit_tools.servers.kinds import KINDS
 from tests.containers.engine import docker, docker_says
 from tests.containers.stand_ins import SEARCH_PATH, Recipe, find_recipe
 

@@ -15,7 +15,7 @@ import tarfile
 from pathlib import Path
 from typing import IO
 
-from lockkit.testing.servers.errors import ServerMissing
+from lockkit_tools.servers.errors import ServerMissing
 
 # Debian has the old directories as links into /usr, and the dynamic linker looks in both.
 MERGED = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")

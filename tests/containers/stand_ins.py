@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockkit.testing.servers.binaries import find_program, look_for_jar
+from lockkit_tools.servers.binaries import find_program, look_for_jar
 from tests.containers.rootfs import RootFs
 
 ENTRY = Path(__file__).with_name("entry")
@@ -33,7 +33,7 @@ class Recipe:
 
     Attributes:
         repository: Of the images that it stands in for, whatever their tag.
-        kind: Whose programs it needs, by its name in `lockkit.testing.servers.kinds`.
+        kind: Whose programs it needs, by its name in `lockkit_tools.servers.kinds`.
         fill: Puts the server's files into the root file system.
         version: Asks the server which version it is.
         changes: What the image says besides its files, as in a Dockerfile.

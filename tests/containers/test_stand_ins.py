@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lockkit.testing.servers import ServerMissing
-from lockkit.testing.servers.kinds import KINDS
+from lockkit_tools.servers import ServerMissing
+from lockkit_tools.servers.kinds import KINDS
 from tests.containers.images import COMPOSE_FILES, MYSQL, wanted_images
 from tests.containers.rootfs import RootFs, libraries
 from tests.containers.stand_ins import ENTRY, RECIPES, find_recipe

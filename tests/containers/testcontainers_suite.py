@@ -1,4 +1,4 @@
-"""The servers of `lockkit.testing.servers` in containers; `nox -s containers` runs this."""
+"""The servers of `lockkit_tools.servers` in containers; `nox -s containers` runs this."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from subprocess import CompletedProcess
 import pytest
 
 import lockkit
-from lockkit.testing.servers import provide
-from lockkit.testing.servers.docker import ContainerServer
-from lockkit.testing.servers.docker_groups import ContainerGroup
-from lockkit.testing.servers.kinds import KINDS
+from lockkit_tools.servers import provide
+from lockkit_tools.servers.docker import ContainerServer
+from lockkit_tools.servers.docker_groups import ContainerGroup
+from lockkit_tools.servers.kinds import KINDS
 from tests.containers.engine import docker
 from tests.containers.images import MYSQL, can_pull
 from tests.containers.verifying import in_all_modes, verifications

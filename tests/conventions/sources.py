@@ -38,14 +38,15 @@ def _parse(path: Path) -> ast.Module:
 
 @cache
 def modules() -> dict[str, Module]:
-    """All modules of the package by name, the conformance tests among them."""
+    """All modules of lockkit and its tools by name, the conformance tests among them."""
     found = {}
-    for path in sorted((ROOT / "lockkit").rglob("*.py")):
-        if not path.stem.isidentifier():
-            continue  # a hook of PyInstaller, which nothing can import
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = Module(name, path)
+    for root, package in ((ROOT, "lockkit"), (ROOT / "tools", "lockkit_tools")):
+        for path in sorted((root / package).rglob("*.py")):
+            if not path.stem.isidentifier():
+                continue  # a hook of PyInstaller, which nothing can import
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = Module(name, path)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import sys
 from functools import cache
 
 import pytest
@@ -27,8 +28,8 @@ GROUND = {
 }
 FACES = {"aio", "lease", "sync"}
 DOORS = {"fencing", "optimistic", "sql"}
-# A tool imports anything but the tools after it.
-TOOLS = ("simulation", "doctor", "testing", "lab", "bench", "cli")
+# A tool imports anything but the tools after it; those from `servers` on are in lockkit_tools.
+TOOLS = ("doctor", "testing", "cli", "servers", "simulation", "lab", "bench")
 
 ROOMS_BELOW = {
     "ground": set[str](),
@@ -45,6 +46,7 @@ ROOMS_BELOW = {
         "faces",
     },  # join lockkit to libraries of the application; nothing imports them
     "lockkit": {"ground", "faces", "doors"},
+    "lockkit_tools": set[str](),
 }
 # Backends that are built on another one, or on what they share.
 BACKENDS_BELOW = {
@@ -58,7 +60,7 @@ def room(name: str) -> str:
     """Name the room of a module, such as ``ground``, ``engine`` or ``backends.redis``."""
     parts = name.split(".")[1:]
     if not parts:
-        return "lockkit"
+        return name
     for title, members in (("ground", GROUND), ("faces", FACES), ("doors", DOORS)):
         if parts[0] in members:
             return title
@@ -106,6 +108,19 @@ def test_no_circular_import() -> None:
     tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names them
 
 
+def test_every_module_belongs_to_an_area() -> None:
+    """And ``pytest -s`` prints how many files and lines each has."""
+    table: dict[str, list[int]] = {}
+    for name, module in MODULES.items():
+        area = ".".join(["tools" if name.startswith("lockkit_tools") else "lockkit", room(name)])
+        table.setdefault(area, []).append(len(module.path.read_text().splitlines()))
+
+    for area, lines in sorted(table.items()):
+        sys.stdout.write(f"{area:<32}{len(lines):>6}{sum(lines):>9,}\n")
+    known = {*ROOMS_BELOW, *TOOLS}
+    assert {area.split(".")[1] for area in table} <= known
+
+
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -120,7 +135,7 @@ def test_no_circular_import() -> None:
         ("lockkit.sync", "lockkit.testing.timing"),
         ("lockkit.sync", "lockkit.integrations.logging"),
         ("lockkit.integrations.prometheus", "lockkit.engine.engine"),
-        ("lockkit.bench.run", "lockkit.cli.app"),
+        ("lockkit.cli.app", "lockkit_tools.bench.run"),
         ("lockkit.doctor.timing", "lockkit.backends.file.directory"),
     ],
 )

@@ -14,7 +14,7 @@ import lockkit
 import lockkit.errors
 from tests.conventions.sources import ROOT, modules
 
-LIBRARY = [name for name in modules() if not name.startswith(("lockkit.testing", "lockkit.cli", "lockkit.bench"))]
+LIBRARY = [name for name in modules() if not name.startswith(("lockkit.testing", "lockkit.cli", "lockkit_tools.bench"))]
 PUBLIC = [name for name in LIBRARY if name.count(".") == 1]
 BUILTIN_BASES = {
     "BackendUnavailable": ConnectionError,

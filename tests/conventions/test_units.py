@@ -24,7 +24,9 @@ OWN_UNIT = {
 """Parameters that another library's signature decides."""
 
 CHECKED = [
-    module for module in modules().values() if not module.name.startswith(("lockkit.backends.", "lockkit.bench.page"))
+    module
+    for module in modules().values()
+    if not module.name.startswith(("lockkit.backends.", "lockkit_tools.bench.page"))
 ]
 
 

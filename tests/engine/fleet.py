@@ -21,7 +21,16 @@ from typing import Any
 
 from lockkit.backend import Grant, Renewal, Renewed
 from lockkit.errors import BackendUnavailable
-from lockkit.simulation import LockServer, Network, Node, Process, SimulatedBackend, SimulatedRuntime, World, connect
+from lockkit_tools.simulation import (
+    LockServer,
+    Network,
+    Node,
+    Process,
+    SimulatedBackend,
+    SimulatedRuntime,
+    World,
+    connect,
+)
 
 CLIENTS, LEASES, WEIGHT = 1000, 2, 500
 TTL = 30.0

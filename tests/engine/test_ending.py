@@ -24,8 +24,8 @@ from lockkit.engine.leases import Leases
 from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
 from lockkit.runtime import AsyncioRuntime, drive, monotonic
-from lockkit.testing.servers import RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer, wait_until
 from tests.engine.scripted import fail, scripted
 from tests.interrupts import CallStrike
 from tests.tries import until, until_async, until_renewed, until_renewed_async

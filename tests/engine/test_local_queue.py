@@ -13,8 +13,8 @@ from lockkit.backend import Busy, Request
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
-from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import wait_until
 from tests.interrupts import CallStrike, elsewhere
 from tests.tries import until
 

@@ -18,9 +18,9 @@ import lockkit
 import lockkit.aio
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import AsyncioRuntime
-from lockkit.testing.servers import RedisServer, require
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer, require
 from tests.engine.scripted import MovableClock, ScriptedBackend, fail, pass_time, scripted
 from tests.tries import until, until_async
 

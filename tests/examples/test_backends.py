@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import require
+from lockkit_tools.servers import require
 from tests.conventions.sources import ROOT
 
 BACKENDS = ROOT / "examples" / "backends"

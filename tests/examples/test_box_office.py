@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import PostgresServer, RedisNodes, require
+from lockkit_tools.servers import PostgresServer, RedisNodes, require
 from tests.conventions.sources import ROOT
 
 PROJECT = ROOT / "examples" / "box_office"

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from lockkit.testing.servers._ports import Ports
+from lockkit_tools.servers._ports import Ports
 from tests.cli.support import PATIENCE, alive, children
 from tests.conventions.sources import ROOT
 from tests.tries import until

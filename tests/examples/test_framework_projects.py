@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import require
-from lockkit.testing.servers.binaries import find_program
+from lockkit_tools.servers import require
+from lockkit_tools.servers.binaries import find_program
 from tests.conventions.sources import ROOT
 
 EXAMPLES = ROOT / "examples"

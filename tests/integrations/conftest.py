@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from lockkit import observers
-from lockkit.testing.servers import RedisServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer, require
 
 
 @pytest.fixture(autouse=True)

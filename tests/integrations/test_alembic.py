@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import lockkit
 from lockkit.integrations.alembic import migration_lock
 from lockkit.integrations.migrations import LOCK_NAME, client_for
-from lockkit.testing.servers import MariaServer, PooledPostgres, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import MariaServer, PooledPostgres, require
 from tests.conventions.sources import ROOT
 from tests.integrations import migrators
 from tests.tries import until

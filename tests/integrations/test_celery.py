@@ -26,8 +26,8 @@ import lockkit
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.integrations.celery import LockedTask
 from lockkit.integrations.jobs import current_lease
-from lockkit.testing.servers import RedisServer
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer
 from tests.integrations.processes import START_SECONDS, celery
 from tests.tries import until
 

@@ -25,8 +25,8 @@ import lockkit
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.integrations.celery import LeaderOnly
 from lockkit.integrations.celery.beat import KEEP_SECONDS, STANDBY_SECONDS
-from lockkit.testing.servers import RedisServer
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer
 from tests.integrations.processes import START_SECONDS, celery
 from tests.tries import until
 

@@ -38,9 +38,9 @@ from lockkit.integrations.django.clients import _aio_clients, _connected, enviro
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
-from lockkit.testing.servers import MariaServer, PostgresServer, require
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.conventions.sources import ROOT
 from tests.tries import until
 

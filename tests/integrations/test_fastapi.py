@@ -19,7 +19,7 @@ import lockkit
 from lockkit.backend import apart
 from lockkit.integrations.idempotency import _digest
 from lockkit.runtime import drive
-from lockkit.testing.servers._ports import Ports
+from lockkit_tools.servers._ports import Ports
 from tests.cli.support import PATIENCE, ROOT, Cli, alive, children
 from tests.tries import until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     EtcdServer,
     MariaServer,
     PostgresServer,

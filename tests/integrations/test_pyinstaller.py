@@ -39,7 +39,7 @@ def test_hook_names_every_backend_and_what_loads_late(monkeypatch: pytest.Monkey
     targets = {target for one in BUILTIN.values() for target in (one.target, *one.modes.values())}
     assert {target.partition(":")[0] for target in targets} <= set(made["hiddenimports"])
     assert set(lockkit._LAZY.values()) <= set(made["hiddenimports"])
-    assert [name for name in made["hiddenimports"] if name.startswith(("lockkit.bench", "lockkit.testing"))] == []
+    assert [name for name in made["hiddenimports"] if name.startswith(("lockkit_tools.bench", "lockkit.testing"))] == []
     assert made["datas"] == [("lockkit", "**/*.lua"), ("lockkit", "metadata")]
 
 

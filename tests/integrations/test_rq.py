@@ -21,8 +21,8 @@ from rq.job import Job, JobStatus
 import lockkit
 from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.rq import current_lease, locked_job
-from lockkit.testing.servers import RedisServer
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer
 from tests.conventions.sources import ROOT
 from tests.integrations.processes import START_SECONDS
 from tests.tries import until

@@ -20,7 +20,7 @@ from rq import Queue
 
 import lockkit
 from lockkit.engine.settings import DEFAULT_TTL
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 from tests.conventions.sources import ROOT
 from tests.integrations.processes import START_SECONDS
 from tests.tries import until

@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from lockkit.testing.servers import ZooKeeperServer
+from lockkit_tools.servers import ZooKeeperServer
 from tests.interop.kazoo_differences import CASES, FILE
 
 HERE = Path(__file__).parent

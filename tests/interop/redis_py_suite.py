@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 from tests.interop.redis_py_differences import DIFFERENCES
 
 HERE = Path(__file__).parent

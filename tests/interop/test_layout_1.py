@@ -21,7 +21,8 @@ import redis
 from kazoo.client import KazooClient
 
 import lockkit
-from lockkit.testing.servers import (
+from lockkit.url import parse
+from lockkit_tools.servers import (
     EtcdServer,
     MariaServer,
     PostgresServer,
@@ -30,7 +31,6 @@ from lockkit.testing.servers import (
     ZooKeeperServer,
     require,
 )
-from lockkit.url import parse
 from tests.tries import busy
 
 TTL_SECONDS = 60

@@ -11,7 +11,7 @@ import redis.asyncio
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
 from tests.interop import redis_py_adapter
 from tests.tries import busy, busy_async
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from lockkit.lab import load, run
-from lockkit.lab.svg import draw
+from lockkit_tools.lab import load, run
+from lockkit_tools.lab.svg import draw
 
 COMMAND = "python -m tests.lab.drawings"
 FOLDER = Path(__file__).parents[2] / "docs" / "drawings"

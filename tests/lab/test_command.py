@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from typer.testing import CliRunner, Result
 
-from lockkit.cli import lab as lab_command
 from lockkit.cli.app import app
-from lockkit.lab import scenario_names
+from lockkit_tools.lab import command as lab_command
+from lockkit_tools.lab import scenario_names
 
 
 def call(*arguments: str, width: int = 80, environment: dict[str, str] | None = None) -> Result:

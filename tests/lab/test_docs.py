@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lockkit.cli.app import app
-from lockkit.lab import scenario_names
+from lockkit_tools.lab import scenario_names
 from tests.lab.drawings import COMMAND, DRAWINGS, FOLDER, make
 
 DOCS = FOLDER.parent

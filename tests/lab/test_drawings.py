@@ -8,10 +8,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from lockkit.lab import Run, load, run, scenario_names, terminal
-from lockkit.lab import html as pages
-from lockkit.lab import svg as pictures
-from lockkit.lab.svg import text_width, wrap
+from lockkit_tools.lab import Run, load, run, scenario_names, terminal
+from lockkit_tools.lab import html as pages
+from lockkit_tools.lab import svg as pictures
+from lockkit_tools.lab.svg import text_width, wrap
 
 SVG = "{http://www.w3.org/2000/svg}"
 

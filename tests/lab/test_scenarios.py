@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lockkit.lab import Result, as_data, load, run, scenario_names, story
+from lockkit_tools.lab import Result, as_data, load, run, scenario_names, story
 
 
 def only(name: str, *, backend: str, fenced: bool = False) -> Result:

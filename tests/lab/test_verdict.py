@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lockkit.lab.record import Grant, Message, Overlap, Record, Wait, Write
-from lockkit.lab.scenario import Scene, Step, parse_backend
-from lockkit.lab.stage import Stage
-from lockkit.lab.verdict import Promise, Verdict, judge
+from lockkit_tools.lab.record import Grant, Message, Overlap, Record, Wait, Write
+from lockkit_tools.lab.scenario import Scene, Step, parse_backend
+from lockkit_tools.lab.stage import Stage
+from lockkit_tools.lab.verdict import Promise, Verdict, judge
 
 SCENE = Scene("", "", (parse_backend("redis"),), ())
 OVERLAP = Overlap(5.0, 6.0, "A", "B")

@@ -18,9 +18,9 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Lo
 from lockkit.primitives import election
 from lockkit.primitives.election import Leader
 from lockkit.runtime import AsyncioRuntime
-from lockkit.simulation import Process
-from lockkit.simulation.world import Cancelled
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.simulation import Process
+from lockkit_tools.simulation.world import Cancelled
 from tests.engine.scripted import MovableClock, ScriptedBackend, fail, once, scripted
 from tests.engine.test_engine import waiting
 from tests.simulation.support import Stage, sleep

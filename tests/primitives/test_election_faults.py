@@ -14,8 +14,8 @@ import pytest
 
 import lockkit
 from lockkit.runtime import monotonic
-from lockkit.testing.servers import EtcdServer, PostgresServer, RedisServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdServer, PostgresServer, RedisServer, require
 
 SERVERS: dict[str, Callable[[], Any]] = {"redis": RedisServer, "etcd": EtcdServer, "postgresql": PostgresServer}
 TTL = 4.0

@@ -27,8 +27,8 @@ from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.primitives.lock_set import NAMES_MAX, LeaseSetCore, LockSetCore
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
-from lockkit.testing.servers import wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import wait_until
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
 from tests.interrupts import CallStrike
 from tests.tries import until_async

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import RedisServer
 from lockkit.testing.witness import Witness
+from lockkit_tools.servers import RedisServer
 from tests.primitives import opposite_orders
 
 SECONDS = 110.0

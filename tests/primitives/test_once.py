@@ -23,9 +23,9 @@ from lockkit.backend import NOTE_BYTES_MAX, Grant, Request, apart, split_space
 from lockkit.errors import BackendUnavailable
 from lockkit.primitives.once import ERROR_CHARS_MAX, ERROR_TYPE_CHARS_MAX, RESULT_BYTES_MAX, SPACE, digest
 from lockkit.runtime import drive
-from lockkit.testing.servers.proxy import FaultProxy
-from lockkit.testing.servers.redis import RedisServer
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers.proxy import FaultProxy
+from lockkit_tools.servers.redis import RedisServer
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
 
 KEEP = 600.0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lockkit.aio import Election, Term
 from lockkit.errors import LockError
-from lockkit.simulation import Conditions, Process
+from lockkit_tools.simulation import Conditions, Process
 from tests.simulation.support import Stage, sleep
 
 TTL = 2.0

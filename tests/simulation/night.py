@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from lockkit.simulation import describe, simulate
-from lockkit.simulation.night import Kind, Night, be_quiet, play_one, run
-from lockkit.simulation.report import as_json, as_text
+from lockkit_tools.simulation import describe, simulate
+from lockkit_tools.simulation.night import Kind, Night, be_quiet, play_one, run
+from lockkit_tools.simulation.report import as_json, as_text
 from tests.simulation import test_lock_set, test_once
 from tests.simulation.election import hold_elections, overlaps
 from tests.simulation.redlock import RedlockSimulation, schedule_of

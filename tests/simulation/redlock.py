@@ -1,5 +1,5 @@
 """
-Random schedules on a Redlock of simulated nodes (`lockkit.simulation.redlock`).
+Random schedules on a Redlock of simulated nodes (`lockkit_tools.simulation.redlock`).
 
 Everything that decides is the code that users run: `lockkit.backends.redlock.backend` and its treatment of restarted
 nodes, and the engine above them.
@@ -15,7 +15,7 @@ from typing import Any
 from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
 from lockkit.backends.redlock.votes import Count
-from lockkit.simulation import (
+from lockkit_tools.simulation import (
     CHECKS,
     Fault,
     History,
@@ -28,11 +28,11 @@ from lockkit.simulation import (
     Verdict,
     draw,
 )
-from lockkit.simulation.checker import Problem
-from lockkit.simulation.evidence import Seen, read
-from lockkit.simulation.history import Quiet
-from lockkit.simulation.member import Member
-from lockkit.simulation.redlock import Hosting, SimulatedNodes, VotingNode
+from lockkit_tools.simulation.checker import Problem
+from lockkit_tools.simulation.evidence import Seen, read
+from lockkit_tools.simulation.history import Quiet
+from lockkit_tools.simulation.member import Member
+from lockkit_tools.simulation.redlock import Hosting, SimulatedNodes, VotingNode
 
 NODES = 5
 

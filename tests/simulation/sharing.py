@@ -19,14 +19,14 @@ from lockkit.backend import LockBackend
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import LockError, StaleToken
 from lockkit.fencing import TokenGuard
-from lockkit.simulation import Conditions, History, Network, NoAnswer, Node, Process, World
-from lockkit.simulation import beliefs as judge
-from lockkit.simulation.backend import client_of
-from lockkit.simulation.beliefs import Access, Watch, Witness
-from lockkit.simulation.checker import Problem
-from lockkit.simulation.claims import ClaimBackend, ClaimServer, ProcessClaim
-from lockkit.simulation.redlock import VotingNode
-from lockkit.simulation.world import Cancelled
+from lockkit_tools.simulation import Conditions, History, Network, NoAnswer, Node, Process, World
+from lockkit_tools.simulation import beliefs as judge
+from lockkit_tools.simulation.backend import client_of
+from lockkit_tools.simulation.beliefs import Access, Watch, Witness
+from lockkit_tools.simulation.checker import Problem
+from lockkit_tools.simulation.claims import ClaimBackend, ClaimServer, ProcessClaim
+from lockkit_tools.simulation.redlock import VotingNode
+from lockkit_tools.simulation.world import Cancelled
 from tests.simulation.redlock import NODES, redlock_at
 from tests.simulation.support import sleep
 

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 from lockkit.aio import Client
-from lockkit.simulation import (
+from lockkit_tools.simulation import (
     Conditions,
     History,
     LockServer,
@@ -18,7 +18,7 @@ from lockkit.simulation import (
     World,
     connect,
 )
-from lockkit.simulation.server import Wakeup
+from lockkit_tools.simulation.server import Wakeup
 
 
 def apart(seeds: Iterable[int]) -> Iterator[int]:

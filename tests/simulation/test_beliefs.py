@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from lockkit.backend import Mode
-from lockkit.simulation import Process, World
-from lockkit.simulation.backend import client_of
-from lockkit.simulation.beliefs import (
+from lockkit_tools.simulation import Process, World
+from lockkit_tools.simulation.backend import client_of
+from lockkit_tools.simulation.beliefs import (
     Access,
     Belief,
     Wait,
@@ -23,10 +23,10 @@ from lockkit.simulation.beliefs import (
     slots,
     tokens,
 )
-from lockkit.simulation.checker import Problem
-from lockkit.simulation.claims import ClaimBackend, ClaimServer
-from lockkit.simulation.history import Granted
-from lockkit.simulation.network import Network, Node
+from lockkit_tools.simulation.checker import Problem
+from lockkit_tools.simulation.claims import ClaimBackend, ClaimServer
+from lockkit_tools.simulation.history import Granted
+from lockkit_tools.simulation.network import Network, Node
 from tests.simulation.support import sleep
 
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from lockkit import LockLost
-from lockkit.simulation import Process
-from lockkit.simulation.world import Cancelled
+from lockkit_tools.simulation import Process
+from lockkit_tools.simulation.world import Cancelled
 from tests.simulation.support import Stage, apart, sleep
 
 TTL = 2.0

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from lockkit.simulation import CHECKS, History, Limits, Verdict, check, describe
-from lockkit.simulation.history import (
+from lockkit_tools.simulation import CHECKS, History, Limits, Verdict, check, describe
+from lockkit_tools.simulation.history import (
     Acquired,
     Believed,
     Broken,

@@ -7,11 +7,11 @@ import pytest
 from lockkit.aio import Client
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.simulation import Conditions, History, Network, Node, Process, SimulatedRuntime, World
-from lockkit.simulation.backend import client_of
-from lockkit.simulation.claims import ClaimBackend, ClaimServer
-from lockkit.simulation.history import Granted
 from lockkit.url import parse
+from lockkit_tools.simulation import Conditions, History, Network, Node, Process, SimulatedRuntime, World
+from lockkit_tools.simulation.backend import client_of
+from lockkit_tools.simulation.claims import ClaimBackend, ClaimServer
+from lockkit_tools.simulation.history import Granted
 from tests.simulation.support import sleep
 
 

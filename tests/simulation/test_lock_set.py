@@ -6,8 +6,8 @@ import random
 
 from lockkit import LockError
 from lockkit.aio import Client, LockSet
-from lockkit.simulation import Process
-from lockkit.simulation.world import Cancelled
+from lockkit_tools.simulation import Process
+from lockkit_tools.simulation.world import Cancelled
 from tests.simulation.support import Stage, sleep
 
 NAMES = ("a", "b", "c", "d")

@@ -22,11 +22,11 @@ from lockkit.engine.leases import Leases
 from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import LockSettings, LostCallback, drift_margin
 from lockkit.lease import BaseLease
-from lockkit.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
-from lockkit.simulation.history import Wrote
-from lockkit.simulation.scenario import Storage
-from lockkit.simulation.server import Record
-from lockkit.simulation.world import Process
+from lockkit_tools.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
+from lockkit_tools.simulation.history import Wrote
+from lockkit_tools.simulation.scenario import Storage
+from lockkit_tools.simulation.server import Record
+from lockkit_tools.simulation.world import Process
 from tests.simulation.support import apart, known_first
 
 SEEDS = range(2000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockkit.simulation import Conditions, Network, NoAnswer, Node, Process, Task, World
+from lockkit_tools.simulation import Conditions, Network, NoAnswer, Node, Process, Task, World
 
 
 class Setting:

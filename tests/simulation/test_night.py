@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.simulation import simulate
-from lockkit.simulation.branches import BranchMeter, cover
-from lockkit.simulation.night import Faults, Kind, KindResult, Night, _Batch, _run_batch, play_one, run
-from lockkit.simulation.report import as_json, as_text
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.simulation import simulate
+from lockkit_tools.simulation.branches import BranchMeter, cover
+from lockkit_tools.simulation.night import Faults, Kind, KindResult, Night, _Batch, _run_batch, play_one, run
+from lockkit_tools.simulation.report import as_json, as_text
 from tests.simulation import night
 from tests.simulation.support import Stage, apart
 

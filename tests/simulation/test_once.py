@@ -12,7 +12,7 @@ from lockkit.backend import Note
 from lockkit.engine.notes import Notes
 from lockkit.errors import LockError
 from lockkit.primitives.once import Attempt
-from lockkit.simulation import CALM, Conditions, LockServer, Process, draw
+from lockkit_tools.simulation import CALM, Conditions, LockServer, Process, draw
 from tests.simulation.support import Stage, sleep
 
 TTL = 2.0

@@ -17,10 +17,10 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.keys import lock_key, side_key
 from lockkit.backends.redis.script import Script
 from lockkit.errors import Unsupported
-from lockkit.simulation import Network, Process, SimulatedRuntime, World
-from lockkit.simulation.backend import client_of
-from lockkit.simulation.redis import DEFAULTS, RedisModel, SimulatedListener, SimulatedTopology
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
+from lockkit_tools.simulation import Network, Process, SimulatedRuntime, World
+from lockkit_tools.simulation.backend import client_of
+from lockkit_tools.simulation.redis import DEFAULTS, RedisModel, SimulatedListener, SimulatedTopology
 
 LOCK = lock_key("lockkit", "report")
 KEYS = {

@@ -15,8 +15,8 @@ import pytest
 import lockkit
 from lockkit.aio import Client, Lease
 from lockkit.engine.lease_record import LeaseState
-from lockkit.simulation import LockServer, Network, Node, Process, SimulatedRuntime, World, connect
-from lockkit.simulation.redlock import VotingNode
+from lockkit_tools.simulation import LockServer, Network, Node, Process, SimulatedRuntime, World, connect
+from lockkit_tools.simulation.redlock import VotingNode
 from tests.simulation.redlock import RedlockSimulation, redlock_at, schedule_of
 from tests.simulation.support import apart, known_first
 

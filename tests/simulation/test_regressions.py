@@ -26,7 +26,7 @@ import pytest
 
 from lockkit import BackendUnavailable, LockLost
 from lockkit.aio import Lease
-from lockkit.simulation import CALM, Conditions, Node, Process
+from lockkit_tools.simulation import CALM, Conditions, Node, Process
 from tests.simulation.support import Stage, sleep
 
 

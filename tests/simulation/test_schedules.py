@@ -15,7 +15,7 @@ from collections import Counter
 
 import pytest
 
-from lockkit.simulation import Outcome, describe, draw, simulate
+from lockkit_tools.simulation import Outcome, describe, draw, simulate
 from tests.simulation.support import apart
 
 FAILURES_SHOWN = 3

@@ -7,10 +7,10 @@ import pytest
 import lockkit
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.simulation import Conditions, SimulatedBackend, SimulatedRuntime
-from lockkit.simulation.history import Freed
-from lockkit.simulation.server import Refusal
 from lockkit.url import parse
+from lockkit_tools.simulation import Conditions, SimulatedBackend, SimulatedRuntime
+from lockkit_tools.simulation.history import Freed
+from lockkit_tools.simulation.server import Refusal
 from tests.simulation.support import Stage, sleep
 
 

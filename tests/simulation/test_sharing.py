@@ -19,10 +19,10 @@ from lockkit.backends.lock_state import LockState
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.engine.slots import Acquire, SlotSearch
 from lockkit.fencing import TokenGuard
-from lockkit.simulation.checker import Problem
-from lockkit.simulation.claims import ProcessClaim
-from lockkit.simulation.redlock import VotingNode
 from lockkit.storage.tokens import stale_token
+from lockkit_tools.simulation.checker import Problem
+from lockkit_tools.simulation.claims import ProcessClaim
+from lockkit_tools.simulation.redlock import VotingNode
 from tests.simulation.sharing import Crowd, Parts, use_permits, use_rwlock, use_slots
 from tests.simulation.support import apart
 

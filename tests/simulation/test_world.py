@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockkit.runtime import Runtime
-from lockkit.simulation import Cancelled, Overrun, Process, SimulatedRuntime, World
+from lockkit_tools.simulation import Cancelled, Overrun, Process, SimulatedRuntime, World
 from tests.simulation.support import sleep
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 
 
 @pytest.fixture(scope="module")

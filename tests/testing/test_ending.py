@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import wait_until
+from lockkit_tools.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 

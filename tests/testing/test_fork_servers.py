@@ -19,9 +19,9 @@ import pytest
 from lockkit.testing import fork_servers
 from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
 from lockkit.testing.processes import Worker
-from lockkit.testing.servers._process import process_table
 from lockkit.testing.target import Target
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers._process import process_table
 from tests.tries import until
 
 

@@ -2,7 +2,7 @@
 The nodes of a Redlock as its algorithm sees them: operations, their keys, and answers.
 
 `lockkit.backends.redlock.backend` decides by counting answers, and contains no I/O. So the same code runs on real nodes
-(`lockkit.backends.redlock.network`) and on simulated ones (`lockkit.simulation.redlock`).
+(`lockkit.backends.redlock.network`) and on simulated ones (`lockkit_tools.simulation.redlock`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lockkit
-from lockkit.testing.servers import EtcdServer, FaultProxy, require
+from lockkit_tools.servers import EtcdServer, FaultProxy, require
 from tests.backends.etcd.support import Connect
 
 

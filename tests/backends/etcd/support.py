@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lockkit.testing.interrupts import must_wait
-from lockkit.testing.servers import wait_until
-from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import wait_until
+from lockkit_tools.servers.binaries import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import lockkit
     from lockkit.sync import Lease, Lock, Semaphore
-    from lockkit.testing.servers import EtcdServer
+    from lockkit_tools.servers import EtcdServer
 
     Connect: TypeAlias = Callable[..., lockkit.Client]
 

@@ -37,11 +37,11 @@ from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
 from lockkit.sync import Client, Lease
 from lockkit.testing.processes import Worker
-from lockkit.testing.servers import EtcdServer, FaultProxy, require, wait_until
-from lockkit.testing.servers.binaries import find_program
-from lockkit.testing.servers.tls import Certificates, make_certificates
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
+from lockkit_tools.servers import EtcdServer, FaultProxy, require, wait_until
+from lockkit_tools.servers.binaries import find_program
+from lockkit_tools.servers.tls import Certificates, make_certificates
 from tests.backends.etcd.support import (
     Connect,
     Waiting,

@@ -33,8 +33,8 @@ from lockkit.backends.etcd.connection import (
 )
 from lockkit.backends.etcd.errors import code_of, details_of
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.servers import EtcdServer, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdServer, wait_until
 
 ASK = rpc.RangeRequest(key=b"lockkit/")
 

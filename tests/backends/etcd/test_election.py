@@ -12,9 +12,9 @@ from typing import IO
 import pytest
 
 import lockkit
-from lockkit.testing.servers import EtcdServer
-from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdServer
+from lockkit_tools.servers.binaries import find_program
 from tests.backends.etcd.support import queue_of, session_of, until_waiting
 from tests.tries import have_time_to_answer
 

@@ -16,9 +16,9 @@ from lockkit.backends.etcd import examine as etcd_examine
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import STATUS
 from lockkit.doctor import examine
-from lockkit.testing.servers import EtcdCluster, EtcdServer, wait_until
-from lockkit.testing.servers.binaries import find_program
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdCluster, EtcdServer, wait_until
+from lockkit_tools.servers.binaries import find_program
 from tests.doctor.support import SECRET, complaints, found
 
 

@@ -25,9 +25,9 @@ from lockkit.backends.etcd.session import Sessions
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.sync import Lease
-from lockkit.testing.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
+from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from tests.backends.etcd.support import (
     Connect,
     Waiting,

@@ -14,8 +14,8 @@ from lockkit.backends.etcd import permits
 from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
 from lockkit.runtime import drive
 from lockkit.sync import Lease
-from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from tests.backends.etcd.support import (
     Connect,
     Waiting,

@@ -21,8 +21,8 @@ from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender
 from lockkit.engine import semaphore_caps
 from lockkit.runtime import drive
-from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from tests.backends.etcd.support import (
     Connect,
     Waiting,

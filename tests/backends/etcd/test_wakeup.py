@@ -19,9 +19,9 @@ from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.wakeup import IDLE_MAX, WakeupListener
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.servers import EtcdServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_tools.servers import EtcdServer, wait_until
 from tests.backends.etcd.support import Connect
 from tests.backends.support import StubHost
 

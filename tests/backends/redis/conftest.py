@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 import lockkit
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
 from tests.backends.redis.support import Connect
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import lockkit
     from lockkit.backend import Request
-    from lockkit.testing.servers import RedisServer
+    from lockkit_tools.servers import RedisServer
 
     Connect: TypeAlias = Callable[..., lockkit.Client]
 

@@ -24,9 +24,9 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.configuration.registry import split_options
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import drive
-from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, require
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
+from lockkit_tools.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, require
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
 from tests.conventions.sources import ROOT

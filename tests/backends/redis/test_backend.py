@@ -29,7 +29,7 @@ from lockkit.backends.redis.sentinel import SentinelTopology
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import RedisServer, wait_until
+from lockkit_tools.servers import RedisServer, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
 from tests.interrupts import CallStrike

@@ -16,7 +16,7 @@ import redis.sentinel
 import lockkit
 import lockkit.aio
 from lockkit.backends.redis.backend import RedisBackend
-from lockkit.testing.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
 
 PATIENCE = 60.0
 

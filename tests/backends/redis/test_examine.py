@@ -14,8 +14,8 @@ import lockkit
 from lockkit.backends.redis.examine import node as redis_node
 from lockkit.backends.redis.handshake import VERSION_MIN, version_of
 from lockkit.doctor import Severity, addresses, examine, timing
-from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
 
 RULES = "~lockkit:* ~{lockkit:* &lockkit:wake:*"

@@ -10,9 +10,9 @@ import lockkit
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.doctor import Severity, examine, timing
 from lockkit.doctor.examination import Examination
-from lockkit.testing.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, wait_until
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_tools.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
 
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 import lockkit
-from lockkit.testing.servers import FaultProxy, RedisServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, RedisServer, require, wait_until
 from tests.tries import busy
 
 

@@ -23,8 +23,8 @@ from lockkit.backends.redis.node import open_node
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
 from tests.tries import busy, have_time_to_answer, until_async, until_renewed

@@ -17,7 +17,7 @@ import lockkit
 import lockkit.aio
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import RedisServer, wait_until
+from lockkit_tools.servers import RedisServer, wait_until
 from tests.tries import busy, busy_async
 
 PATIENCE = 60.0

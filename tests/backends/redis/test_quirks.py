@@ -20,7 +20,7 @@ from lockkit.backends.redis.connection import AsyncConnection, SyncConnection, o
 from lockkit.backends.redis.quirks import connect_asyncio
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
 
 PATIENCE = 30.0
 

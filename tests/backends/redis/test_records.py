@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 import lockkit
-from lockkit.testing.servers import RedisNodes, RedisServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.backends.redis.support import Keyspace
 
 FENCE = "{lockkit:x}:fence"

@@ -11,8 +11,8 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import RedisCluster, RedisNodes, RedisServer, require, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisCluster, RedisNodes, RedisServer, require, wait_until
 
 RULES = {
     "mute": "~* &* +@all -publish -spublish",

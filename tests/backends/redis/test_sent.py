@@ -17,9 +17,9 @@ import lockkit.aio
 from lockkit.backends.redis.cluster import slot_of
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import Work
-from lockkit.testing.servers import RedisCluster, RedisServer, require
-from lockkit.testing.servers._ports import Ports
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisCluster, RedisServer, require
+from lockkit_tools.servers._ports import Ports
 from tests.backends.redis.support import Face, backend_at, open_backend
 from tests.backends.redlock.test_backend import open_redlock
 from tests.backends.support import StubHost, granted

@@ -18,8 +18,8 @@ import lockkit.aio
 from lockkit.backend import Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.sync import Client, Lease, Semaphore
-from lockkit.testing.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from lockkit.testing.servers.redis_groups import ClusterNode
+from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from lockkit_tools.servers.redis_groups import ClusterNode
 from tests.backends.redis.support import Connect, Face, backend_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 from tests.conventions.sources import ROOT

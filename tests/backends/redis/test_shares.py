@@ -9,7 +9,7 @@ import pytest
 
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.backends.redis.backend import RedisBackend
-from lockkit.testing.servers import RedisServer, wait_until
+from lockkit_tools.servers import RedisServer, wait_until
 from tests.backends.redis.support import Face, Keyspace, backend_at, calls, token_in
 from tests.backends.support import StubHost, granted
 

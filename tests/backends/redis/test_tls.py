@@ -17,10 +17,10 @@ import redis.asyncio
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import RedisNodes, RedisServer, require, wait_until
-from lockkit.testing.servers.redis_groups import Sentinel
-from lockkit.testing.servers.tls import Certificates, make_certificates
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisNodes, RedisServer, require, wait_until
+from lockkit_tools.servers.redis_groups import Sentinel
+from lockkit_tools.servers.tls import Certificates, make_certificates
 from tests.doctor.support import SECRET, found
 
 WRONG = "certificate for another host"

@@ -14,8 +14,8 @@ from lockkit.backend import Grant, Request
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.handshake import can_shard
-from lockkit.testing.servers import RedisCluster, RedisServer, require
-from lockkit.testing.servers.redis_groups import ClusterNode
+from lockkit_tools.servers import RedisCluster, RedisServer, require
+from lockkit_tools.servers.redis_groups import ClusterNode
 from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 

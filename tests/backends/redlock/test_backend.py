@@ -32,11 +32,11 @@ from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
 from lockkit.runtime import drive
-from lockkit.testing.servers import RedisNodes, RedisServer, require, wait_until
-from lockkit.testing.servers.base import Server
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_tools.servers import RedisNodes, RedisServer, require, wait_until
+from lockkit_tools.servers.base import Server
 from tests.backends.redis.support import Face, Keyspace, calls, token_in
 from tests.backends.support import StubHost, granted
 from tests.tries import busy

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 import lockkit
-from lockkit.testing.servers import RedisNodes, RedisServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.backends.redis.support import Face, Nat
 from tests.backends.redlock.test_backend import nodes_of, open_redlock, queue_up, redlock, until
 from tests.backends.support import StubHost, granted

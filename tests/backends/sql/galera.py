@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import MariaServer, require
-from lockkit.testing.servers._ports import Ports
+from lockkit_tools.servers import MariaServer, require
+from lockkit_tools.servers._ports import Ports
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
 

@@ -19,8 +19,8 @@ from lockkit.backends.sql import database as module
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.servers import wait_until
 from lockkit.units import Seconds
+from lockkit_tools.servers import wait_until
 
 PATIENCE = 60.0
 OTHERS = [f"caller {number}" for number in range(6)]

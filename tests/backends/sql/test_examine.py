@@ -17,8 +17,8 @@ import pytest
 import lockkit
 from lockkit.backends.sql.examine import mariadb, postgresql, sqlite
 from lockkit.doctor import Severity, examine, timing
-from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, wait_until
 from lockkit.url import parse
+from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, wait_until
 from tests.backends.sql.galera import galera_node, needs_galera
 from tests.doctor.support import SECRET, complaints, found
 

@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 
 import lockkit
 from lockkit.sql import lock_in
-from lockkit.testing.servers import PgBouncer, PostgresServer, require, wait_until
+from lockkit_tools.servers import PgBouncer, PostgresServer, require, wait_until
 from tests.storage.sql.support import Base
 
 

@@ -12,8 +12,8 @@ import lockkit
 from lockkit.backends.sql.options import open_database
 from lockkit.backends.sql.schema import lock_table, migrate
 from lockkit.runtime import drive
-from lockkit.testing.servers import MariaServer, PostgresServer
 from lockkit.url import parse
+from lockkit_tools.servers import MariaServer, PostgresServer
 from tests.backends.sql_table.support import Look
 from tests.backends.support import StubHost
 

@@ -17,7 +17,7 @@ from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_table import backend as sql_table
 from lockkit.runtime import drive
 from lockkit.sync import Client
-from lockkit.testing.servers import MariaServer, require
+from lockkit_tools.servers import MariaServer, require
 
 PATIENCE = 60.0
 MODES = ["table", "row", "advisory"]

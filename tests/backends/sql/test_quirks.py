@@ -24,7 +24,7 @@ from lockkit.backends.sql import quirks
 from lockkit.backends.sql.blocking import PyMysqlConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import MariaServer
+from lockkit_tools.servers import MariaServer
 from tests.tries import until
 
 PATIENCE = 60.0

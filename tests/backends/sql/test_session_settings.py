@@ -11,7 +11,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import MariaServer
+from lockkit_tools.servers import MariaServer
 from tests.tries import busy, until
 
 pytestmark = pytest.mark.timeout(120)

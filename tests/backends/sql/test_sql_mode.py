@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lockkit
-from lockkit.testing.servers import MariaServer
+from lockkit_tools.servers import MariaServer
 from tests.tries import busy
 
 pytestmark = pytest.mark.timeout(120)

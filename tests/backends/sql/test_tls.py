@@ -14,9 +14,9 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import MariaServer, PostgresServer, require
-from lockkit.testing.servers.tls import make_certificates
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers.tls import make_certificates
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lockkit
-from lockkit.testing.servers import FaultProxy
+from lockkit_tools.servers import FaultProxy
 
 PATIENCE = 60.0
 FORMS = [f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in ("table", "row", "advisory")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockkit.testing.servers import PostgresServer
+from lockkit_tools.servers import PostgresServer
 from tests.backends.sql_session.support import MODES, ModeServer
 
 

@@ -12,7 +12,7 @@ from lockkit import aio, url
 from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.configuration import registry
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import MariaServer, PostgresServer, wait_until
+from lockkit_tools.servers import MariaServer, PostgresServer, wait_until
 from tests.backends.sql_table.support import Look
 from tests.backends.support import StubHost
 

@@ -32,9 +32,9 @@ from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.witness import Witness
+from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,

@@ -25,8 +25,8 @@ from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,

@@ -9,7 +9,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import MariaServer
+from lockkit_tools.servers import MariaServer
 from tests.backends.sql.galera import galera_node, needs_galera
 from tests.backends.sql_session.support import MODES, PATIENCE
 from tests.backends.sql_table.support import Connect

@@ -21,7 +21,7 @@ from lockkit.backends.sql_session.claim import Key
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,

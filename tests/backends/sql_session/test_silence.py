@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.testing.servers import FaultProxy, wait_until
+from lockkit_tools.servers import FaultProxy, wait_until
 from tests.backends.sql_session.support import LONG, PATIENCE, ModeServer, running, until_waiting
 from tests.backends.sql_table.support import Connect
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.statement import Parameter, Result, Statement
     from lockkit.sync import Client
-    from lockkit.testing.servers import PostgresServer
+    from lockkit_tools.servers import PostgresServer
 
     Connect: TypeAlias = Callable[..., Client]
 

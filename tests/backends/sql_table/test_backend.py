@@ -27,7 +27,7 @@ from lockkit.backends.sql_table.table import MysqlTable, PostgresqlTable
 from lockkit.configuration import registry
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from lockkit_tools.servers import MariaServer, PostgresServer, require, wait_until
 from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Connect, Look, counted, now_us, waits, with_driver
 from tests.tries import busy
 

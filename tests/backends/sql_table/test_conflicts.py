@@ -23,7 +23,7 @@ from lockkit.backends.sql_session import session as sqlsession_session
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import PostgresServer, require, wait_until
+from lockkit_tools.servers import PostgresServer, require, wait_until
 from tests.backends.sql_table.support import DRIVERS, with_driver
 
 pytestmark = pytest.mark.timeout(180)

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 import lockkit
 from lockkit.fencing import SqlGuard
 from lockkit.sql import lock_in
-from lockkit.testing.servers import FaultProxy, PostgresServer, require, wait_until
-from lockkit.testing.servers.binaries import find_program
+from lockkit_tools.servers import FaultProxy, PostgresServer, require, wait_until
+from lockkit_tools.servers.binaries import find_program
 from tests.storage.sql.support import Base
 
 

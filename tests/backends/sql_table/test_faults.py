@@ -25,8 +25,8 @@ import lockkit.aio
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.statement import Result
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_table.support import DRIVERS, Connect, Look, counted, demote, waits, with_driver
 from tests.forked import Forked, all_done, arguments, modules_of, say
 from tests.tries import busy, until

@@ -11,7 +11,7 @@ import pytest
 
 import lockkit
 from lockkit.sync import Client
-from lockkit.testing.servers import FaultProxy, MariaServer, PostgresServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, MariaServer, PostgresServer, require, wait_until
 from tests.backends.sql_table.support import Connect
 from tests.forked import Forked, arguments
 

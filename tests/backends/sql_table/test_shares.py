@@ -19,7 +19,7 @@ from lockkit.backends.sql_table.share_statements import SHARED
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import MariaServer, PostgresServer, require, wait_until
+from lockkit_tools.servers import MariaServer, PostgresServer, require, wait_until
 from tests.backends.sql_table.support import Connect, Look, counted, now_us, waits
 from tests.tries import busy, until
 

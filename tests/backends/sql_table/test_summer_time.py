@@ -15,8 +15,8 @@ import lockkit
 from lockkit.backends.sql.blocking import DbapiConnection
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import MariaServer, PostgresServer, require
-from lockkit.testing.servers.binaries import find_program
+from lockkit_tools.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers.binaries import find_program
 from tests.backends.sql_table.support import Look
 from tests.tries import busy
 

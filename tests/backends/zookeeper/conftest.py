@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 import lockkit
-from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require
+from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require
 from tests.backends.zookeeper.support import Connect, Tree, kazoo_client
 
 

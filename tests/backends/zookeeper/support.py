@@ -16,7 +16,7 @@ import lockkit
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import ZooKeeperServer, wait_until
+from lockkit_tools.servers import ZooKeeperServer, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

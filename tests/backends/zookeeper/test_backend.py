@@ -27,9 +27,9 @@ from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
 from lockkit.sync import Client
-from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require, wait_until
-from lockkit.testing.servers.tls import make_certificates
 from lockkit.url import parse
+from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require, wait_until
+from lockkit_tools.servers.tls import make_certificates
 from tests.backends.support import StubHost, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,

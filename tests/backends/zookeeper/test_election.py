@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 
 import lockkit
-from lockkit.testing.servers import ZooKeeperServer
+from lockkit_tools.servers import ZooKeeperServer
 from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client
 
 LONG = 60.0

@@ -10,8 +10,8 @@ from kazoo.client import KazooClient
 import lockkit
 from lockkit.backends.zookeeper import examine as zookeeper_examine
 from lockkit.doctor import examine
-from lockkit.testing.servers import ZooKeeperEnsemble, ZooKeeperServer, wait_until
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import ZooKeeperEnsemble, ZooKeeperServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
 
 SESSION_LIMITS = {"minSessionTimeout": "4000", "maxSessionTimeout": "40000"}

@@ -20,7 +20,7 @@ from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
 from lockkit.backends.zookeeper.quirks import create_and_list
 from lockkit.runtime import drive
 from lockkit.sync import Client
-from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
+from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from tests.backends.support import broken_reason
 from tests.backends.zookeeper.support import (
     PATIENCE,

@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 
 import lockkit
 from lockkit.sync import Client
-from lockkit.testing.servers import ZooKeeperServer
+from lockkit_tools.servers import ZooKeeperServer
 from tests.backends.zookeeper.support import PATIENCE, Tree, kazoo_client
 from tests.tries import busy
 

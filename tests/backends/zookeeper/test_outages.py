@@ -34,10 +34,10 @@ from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.face_driver import FACES, AsyncDriver, FaceDriver, SyncDriver
-from lockkit.testing.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Face, Target
 from lockkit.url import parse
+from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from tests.backends.support import StubHost, granted, sent_to
 from tests.backends.zookeeper.support import (
     PATIENCE,

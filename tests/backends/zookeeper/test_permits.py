@@ -16,7 +16,7 @@ from lockkit.backends.zookeeper.path import slot_mark
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
-from lockkit.testing.servers import FaultProxy, ZooKeeperServer
+from lockkit_tools.servers import FaultProxy, ZooKeeperServer
 from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, kazoo_client, packets_count
 from tests.backends.zookeeper.test_readers import Background
 from tests.tries import busy, have_time_to_answer

@@ -26,7 +26,7 @@ from lockkit.backends.zookeeper.quirks import (
     sync_and_list,
 )
 from lockkit.runtime import BlockingRuntime, drive, monotonic
-from lockkit.testing.servers import ZooKeeperServer, wait_until
+from lockkit_tools.servers import ZooKeeperServer, wait_until
 from tests.backends.zookeeper.support import PATIENCE, Connect, answer, sessions_of
 from tests.interrupts import CallStrike, elsewhere
 

@@ -13,7 +13,7 @@ import lockkit
 from lockkit.backend import Request
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.sync import Client
-from lockkit.testing.servers import FaultProxy, ZooKeeperServer, wait_until
+from lockkit_tools.servers import FaultProxy, ZooKeeperServer, wait_until
 from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, backend_of, holding, kazoo_client, packets_count
 from tests.tries import busy, until
 

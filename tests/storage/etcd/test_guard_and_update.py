@@ -22,7 +22,7 @@ import lockkit.aio
 from lockkit import fencing, optimistic
 from lockkit.backends.etcd import quirks
 from lockkit.sync import Client, Lease
-from lockkit.testing.servers import EtcdServer, FaultProxy, http2_call_ended, require
+from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, require
 from tests.tries import tried
 
 TTL = 60.0

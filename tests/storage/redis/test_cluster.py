@@ -13,7 +13,7 @@ import redis.asyncio
 import lockkit
 from lockkit.fencing import AsyncRedisGuard, RedisGuard
 from lockkit.optimistic import with_retry
-from lockkit.testing.servers import RedisCluster, require
+from lockkit_tools.servers import RedisCluster, require
 
 KEYS = [f"seat:{number}" for number in range(12)]
 """Enough for every master to have some."""

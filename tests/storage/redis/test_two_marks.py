@@ -16,7 +16,7 @@ from redis.crc import key_slot
 import lockkit
 from lockkit.fencing import TOKEN_MAX, AsyncRedisGuard, RedisGuard
 from lockkit.storage.redis.guard import mark_of
-from lockkit.testing.servers import RedisServer, require
+from lockkit_tools.servers import RedisServer, require
 from tests.storage.redis.support import Face
 
 READ = "return redis.call('GET', KEYS[1])"

@@ -15,8 +15,8 @@ from redis.retry import Retry
 
 import lockkit
 from lockkit.optimistic import DELETE, with_retry, with_retry_async
-from lockkit.testing.servers import FaultProxy, RedisServer, require
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import FaultProxy, RedisServer, require
 from tests.forked import all_done
 from tests.storage.redis import support
 from tests.storage.redis.support import Face

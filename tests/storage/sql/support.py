@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 from lockkit.sql import lock_in
-from lockkit.testing.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.forked import Forked, arguments, say
 
 PATIENCE = 100.0

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import lockkit
 from lockkit import optimistic, sql
 from lockkit.sql import TransactionLock, create_tables, ddl, lock_in
-from lockkit.testing.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import Base

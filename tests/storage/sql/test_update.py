@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 import lockkit
 from lockkit.optimistic import DELETE, transact, transact_async, update_row, update_row_async, versioned
 from lockkit.sql import lock_in
-from lockkit.testing.servers import FaultProxy
+from lockkit_tools.servers import FaultProxy
 from tests.forked import all_done
 from tests.storage.sql import support
 from tests.storage.sql.support import COUNTERS, PATIENCE, Base

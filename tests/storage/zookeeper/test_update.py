@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 
 import lockkit
 from lockkit.optimistic import DELETE, update_node, update_node_async
-from lockkit.testing.servers import FaultProxy, ZooKeeperServer, require
+from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require
 from tests.backends.zookeeper.support import PATIENCE, kazoo_client
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     EtcdCluster,
     EtcdServer,
     ServerError,

@@ -15,11 +15,11 @@ from typing import ClassVar, Self
 
 import pytest
 
-from lockkit.testing.servers import RedisServer, ServerError, docker, require
-from lockkit.testing.servers._resp import RespConnection
-from lockkit.testing.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
-from lockkit.testing.servers.kinds import KINDS
 from lockkit.testing.timing import PATIENCE
+from lockkit_tools.servers import RedisServer, ServerError, docker, require
+from lockkit_tools.servers._resp import RespConnection
+from lockkit_tools.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
+from lockkit_tools.servers.kinds import KINDS
 
 
 class Container:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     PortTaken,
     RedisServer,
     ServerError,
@@ -19,13 +19,13 @@ from lockkit.testing.servers import (
     require,
     wait_until,
 )
-from lockkit.testing.servers._ports import FIRST_PORT, LAST_PORT, Ports, is_free
-from lockkit.testing.servers._process import Process, find_process, tree
+from lockkit_tools.servers._ports import FIRST_PORT, LAST_PORT, Ports, is_free
+from lockkit_tools.servers._process import Process, find_process, tree
 
 # Starts a server, tells its pid and directory, and then does what the test says.
 SCRIPT = """
 import os, sys
-from lockkit.testing.servers import RedisServer
+from lockkit_tools.servers import RedisServer
 server = RedisServer().start()
 print(server.pid, server.directory, flush=True)
 {then}
@@ -114,7 +114,7 @@ def test_exit_of_a_forked_child_leaves_the_server_alone() -> None:
 
 
 def _run_exit_handlers() -> None:
-    from lockkit.testing.servers import base  # noqa: PLC0415 - what the child runs at exit
+    from lockkit_tools.servers import base  # noqa: PLC0415 - what the child runs at exit
 
     base._close_all()
 

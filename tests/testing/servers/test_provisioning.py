@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     RedisServer,
     ServerMissing,
     Unmanaged,
@@ -21,15 +21,15 @@ from lockkit.testing.servers import (
     provide,
     require,
 )
-from lockkit.testing.servers.__main__ import main
-from lockkit.testing.servers.kinds import KINDS, Kind, Need
-from lockkit.testing.servers.provisioning import look
+from lockkit_tools.servers.__main__ import main
+from lockkit_tools.servers.kinds import KINDS, Kind, Need
+from lockkit_tools.servers.provisioning import look
 
 # One that no machine has.
 GHOST = Kind(
     "ghost",
     "A server that does not exist",
-    "lockkit.testing.servers.redis:RedisServer",
+    "lockkit_tools.servers.redis:RedisServer",
     (Need(("lockkit-no-such-program",)),),
     ("lockkit-no-such-package",),
 )
@@ -155,7 +155,7 @@ def test_missing_server_fails_the_test_in_ci(ghost: Kind, monkeypatch: pytest.Mo
 
 
 class TestCommandLine:
-    """``python -m lockkit.testing.servers``."""
+    """``python -m lockkit_tools.servers``."""
 
     def test_list_shows_every_kind(self, capsys: pytest.CaptureFixture[str]) -> None:
         """One line each."""

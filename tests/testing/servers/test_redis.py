@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     RedisCluster,
     RedisNodes,
     RedisSentinels,
@@ -15,7 +15,7 @@ from lockkit.testing.servers import (
     require,
     wait_until,
 )
-from lockkit.testing.servers._resp import RespConnection, ServerSaid
+from lockkit_tools.servers._resp import RespConnection, ServerSaid
 
 
 @pytest.fixture(autouse=True)

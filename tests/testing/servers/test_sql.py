@@ -11,7 +11,7 @@ from typing import Self
 
 import pytest
 
-from lockkit.testing.servers import (
+from lockkit_tools.servers import (
     MariaServer,
     PgBouncer,
     PooledPostgres,
@@ -20,7 +20,7 @@ from lockkit.testing.servers import (
     require,
     wait_until,
 )
-from lockkit.testing.servers._process import tree
+from lockkit_tools.servers._process import tree
 
 
 class Session:
@@ -241,7 +241,7 @@ def test_programs_of_a_server_are_started_without_fork_handlers() -> None:
     require("postgresql", local=True)
     program = (
         "import ctypes\n"
-        "from lockkit.testing.servers import PostgresServer\n"
+        "from lockkit_tools.servers import PostgresServer\n"
         "with PostgresServer() as server:\n"
         "    libc = ctypes.CDLL(None)\n"
         "    libc.__register_atfork(None, None, ctypes.cast(libc.abort, ctypes.c_void_p), None)\n"

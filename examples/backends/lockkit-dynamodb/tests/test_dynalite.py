@@ -15,7 +15,7 @@ import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 
-from lockkit.testing.servers import Server
+from lockkit_tools.servers import Server
 
 CONNECTIONS = 8
 ROUNDS = 150

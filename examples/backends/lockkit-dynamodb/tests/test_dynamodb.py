@@ -12,8 +12,8 @@ from lockkit_dynamodb.observations import Observations
 import lockkit
 from lockkit.backend import Host, Request
 from lockkit.runtime import BlockingRuntime, Runtime, drive, monotonic
-from lockkit.testing.servers import FaultProxy, Server
 from lockkit.url import parse
+from lockkit_tools.servers import FaultProxy, Server
 
 NAME = "seat:12A"
 PATIENCE = 20.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit.testing.servers import Service, provide, require
+from lockkit_tools.servers import Service, provide, require
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,9 @@ from nats.js.client import JetStreamContext
 import lockkit
 from lockkit.backend import Host, Request
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.testing.servers import FaultProxy, Server, provide
-from lockkit.testing.servers.nats import NatsServer
 from lockkit.url import parse
+from lockkit_tools.servers import FaultProxy, Server, provide
+from lockkit_tools.servers.nats import NatsServer
 
 NAME = "seat:12A"
 PATIENCE = 20.0

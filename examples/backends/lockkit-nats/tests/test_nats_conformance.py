@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockkit.testing.conformance import ConformanceSuite
-from lockkit.testing.servers import Service
+from lockkit_tools.servers import Service
 
 
 class TestConformance(ConformanceSuite):

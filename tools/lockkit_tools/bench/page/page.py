@@ -1,0 +1,287 @@
+"""The page: what was measured and where, a glance at all backends, then every workload with its plots and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+
+from lockkit_tools.bench.addresses import title
+from lockkit_tools.bench.page.choice import HOW, PLOTS, Plot
+from lockkit_tools.bench.page.conclusion import compare_backends, conclude
+from lockkit_tools.bench.page.markup import Html, tag
+from lockkit_tools.bench.page.plots import draw
+from lockkit_tools.bench.report import Report, Row, Section
+from lockkit_tools.bench.table import described, limited
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+SUSPECT = (
+    "better than the baseline's. A baseline does the least that such a lock can do: see what is left out, such as "
+    "fairness or durability, or whether it was measured wrongly."
+)
+
+GLANCE = ("pair", "handoff", "crash")
+"""Workloads that are shown for all backends together."""
+
+
+def page(report: Report) -> str:
+    """Write the report as HTML, complete in itself."""
+    sections = [section for section in report.sections if any(_shown(row) for row in section.rows)]
+    body = tag(
+        "main",
+        _head(report),
+        _alarms(report),
+        _glance(sections, report),
+        *(_section(section, report) for section in sections),
+        _where(report),
+        _repeat(report),
+    )
+    folder = files("lockkit_tools.bench.page")
+    style = "".join(folder.joinpath(name).read_text("utf-8") for name in ("style.css", "charts.css"))
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", "lockkit bench"),
+        tag("style", Html(style)),
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
+
+
+# -- what was measured -------------------------------------------------------------------------------------------------
+
+
+def _head(report: Report) -> Html:
+    about, machine = report.about, report.about["machine"]
+    settings = report.outcome.settings
+    facts = {
+        "When": about["started"].replace("T", " ").replace("+00:00", " UTC"),
+        "Machine": f"{machine['processor'] or machine['architecture']}, {machine['cores']} cores, {machine['system']}",
+        "Python": str(machine["python"]),
+        "Load before": f"{machine['load_before']:.1f} processes"
+        + (" \N{EM DASH} the machine was busy: trust ratios, not times" if _busy(machine) else ""),
+        "Rounds": f"up to {settings.rounds}, subjects in a new random order in each (seed {report.outcome.seed})",
+    }
+    rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts.items()]
+    legend = [
+        tag("span", tag("i", class_=f"swatch {role}"), f" {text}")
+        for role, text in (
+            ("lockkit", "lockkit"),
+            ("peer", "another library"),
+            ("baseline", "baseline: a minimal lock of this kind, written by hand"),
+        )
+    ]
+    return tag(
+        "header",
+        tag("h1", "Locks, side by side"),
+        tag(
+            "p",
+            "Every subject ran in its own processes, and all took turns in random order. Compare subjects on one "
+            "backend: they used the same server in the same minutes. Times on different backends also compare the "
+            "servers and how durable they are.",
+        ),
+        tag("dl", *rows),
+        tag("p", *legend, class_="legend"),
+        tag("ul", *(tag("li", text) for text in _marks(report)), class_="remarks"),
+    )
+
+
+def _marks(report: Report) -> list[str]:
+    """Explain the marks of all plots, once."""
+    plots = [plot for section in report.sections for plot in PLOTS[section.workload.name]]
+    kinds = dict.fromkeys(plot.kind for plot in plots)
+    titles = {"box": "Boxes", "bar": "Bars", "columns": "Columns"}
+    lines = [f"{titles[kind]}: {HOW[kind].format(things='turns')}" for kind in kinds]
+    if any(plot.ratio for plot in plots):
+        lines.append(
+            f"{TIMES} baseline: a subject's figure as a multiple of the baseline's, compared within each round. "
+            "One that is faster than its baseline in every round is marked as suspect."
+        )
+    return lines
+
+
+def _busy(machine: Mapping[str, float]) -> bool:
+    return machine["load_before"] > machine["cores"] / 2
+
+
+def _alarms(report: Report) -> Html:
+    alarms = [
+        tag("p", tag("b", "Broken: "), f"{subject.key}: {report.outcome.broken(subject)}", class_="alarm")
+        for subject in report.broken
+    ]
+    warnings = []
+    if report.outcome.interrupted:
+        warnings.append("The run was interrupted: what is missing was not measured.")
+    if report.outcome.out_of_time:
+        warnings.append(limited(report))
+    warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
+    boxes = [*alarms, *(tag("p", text, class_="warning") for text in warnings), *_suspects(report)]
+    return Html("".join(boxes))
+
+
+def _suspects(report: Report) -> list[Html]:
+    items = [
+        tag("li", f"{_name(row)} on {title(row.subject.group)}, {section.workload.title.lower()}: {row.suspect}")
+        for section in report.sections
+        for row in section.rows
+        if row.suspect
+    ]
+    if not items:
+        return []
+    count = f"Suspect: {len(items)} figure{'' if len(items) == 1 else 's'}"
+    inside = tag("details", tag("summary", tag("b", count), f", {SUSPECT}"), tag("ul", *items))
+    return [tag("div", inside, class_="warning")]
+
+
+def _where(report: Report) -> Html:
+    servers = [
+        tag("tr", tag("td", title(group)), tag("td", described(about) or "no server"), tag("td", group))
+        for group, about in report.about["servers"].items()
+    ]
+    head = tag("tr", tag("th", "backend"), tag("th", "server and its durability"), tag("th", "URL"))
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(report.about["versions"].items()))
+    tuned = {row.subject.label: row.subject.tuning for s in report.sections for row in s.rows if row.subject.tuning}
+    missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
+    notes = [tag("li", tag("b", f"{label}: "), text) for label, text in {**tuned, **missing}.items()]
+    return tag(
+        "section",
+        tag("h2", "Servers, versions, settings"),
+        tag(
+            "p",
+            "A server that flushes every change to disk is slower than one that does not, but loses nothing in a power "
+            "failure.",
+        ),
+        tag("div", tag("table", head, *servers), class_="scroll"),
+        tag("p", f"Versions: {versions}."),
+        *([tag("p", "Not used with its default settings, or not installed:"), tag("ul", *notes)] if notes else []),
+    )
+
+
+def _repeat(report: Report) -> Html:
+    return tag(
+        "section",
+        tag("h2", "Repeat it"),
+        tag("pre", report.about["command"]),
+        tag(
+            "p",
+            "The seed repeats the order, not the figures: ratios repeat to within about 15 %, times only on the same "
+            "idle machine.",
+        ),
+    )
+
+
+# -- plots -------------------------------------------------------------------------------------------------------------
+
+
+def _glance(sections: Sequence[Section], report: Report) -> Html:
+    """Show lockkit's sync API on all backends."""
+    figures = []
+    for section in sections:
+        drawn = glance(section)
+        if drawn is not None:
+            plot, chart = drawn
+            ours = [row for row in section.rows if _ours(row) and _shown(row)]
+            taken = compare_backends(plot, ours, name=lambda row: title(row.subject.group))
+            caption = f"{plot.hint} The plot does not show what each backend guarantees in return: see its page."
+            figures.append(_figure(section.workload.title, "", chart, taken, caption.lstrip()))
+    if not figures:
+        return Html()
+    return tag(
+        "section",
+        tag("h2", "lockkit on each backend"),
+        tag("p", f"The sync API, version {report.about['versions']['lockkit']}."),
+        tag("div", *figures, class_="panels"),
+    )
+
+
+def glance(section: Section) -> tuple[Plot, Html] | None:
+    """Draw lockkit's sync API on all backends; None for a workload not drawn like this, or with one backend only."""
+    ours = [row for row in section.rows if _ours(row) and _shown(row)]
+    if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:
+        return None
+    # Without multiples of the baseline: each backend has a different one.
+    plot = replace(PLOTS[section.workload.name][0], ratio=False)
+    chart = draw(plot, section, ours, name=lambda row: title(row.subject.group))
+    return None if chart is None else (plot, chart)
+
+
+def _ours(row: Row) -> bool:
+    return row.subject.role == "lockkit" and row.subject.face == "blocking" and row.subject.number == 1
+
+
+def _section(section: Section, report: Report) -> Html:
+    workload = section.workload
+    groups = dict.fromkeys(row.subject.group for row in section.rows if _shown(row))
+    panels = []
+    for group in groups:
+        rows = [row for row in section.rows if row.subject.group == group and _shown(row)]
+        for plot in PLOTS[workload.name]:
+            drawn = draw(plot, section, rows, name=_name)
+            if drawn is None:
+                continue
+            about = described(report.about["servers"].get(group, {}))
+            heading = title(group) if len(PLOTS[workload.name]) == 1 else f"{title(group)}: {plot.title.lower()}"
+            baseline = f"{TIMES} baseline: of the {_headline(section)}. " if "baseline</small>" in drawn else ""
+            taken = conclude(plot, section, rows, name=_name)
+            hint = f"{plot.hint} " if plot.hint else ""
+            panels.append(_figure(heading, about, drawn, taken, f"{hint}{baseline}Not shown: {workload.silent}"))
+    return tag(
+        "section",
+        tag("h2", workload.title),
+        tag("p", workload.explains),
+        tag("div", *panels, class_="panels"),
+        *_remarks(section),
+        _details(section),
+        id=workload.name,
+    )
+
+
+def _headline(section: Section) -> str:
+    workload = section.workload
+    return next(figure.title for figure in workload.figures if figure.key == workload.headline)
+
+
+def _figure(title: str, about: str, drawn: Html, taken: str, caption: str) -> Html:
+    small = [tag("span", about, class_="about")] if about else []
+    below = tag("figcaption", tag("p", taken, class_="taken"), caption)
+    return tag("figure", tag("h3", title, *small), drawn, below)
+
+
+def _remarks(section: Section) -> list[Html]:
+    remarks = [
+        tag("li", f"{row.subject.key}: {note}", class_=row.status)
+        for row in section.rows
+        for note in ([f"{row.status}: {row.reason}"] if row.reason and _shown(row) else []) + row.notes
+    ]
+    return [tag("ul", *remarks, class_="remarks")] if remarks else []
+
+
+def _details(section: Section) -> Html:
+    figures = [f for f in section.workload.figures if any(f.key in row.figures for row in section.rows)]
+    headline = section.workload.headline
+    head = ["subject", "API", "backend", *(figure.title for figure in figures), f"{TIMES} baseline"]
+    rows = []
+    for row in filter(_shown, section.rows):
+        numbers = [
+            f"{row.figures[figure.key]:,.{figure.digits}f}" if figure.key in row.figures else "" for figure in figures
+        ]
+        ratio = row.ratios.get(headline, {}).get(row.baseline or "")
+        numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
+        words = [_label(row), row.subject.api, title(row.subject.group)]
+        cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]
+        rows.append(tag("tr", *cells, class_=row.status))
+    table = tag("table", tag("tr", *(tag("th", word) for word in head)), *rows)
+    return tag("details", tag("summary", "All figures"), tag("div", table, class_="scroll"))
+
+
+def _shown(row: Row) -> bool:
+    return row.status not in {"skipped", "pending"}
+
+
+def _name(row: Row) -> str:
+    return _label(row) + (" (async)" if row.subject.face == "asyncio" else "")
+
+
+def _label(row: Row) -> str:
+    return row.subject.label + (f" #{row.subject.number}" if row.subject.number > 1 else "")

@@ -1,0 +1,261 @@
+"""From what was measured to figures and ratios: for a table, for a page, and for JSON, which can be read back."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from lockkit_tools.bench.run import Cell, Outcome, Status
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.subject import Subject
+from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.bench.workloads.base import Figure, Measured, Workload
+
+FASTER_MIN = 1.15
+"""A subject this many times as fast as its baseline is suspect. Ratios repeat to within about 15 %: with less, some are
+suspect by chance; with more, a baseline that is no baseline stays unnoticed."""
+
+SCHEMA = 1
+"""Of the JSON. Raised when a reader of the former one would misread it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """
+    One subject's figure divided by another's.
+
+    Attributes:
+        median: Of the rounds.
+        lowest: Of the rounds.
+        highest: Of the rounds.
+        rounds: One for each round in which both were measured.
+    """
+
+    median: float
+    lowest: float
+    highest: float
+    rounds: list[float]
+
+    @classmethod
+    def of(cls, figure: str, one: Cell, other: Cell) -> Ratio | None:
+        """Compare two cells of one workload, round by round; None if no round has both."""
+        pairs = [
+            (measured.figures.get(figure), other.rounds[number].figures.get(figure))
+            for number, measured in sorted(one.rounds.items())
+            if number in other.rounds
+        ]
+        ratios = [mine / its for mine, its in pairs if mine is not None and its]
+        if not ratios:
+            return None
+        return cls(statistics.median(ratios), min(ratios), max(ratios), ratios)
+
+
+@dataclass(slots=True)
+class Row:
+    """
+    One subject in one workload.
+
+    Attributes:
+        subject: Who.
+        status: What came of it.
+        reason: Why, unless it is ``ok``.
+        figures: Over all rounds, by `Figure.key`.
+        ratios: By figure, then by the key of the subject that it was divided by.
+        baseline: Key of the baseline of its face and URL, or None.
+        notes: What else a reader must know.
+        suspect: Why its headline figure must not be believed before it is understood; empty if there is no reason.
+    """
+
+    subject: Subject
+    status: Status
+    reason: str
+    figures: dict[str, float]
+    ratios: dict[str, dict[str, Ratio]] = field(default_factory=dict)
+    baseline: str | None = None
+    notes: list[str] = field(default_factory=list)
+    suspect: str = ""
+
+
+@dataclass(slots=True)
+class Section:
+    """One workload, and its rows in the order of the subjects."""
+
+    workload: Workload
+    rows: list[Row]
+    rounds: list[dict[str, Any]]
+
+
+class Report:
+    """
+    Everything that a reader gets.
+
+    Args:
+        outcome: What was measured.
+        about: Machine, versions, command: goes to JSON as it is.
+    """
+
+    def __init__(self, outcome: Outcome, about: Mapping[str, Any]) -> None:
+        self.outcome = outcome
+        self.about = about
+        workloads = dict.fromkeys(cell.workload for cell in outcome.cells)
+        self.sections = [self._section(workload) for workload in workloads]
+
+    @property
+    def broken(self) -> list[Subject]:
+        """Who broke exclusion."""
+        found = dict.fromkeys(cell.subject for cell in self.outcome.cells if cell.broken)
+        return list(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give all of it, without passwords."""
+        return {
+            "schema": SCHEMA,
+            **self.about,
+            "interrupted": self.outcome.interrupted,
+            "out_of_time": self.outcome.out_of_time,
+            "seed": self.outcome.seed,
+            "settings": asdict(self.outcome.settings),
+            "subjects": [subject.to_json() for subject in dict.fromkeys(cell.subject for cell in self.outcome.cells)],
+            "workloads": [_section_json(section) for section in self.sections],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read `to_json` back, as from a file. What follows from the rounds (figures, ratios) is worked out anew."""
+        if data.get("schema") != SCHEMA:
+            message = f"a report of schema {SCHEMA} is wanted, this is {data.get('schema')}: measure again"
+            raise ValueError(message)
+        subjects = {entry["key"]: Subject.from_json(entry) for entry in data["subjects"]}
+        cells = [cell for section in data["workloads"] for cell in _cells(section, subjects)]
+        outcome = Outcome(
+            cells, Settings.from_json(data["settings"]), data["seed"], data["interrupted"], data["out_of_time"]
+        )
+        return cls(outcome, {key: data[key] for key in data.keys() - _OF_THE_OUTCOME})
+
+    def _section(self, workload: Workload) -> Section:
+        cells = [cell for cell in self.outcome.cells if cell.workload is workload]
+        rows = [self._row(cell, cells) for cell in cells]
+        rounds = [
+            {"subject": cell.subject.key, "round": number, **asdict(measured)}
+            for cell in cells
+            for number, measured in sorted(cell.rounds.items())
+        ]
+        return Section(workload, rows, rounds)
+
+    def _row(self, cell: Cell, cells: Sequence[Cell]) -> Row:
+        status, reason = cell.status, cell.skipped or cell.broken or cell.failed
+        elsewhere = self.outcome.broken(cell.subject)
+        if status == "ok" and elsewhere:
+            # However fast it is: it is no lock.
+            status, reason = "broken", elsewhere
+        figures = {
+            figure.key: value for figure in cell.workload.figures if (value := _combined(figure, cell)) is not None
+        }
+        row = Row(cell.subject, status, reason, figures)
+        row.notes = list(dict.fromkeys(measured.note for measured in cell.rounds.values() if measured.note))
+        if status == "failed" and cell.rounds:
+            row.notes.append(f"figures of the {len(cell.rounds)} rounds before it failed")
+        comparable = [other for other in cells if self._comparable(cell, other)] if status == "ok" else []
+        for figure in cell.workload.ratios:
+            ratios = {other.subject.key: Ratio.of(figure, cell, other) for other in comparable}
+            row.ratios[figure] = {key: ratio for key, ratio in ratios.items() if ratio is not None}
+        row.baseline = _baseline(cell, comparable)
+        row.suspect = _suspect(cell.workload, row)
+        return row
+
+    def _comparable(self, cell: Cell, other: Cell) -> bool:
+        return (
+            other is not cell
+            and other.subject.group == cell.subject.group
+            and other.status == "ok"
+            and not self.outcome.broken(other.subject)
+        )
+
+
+def _baseline(cell: Cell, comparable: Sequence[Cell]) -> str | None:
+    baselines = [other.subject for other in comparable if other.subject.role == "baseline"]
+    if cell.subject.role == "baseline" or not baselines:
+        return None
+    # An asyncio subject without a baseline of its own is compared with the blocking one: the least that is possible.
+    same_face = [baseline for baseline in baselines if baseline.face == cell.subject.face]
+    return (same_face or baselines)[0].key
+
+
+def _suspect(workload: Workload, row: Row) -> str:
+    """Say that a subject is faster than its baseline, in every round and by more than what does not repeat."""
+    ratio = row.ratios.get(workload.headline, {}).get(row.baseline or "")
+    if ratio is None or row.baseline is None or ratio.lowest <= 0:
+        return ""
+    # How many times as fast, in the worst round and in the middle one.
+    if not workload.more_is_faster:
+        slowest, median = 1 / ratio.highest, 1 / ratio.median
+    else:
+        slowest, median = ratio.lowest, ratio.median
+    if slowest <= 1 or median <= FASTER_MIN:
+        return ""
+    return f"{median:.2f} times as fast as its baseline"
+
+
+def _combined(figure: Figure, cell: Cell) -> float | None:
+    values = [measured.figures[figure.key] for measured in cell.rounds.values() if figure.key in measured.figures]
+    if not values:
+        return None
+    return _COMBINE[figure.combine](values)
+
+
+_COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "median": statistics.median,
+}
+
+
+_OF_THE_OUTCOME = frozenset({"schema", "interrupted", "out_of_time", "seed", "settings", "subjects", "workloads"})
+"""Keys of the JSON. All others are what the report tells about the run."""
+
+
+def _cells(section: Mapping[str, Any], subjects: Mapping[str, Subject]) -> list[Cell]:
+    """Read what `_section_json` wrote: the cells of one workload."""
+    cells = {
+        result["subject"]: Cell(
+            subjects[result["subject"]],
+            WORKLOADS[section["name"]],
+            skipped=result["reason"] if result["status"] == "skipped" else "",
+            failed=result["reason"] if result["status"] == "failed" else "",
+        )
+        for result in section["results"]
+    }
+    for entry in section["rounds"]:
+        measured = {name: value for name, value in entry.items() if name not in {"subject", "round"}}
+        cells[entry["subject"]].rounds[entry["round"]] = Measured(**measured)
+    return list(cells.values())
+
+
+def _section_json(section: Section) -> dict[str, Any]:
+    workload = section.workload
+    return {
+        "name": workload.name,
+        "title": workload.title,
+        "explains": workload.explains,
+        "figures": [asdict(figure) for figure in workload.figures],
+        "results": [
+            {
+                "subject": row.subject.key,
+                "status": row.status,
+                "reason": row.reason,
+                "notes": row.notes,
+                "figures": row.figures,
+                "baseline": row.baseline,
+                "suspect": row.suspect,
+                "ratios": {
+                    figure: {key: asdict(ratio) for key, ratio in ratios.items()}
+                    for figure, ratios in row.ratios.items()
+                },
+            }
+            for row in section.rows
+        ],
+        "rounds": section.rounds,
+    }

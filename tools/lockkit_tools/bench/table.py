@@ -1,0 +1,160 @@
+"""The report for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lockkit_tools.bench.report import Report, Row, Section
+from lockkit_tools.bench.workloads.base import Figure
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"
+
+
+def render(report: Report) -> RenderableType:
+    """Make one table for each workload, and its remarks."""
+    parts: list[RenderableType] = []
+    for group, about in report.about.get("servers", {}).items():
+        if about:
+            parts.append(Text(f"{group}: {described(about)}", style="dim"))
+    for section in report.sections:
+        shown = [row for row in section.rows if row.status != "skipped"]
+        if shown:
+            parts += [_table(section, shown), *_remarks(section, shown), Text()]
+        parts += [
+            Text(f"{section.workload.title} not measured: {row.reason}: {row.subject.key}", style="dim")
+            for row in section.rows
+            if row.status == "skipped" and _is_news(section, row, table=bool(shown))
+        ]
+    if report.outcome.interrupted:
+        parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
+    if report.outcome.out_of_time:
+        parts.append(Text(f"{limited(report)} More: --limit.", style="yellow"))
+    for kind, reason in report.about.get("not_started", {}).items():
+        parts.append(Text(f"not measured: {kind}: {reason}", style="yellow"))
+    missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
+    parts += [Text(f"{label}: {reason}", style="dim") for label, reason in missing.items()]
+    for subject in report.broken:
+        parts.append(Text(f"BROKEN: {subject.key}: {report.outcome.broken(subject)}", style="bold red"))
+    return Group(*parts)
+
+
+def _is_news(section: Section, row: Row, *, table: bool) -> bool:
+    """Tell whether to say why a subject was skipped: if a backend lacks a primitive, or if there is no table at all."""
+    subject = row.subject
+    return section.workload.kind in subject.lacks or (
+        not table and subject.role == "lockkit" and subject.workloads is None
+    )
+
+
+def limited(report: Report) -> str:
+    """Say what the time limit has cost."""
+    limit = report.outcome.settings.limit or 0
+    without = sum(cell.status == "pending" for cell in report.outcome.cells)
+    cost = f"{without} measurements were not reached" if without else "every subject was measured at least once"
+    return f"The run ended at its limit of {limit:g} s: {cost}."
+
+
+def described(about: Mapping[str, str]) -> str:
+    """Give version and settings of a server in one line."""
+    rest = dict(about)
+    name = f"{rest.pop('server', '')} {rest.pop('version', '')}".strip()
+    return ", ".join([*([name] if name else []), *(f"{key} {value}" for key, value in rest.items())])
+
+
+def _table(section: Section, rows: list[Row]) -> Table:
+    table = Table(title=section.workload.title, title_justify="left", title_style="bold", pad_edge=False)
+    figures = [
+        figure for figure in section.workload.figures if figure.shown and any(figure.key in row.figures for row in rows)
+    ]
+    several = len({row.subject.group for row in rows}) > 1
+    table.add_column("subject", overflow="fold")
+    table.add_column("API")
+    if several:
+        table.add_column("at", overflow="fold")
+    for figure in figures:
+        table.add_column(figure.title, justify="right")
+    others = [
+        (title, other)
+        for title, other in ((f"{TIMES} baseline", _baseline), (f"{TIMES} lockkit", _lockkit))
+        if any(_ratio(section, row, other(row, rows)) is not None for row in rows)
+    ]
+    for title, _ in others:
+        table.add_column(title, justify="right")
+    # Subjects of one backend stay together, so that they can be compared.
+    for row in sorted(rows, key=lambda row: [other.subject.group for other in rows].index(row.subject.group)):
+        cells = [_name(row), Text(row.subject.api)]
+        if several:
+            cells.append(Text(row.subject.group))
+        cells += [_number(row, figure) for figure in figures]
+        cells += [_ratio(section, row, other(row, rows)) or Text(DASH) for _, other in others]
+        table.add_row(*cells)
+    return table
+
+
+def _name(row: Row) -> Text:
+    subject = row.subject
+    text = Text(subject.label + (f" #{subject.number}" if subject.number > 1 else ""))
+    text.stylize({"lockkit": "bold", "baseline": "dim", "peer": ""}[subject.role])
+    if row.status != "ok":
+        text.append(f" {row.status.upper()}", style="bold red" if row.status == "broken" else "yellow")
+    elif row.suspect:
+        text.append(" SUSPECT", style="yellow")
+    return text
+
+
+def _number(row: Row, figure: Figure) -> Text:
+    value = row.figures.get(figure.key)
+    style = "" if row.status == "ok" else "dim strike" if row.status == "broken" else "dim"
+    return Text(DASH if value is None else f"{value:,.{figure.digits}f}", style=style)
+
+
+def _ratio(section: Section, row: Row, other: str | None) -> Text | None:
+    ratio = row.ratios.get(section.workload.headline, {}).get(other or "")
+    if ratio is None:
+        return None
+    digits = 2 if ratio.median < 10 else 0
+    text = Text(f"{ratio.median:.{digits}f}")
+    if len(ratio.rounds) > 1:
+        text.append(f" ({ratio.lowest:.{digits}f}{DASH}{ratio.highest:.{digits}f})", style="dim")
+    return text
+
+
+def _baseline(row: Row, rows: list[Row]) -> str | None:
+    del rows
+    return row.baseline
+
+
+def _lockkit(row: Row, rows: list[Row]) -> str | None:
+    """Find lockkit's row on the same backend and API."""
+    if row.subject.role == "lockkit" and row.subject.number == 1:
+        return None
+    same = [
+        other.subject.key
+        for other in rows
+        if other.subject.role == "lockkit"
+        and other.subject.group == row.subject.group
+        and other.subject.face == row.subject.face
+    ]
+    return same[0] if same else None
+
+
+def _remarks(section: Section, rows: list[Row]) -> list[Text]:
+    remarks = [Text(section.workload.explains, style="dim")]
+    for row in rows:
+        if row.reason:
+            remarks.append(Text(f"{row.status}: {row.subject.key}: {row.reason}", style="yellow"))
+        remarks += [Text(f"{row.subject.key}: {note}", style="yellow") for note in row.notes]
+        if row.suspect:
+            why = f"{row.suspect}: see what it leaves out, or whether it was measured wrongly"
+            remarks.append(Text(f"suspect: {row.subject.key}: {why}", style="yellow"))
+    return remarks

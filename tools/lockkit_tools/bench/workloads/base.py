@@ -1,0 +1,127 @@
+"""What a workload is."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.pipe import ParentPipe
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.subject import Kind, Subject
+from lockkit_tools.bench.worker_pool import WorkerFailed
+
+_WORDS: Mapping[Kind, str] = MappingProxyType(
+    {
+        "lock": "lock",
+        "read": "read lock",
+        "write": "write lock",
+        "permit": "semaphore",
+        "locks": "lock of several names",
+        "election": "election",
+        "once": "record of what is done",
+    }
+)
+
+Combine = Literal["min", "median", "max", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    One number that a workload measures.
+
+    Attributes:
+        key: Its name in results.
+        title: Its name in tables.
+        combine: What becomes of the rounds.
+        digits: Decimals shown.
+        shown: Stands in the table.
+    """
+
+    key: str
+    title: str
+    combine: Combine = "median"
+    digits: int = 1
+    shown: bool = True
+
+
+@dataclass(slots=True)
+class Measured:
+    """
+    What one turn gave.
+
+    Attributes:
+        figures: By `Figure.key`; what could not be measured is left out.
+        broken: How the subject broke exclusion; empty if it did not.
+        note: What else a reader must know.
+    """
+
+    figures: dict[str, float]
+    broken: str = ""
+    note: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Workload(ABC):
+    """
+    Something that is measured alike for every subject.
+
+    Attributes:
+        name: On the command line and in results.
+        title: In tables.
+        explains: What the figures say. One to three sentences.
+        silent: What they do not say. A sentence.
+        figures: What it measures.
+        headline: The figure by which subjects are compared.
+        ratios: The figures of which ratios to other subjects are taken, within each round.
+        more_is_faster: Of the headline figure, as of a rate; of a time less is.
+        kind: The primitive that it uses.
+        long: Takes long each time, so it gets fewer rounds.
+        together: How many subjects may be measured at the same time, because they do little but wait.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    explains: ClassVar[str]
+    silent: ClassVar[str]
+    figures: ClassVar[tuple[Figure, ...]]
+    headline: ClassVar[str]
+    ratios: ClassVar[tuple[str, ...]] = ()
+    more_is_faster: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "lock"
+    long: ClassVar[bool] = False
+    together: ClassVar[int] = 1
+
+    def inapplicable(self, subject: Subject) -> str:
+        """Say why it makes no sense for a subject; empty if it does."""
+        if self.kind not in subject.kinds:
+            return subject.lacks.get(self.kind) or f"{subject.label} has no {_WORDS[self.kind]}"
+        if self.kind == "lock" and subject.workloads is not None and self.name not in subject.workloads:
+            return f"{subject.label} is there for {', '.join(subject.workloads)}"
+        return ""
+
+    @abstractmethod
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        """Measure once. Runs in the process of the command; starts the processes that lock."""
+
+    def measure_together(
+        self, subjects: Sequence[Subject], settings: Settings
+    ) -> list[Measured | WorkerFailed | OSError]:
+        """Measure several at the same time: what each gave, or how it failed. Only where `together` is above 1."""
+        raise NotImplementedError
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
+    ) -> dict[str, Any]:
+        """Do the part of one process. Must not block an event loop that it runs in."""
+        raise NotImplementedError
+
+
+def fresh_name() -> str:
+    """Give a lock name that nobody uses: what one turn leaves behind cannot disturb another."""
+    return f"lockkit-bench-{secrets.token_hex(6)}"

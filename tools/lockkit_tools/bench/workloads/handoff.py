@@ -1,0 +1,162 @@
+"""Hand-off: how long a lock that is released stays without holder while somebody waits for it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.contenders import enter, leave, pause, run_contenders
+from lockkit_tools.bench.pipe import ParentPipe, readable
+from lockkit_tools.bench.samples import now_ns, spread
+from lockkit_tools.bench.settings import Settings
+from lockkit_tools.bench.subject import Subject
+from lockkit_tools.bench.worker_pool import WorkerPool
+from lockkit_tools.bench.workloads.base import Figure, Measured, Workload, fresh_name
+
+HOLD_SECONDS_MORE = 0.02
+"""Hold times vary by this much and by the polling interval, so that a poller is met anywhere in its interval."""
+
+
+class Handoff(Workload):
+    """A giver holds the lock; a taker in another process waits for it; the giver releases."""
+
+    name = "handoff"
+    title = "Hand-off to a waiting process"
+    explains = (
+        "From just before the holder calls release until just after the waiter's acquire returns, measured on the "
+        "clock that both processes share. On a busy machine it includes the time until the waiter gets a core."
+    )
+    silent = "There is one waiter only: waking many at once costs more, and shows in the contention workload."
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure("min_ms", "min ms", "min", 3),
+        Figure("median_ms", "median ms", digits=3),
+        Figure("p99_ms", "p99 ms", digits=3),
+        Figure("p25_ms", "p25 ms", digits=3, shown=False),
+        Figure("p75_ms", "p75 ms", digits=3, shown=False),
+        Figure("p90_ms", "p90 ms", digits=3, shown=False),
+        Figure("max_ms", "max ms", "max", 3, shown=False),
+        Figure("count", "hand-offs", "sum", 0, shown=False),
+    )
+    headline = "median_ms"
+    ratios = ("median_ms", "min_ms")
+
+    def measure(self, subject: Subject, settings: Settings) -> Measured:
+        hold_min = settings.hold_min
+        part = {"name": fresh_name(), "count": settings.handoffs, "poll": subject.poll, "hold_min": hold_min}
+        part["kind"] = self.kind
+        expected = settings.handoffs * (hold_min + HOLD_SECONDS_MORE + 2 * subject.poll)
+        # Threads or tasks of one process, where the lock excludes no others.
+        casts = [["give", "take"]] if subject.scope == "process" else [["give"], ["take"]]
+        with ExitStack() as stack:
+            begin, done = stack.enter_context(_Pipe.open()), stack.enter_context(_Pipe.open())
+            pool = stack.enter_context(WorkerPool(expected + settings.patience))
+            workers = [
+                pool.start(
+                    subject,
+                    self.name,
+                    {**part, "roles": roles, "begin": begin.fds, "done": done.fds},
+                    ttl=settings.ttl,
+                    pass_fds=[*begin.fds, *done.fds],
+                )
+                for roles in casts
+            ]
+            for worker in workers:
+                worker.ready()
+            for worker in workers:
+                worker.go()
+            times = {role: stamps for result in pool.results() for role, stamps in result.items()}
+        gaps = [taken - given for given, taken in zip(times["give"], times["take"], strict=True)]
+        return _measured(gaps)
+
+    async def work(
+        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
+    ) -> dict[str, Any]:
+        begin, done = _Pipe(*part["begin"]), _Pipe(*part["done"])
+        parts: dict[str, Callable[[], Coroutine[Any, Any, list[int]]]] = {
+            "give": partial(_give, adapter, part, begin, done),
+            "take": partial(_take, adapter, part, begin, done),
+        }
+        roles: Sequence[str] = part["roles"]
+        await parent.ready()
+        return dict(zip(roles, await run_contenders(adapter, [parts[role] for role in roles]), strict=True))
+
+
+async def _give(
+    adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe
+) -> list[int]:
+    """Hold, tell the taker to wait, release; note the time before each release."""
+    lock = adapter.primitive(part["kind"], part["name"])
+    stamps = []
+    for _ in range(part["count"]):
+        await enter(adapter, lock)
+        begin.tell()
+        await pause(adapter, part["hold_min"] + random.uniform(0, HOLD_SECONDS_MORE + part["poll"]))
+        stamps.append(now_ns())
+        await leave(adapter, lock)
+        await done.hear()
+    return stamps
+
+
+async def _take(
+    adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe
+) -> list[int]:
+    """Wait for the lock when told to; note the time after each acquire."""
+    lock = adapter.primitive(part["kind"], part["name"])
+    # The first use connects, loads scripts and so on: that is not the hand-off.
+    await begin.hear()
+    stamps = []
+    for turn in range(part["count"]):
+        await enter(adapter, lock)
+        stamps.append(now_ns())
+        await leave(adapter, lock)
+        done.tell()
+        if turn + 1 < part["count"]:
+            await begin.hear()
+    return stamps
+
+
+def _measured(gaps: list[int]) -> Measured:
+    early = sum(gap < 0 for gap in gaps)
+    if early:
+        # Inside before the holder had so much as called release.
+        return Measured({}, broken=f"{early} of {len(gaps)} waiters were let in while the lock was held")
+    # The first one of each process finds no connection, no inotify handle and no script at the server.
+    return Measured(spread(gaps[1:] or gaps, "ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipe:
+    """Between two processes, or two tasks of one event loop."""
+
+    reader: int
+    writer: int
+
+    @classmethod
+    def open(cls) -> Self:
+        return cls(*os.pipe())
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        return self.reader, self.writer
+
+    def tell(self) -> None:
+        os.write(self.writer, b".")
+
+    async def hear(self) -> None:
+        await readable(self.reader)
+        if not os.read(self.reader, 1):
+            message = "the other process has ended"
+            raise EOFError(message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.reader)
+        os.close(self.writer)

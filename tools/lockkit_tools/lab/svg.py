@@ -1,0 +1,489 @@
+"""
+Draws scenes as SVG: one self-contained file, in light and dark, readable on a phone of 360 px.
+
+Lanes over time, with the numbers of the story above them. Everything is in units of a picture 400 wide, so text of size
+12 has 11 px on a phone. Colours come from the style sheet in the file, which follows ``prefers-color-scheme``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from xml.sax.saxutils import escape
+
+from lockkit_tools.lab.drawing import LEGEND, Drawing, Numbered, at_text, prepare, subtitle, ticks
+from lockkit_tools.lab.record import Lane, Message, Span
+from lockkit_tools.lab.run import Result, Run
+
+WIDTH = 400
+MARGIN = 12
+LEFT = 62
+"""Where time 0 is: beside the names of the lanes."""
+RIGHT = WIDTH - MARGIN - 2
+
+_CLIENTS: Final = (
+    ("#1a66c9", "#6cb0ff"), ("#b4530a", "#ffab57"), ("#0a7a52", "#4fd6a2"), ("#7a3fc4", "#c9a0ff"),
+    ("#8a6d00", "#e6c94a"), ("#0b7285", "#66d9e8"),
+)  # fmt: skip
+"""Of each client, on light and on dark ground."""
+
+_ROLES: Final = {
+    "ground": ("#ffffff", "#12161d"),
+    "ink": ("#1c2430", "#e8edf4"),
+    "dim": ("#5b6675", "#a3afbf"),
+    "line": ("#c9d1db", "#3a4452"),
+    "bad": ("#c8142f", "#ff7b86"),
+    "good": ("#0b7a3b", "#4fd08a"),
+    "fault": ("#8a5a00", "#f0bf5a"),
+    "shade": ("#eef1f5", "#1e252f"),
+    "inside": ("#ffffff", "#0b1017"),
+    "round1": ("#1a66c9", "#6cb0ff"),
+    "round2": ("#b4530a", "#ffab57"),
+}
+
+
+def _style() -> str:
+    both = [*_ROLES.items(), *((f"client{index}", pair) for index, pair in enumerate(_CLIENTS))]
+    light = "".join(f"--{name}:{pair[0]};" for name, pair in both)
+    dark = "".join(f"--{name}:{pair[1]};" for name, pair in both)
+    return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+COLOURS: Final = _style()
+"""The style sheet with the colours, for light and dark."""
+
+_SHAPES: Final = (
+    "text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;fill:var(--ink)}"
+    ".title{font-size:16px;font-weight:700}.small{font-size:11px}.dim{fill:var(--dim)}.strong{font-weight:700}"
+    ".inside{fill:var(--inside);font-size:11px;font-weight:600}.bad{fill:var(--bad)}.good{fill:var(--good)}"
+    ".fault{fill:var(--fault)}.number{font-size:10px;font-weight:700;text-anchor:middle;fill:var(--ground)}"
+    ".thin{stroke:var(--line);stroke-width:1;fill:none}.none{fill:none}"
+)
+
+
+class _Canvas:
+    """Collects elements, and how far down they reach."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.parts: list[str] = []
+        self.labels: list[str] = []
+        self.y = 0.0
+
+    def text(self, x: float, y: float, text: str, style: str = "", anchor: str = "") -> None:
+        attributes = (f' class="{style}"' if style else "") + (f' text-anchor="{anchor}"' if anchor else "")
+        self.parts.append(f'<text x="{_n(x)}" y="{_n(y)}"{attributes}>{escape(text)}</text>')
+
+    def label(self, x: float, y: float, text: str, style: str = "", anchor: str = "") -> None:
+        """Write a text that stands above everything that is drawn later."""
+        self.text(x, y, text, style, anchor)
+        self.labels.append(self.parts.pop())
+
+    def flush(self) -> None:
+        """Put the labels on top."""
+        self.parts += self.labels
+        self.labels = []
+
+    def paragraph(self, text: str, size: float, style: str = "", *, x: float = MARGIN, gap: float = 4.0) -> None:
+        # Bold text is wider.
+        room = (WIDTH - MARGIN - x) / (1.12 if "strong" in style or "title" in style else 1.0)
+        for line in wrap(text, room, size):
+            self.y += size + gap
+            self.text(x, self.y, line, style)
+
+    def rect(self, x: float, y: float, width: float, height: float, paint: str, *, extra: str = "") -> None:
+        self.parts.append(
+            f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(max(width, 1.5))}" height="{_n(height)}" fill="{paint}"{extra}/>'
+        )
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], paint: str, extra: str = "") -> None:
+        self.parts.append(
+            f'<line x1="{_n(start[0])}" y1="{_n(start[1])}" x2="{_n(end[0])}" y2="{_n(end[1])}" '
+            f'stroke="{paint}"{extra}/>'
+        )
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+_WIDTHS: Final = {
+    character: width
+    for characters, width in (
+        ("ijlI'|", 0.29), (" .,:;·", 0.33), ("-()[]!ft", 0.39), ("rs", 0.47), ("ckvxyz", 0.58),
+        ("abdeghnopqu?=_", 0.635), ("w", 0.82), ("mMW@%", 0.98), ("ABCDEFGHJKLNOPQRSTUVXYZ→✓", 0.74),
+    )
+    for character in characters
+}  # fmt: skip
+"""Of DejaVu Sans, the widest of the usual fonts, in parts of the size: what fits in it fits in all."""
+
+
+def text_width(text: str, size: float) -> float:
+    """Estimate how wide a text is, a little too wide rather than too narrow."""
+    return sum(_WIDTHS.get(character, 0.64) for character in text) * size
+
+
+def wrap(text: str, width: float, size: float) -> list[str]:
+    """Break a text into lines that fit."""
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        longer = f"{line} {word}" if line else word
+        if line and text_width(longer, size) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = longer
+    return [*lines, line] if line else lines
+
+
+def draw(run: Run) -> str:
+    """Draw all scenes of a scenario with their stories and verdicts, one below the other."""
+    parts: list[str] = []
+    y = 0.0
+    for index, result in enumerate(run.results):
+        canvas = _Canvas(f"s{index}")
+        if index:
+            canvas.line((MARGIN, 2), (WIDTH - MARGIN, 2), "var(--line)")
+        _scene(canvas, result, run.seed)
+        parts.append(f'<g transform="translate(0 {_n(y)})">{"".join(canvas.parts)}</g>')
+        y += canvas.y + MARGIN
+    title = run.scenario.title if len(run.results) > 1 else run.results[0].scene.title
+    return _document(title, _description(run), "".join(parts), y)
+
+
+def chart(result: Result, key: str) -> str:
+    """Draw the lanes of a scene only, for a page that has the words around it."""
+    canvas = _Canvas(key)
+    drawing = prepare(result)
+    _lanes(canvas, drawing)
+    _legend(canvas, drawing)
+    description = f"{result.verdict.headline} " + " ".join(line.mark.text for line in drawing.lines)
+    return _document(result.scene.title, description, "".join(canvas.parts), canvas.y + 6, key=key)
+
+
+def _document(title: str, description: str, body: str, height: float, key: str = "lab") -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(height)}" role="img" '
+        f'aria-labelledby="{key}-title {key}-desc">'
+        f'<title id="{key}-title">{escape(title)}</title><desc id="{key}-desc">{escape(description)}</desc>'
+        f"<style>{COLOURS}{_SHAPES}</style>"
+        '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" fill="var(--ground)"/><rect width="3" height="6" fill="var(--bad)"/></pattern>'
+        '<pattern id="rest" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" fill="var(--shade)"/><rect width="2" height="6" fill="var(--fault)"/></pattern>'
+        "</defs>"
+        f'<rect width="{WIDTH}" height="{_n(height)}" rx="8" fill="var(--ground)"/>{body}</svg>\n'
+    )
+
+
+def _description(run: Run) -> str:
+    words = []
+    for result in run.results:
+        words.append(f"{result.scene.title}. {result.verdict.headline}")
+        words += [line.mark.text for line in prepare(result).lines]
+    return " ".join(words)
+
+
+def _scene(canvas: _Canvas, result: Result, seed: int) -> None:
+    drawing = prepare(result)
+    canvas.y = 8
+    canvas.paragraph(result.scene.title, 16, "title")
+    canvas.y += 2
+    canvas.paragraph(result.scene.about, 12, "dim")
+    canvas.y += 2
+    canvas.paragraph(subtitle(result, seed), 11, "small dim")
+    canvas.y += 8
+    _lanes(canvas, drawing)
+    _legend(canvas, drawing)
+    canvas.y += 8
+    _story(canvas, drawing)
+    canvas.y += 8
+    _verdict(canvas, result)
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+class _Place:
+    """Where a lane is."""
+
+    def __init__(self, lane: Lane, top: float, bar: float, height: float) -> None:
+        self.lane = lane
+        self.top = top
+        self.bar = bar
+        self.height = height
+
+    @property
+    def middle(self) -> float:
+        return self.bar + self.height / 2
+
+
+def _x(drawing: Drawing, at: float) -> float:
+    return LEFT + (RIGHT - LEFT) * min(at, drawing.end) / drawing.end
+
+
+def _lanes(canvas: _Canvas, drawing: Drawing) -> None:
+    record = drawing.result.record
+    clients = {name: index for index, name in enumerate(drawing.result.scene.clients)}
+    places = {}
+    top = canvas.y
+    y = top
+    dense = sum(lane.kind == "server" for lane in record.lanes) > 3
+    for lane in record.lanes:
+        numbered = drawing.of(lane)
+        y += 19 if numbered else 6
+        height = 20 if lane.kind == "client" else 10 if dense and lane.kind == "server" else 14
+        places[lane.name] = _Place(lane, y, y, height)
+        y += height + (15 if drawing.spans(lane, "paused", "cut") else 5)
+    for at, text in ticks(drawing.end, 7):
+        x = _x(drawing, at)
+        canvas.line((x, top + 4), (x, y + 2), "var(--line)", ' stroke-dasharray="1 3"')
+        last = x > RIGHT - 16
+        canvas.text(RIGHT + 2 if last else x, y + 14, text, "small dim", "end" if last else "middle")
+    for place in places.values():
+        _lane(canvas, drawing, place, clients)
+    _messages(canvas, drawing, places)
+    _overlaps(canvas, drawing, places)
+    canvas.flush()
+    for place in places.values():
+        _numbers(canvas, drawing, place)
+    canvas.y = y + 16
+
+
+def _lane(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
+    lane = place.lane
+    style = "strong" if lane.kind == "client" else "small"
+    canvas.text(MARGIN, place.middle + 4, lane.label, style)
+    died = drawing.result.record.dead.get(lane.name, drawing.end)
+    canvas.line((LEFT, place.middle), (_x(drawing, died), place.middle), "var(--line)", ' stroke-width="1.5"')
+    if lane.kind == "client":
+        _client(canvas, drawing, place, clients)
+        if lane.name in drawing.result.record.dead:
+            x = _x(drawing, died)
+            canvas.parts.append(f'<circle cx="{_n(x)}" cy="{_n(place.middle)}" r="8" fill="var(--ground)"/>')
+            canvas.text(x, place.middle + 5, "✕", "strong bad", "middle")
+    elif lane.kind == "server":
+        _server(canvas, drawing, place, clients)
+    _faults(canvas, drawing, place)
+
+
+def _client(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
+    paint = f"var(--client{clients[place.lane.name]})"
+    for span in drawing.spans(place.lane, "waits"):
+        start, end = _x(drawing, span.start), _x(drawing, span.end)
+        canvas.line((start, place.middle), (end, place.middle), paint, ' stroke-width="3" stroke-dasharray="2 4"')
+        if end - start > 40:
+            canvas.label((start + end) / 2, place.middle - 5, "waits", "small dim", "middle")
+    for span in drawing.spans(place.lane, "holds"):
+        token = drawing.token(span)
+        labels = (" · ".join(filter(None, [word, token])) for word in ("holds the lock", "holds", ""))
+        _bar(canvas, drawing, place, span, paint=paint, labels=[*labels, "holds"])
+    for span in drawing.spans(place.lane, "stopping"):
+        start = _x(drawing, span.start)
+        width = _x(drawing, span.end) - start
+        canvas.rect(start, place.bar, width, place.height, "url(#rest)", extra=f' stroke="{paint}" stroke-width="1.5"')
+        _plate(canvas, start + width / 2, place.middle, "grace", room=width)
+    for span in drawing.spans(place.lane, "believes"):
+        start = _x(drawing, span.start)
+        width = _x(drawing, span.end) - start
+        extra = ' stroke="var(--bad)" stroke-width="1.5"'
+        canvas.rect(start, place.bar, width, place.height, "url(#hatch)", extra=extra)
+        text = next((one for one in ("thinks it holds the lock", "thinks it holds") if _fits(one, width - 12)), "")
+        _plate(canvas, start + width / 2, place.middle, text, room=width)
+
+
+def _plate(canvas: _Canvas, x: float, y: float, text: str, *, room: float, style: str = "small strong") -> None:
+    """Write a text on a plate, over a pattern."""
+    width = text_width(text, 12)
+    if text and width < room - 4:
+        canvas.rect(x - width / 2 - 3, y - 8, width + 6, 15, "var(--ground)", extra=' rx="3"')
+        canvas.labels.append(canvas.parts.pop())
+        canvas.label(x, y + 4, text, style, "middle")
+
+
+def _fits(text: str, width: float) -> bool:
+    return bool(text) and text_width(text, 11) <= width
+
+
+def _bar(
+    canvas: _Canvas,
+    drawing: Drawing,
+    place: _Place,
+    span: Span,
+    *,
+    paint: str,
+    labels: Sequence[str],
+    opacity: float = 1.0,
+) -> None:
+    start = _x(drawing, span.start)
+    width = _x(drawing, span.end) - start
+    canvas.rect(start, place.bar, width, place.height, "var(--ground)", extra=' rx="3"')
+    extra = ' rx="3"' + (f' fill-opacity="{opacity}"' if opacity < 1 else "")
+    canvas.rect(start, place.bar, width, place.height, paint, extra=extra)
+    text = next((one for one in labels if _fits(one, width - 8)), "")
+    if text and place.height >= 12:
+        canvas.label(start + 5, place.middle + 4, text, "inside" if opacity == 1 else "small")
+
+
+def _server(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
+    for span in drawing.spans(place.lane, "silent"):
+        start = _x(drawing, span.start)
+        width = _x(drawing, span.end) - start
+        canvas.rect(start, place.bar, width, place.height, "url(#rest)", extra=' stroke="var(--fault)"')
+        _plate(canvas, start + width / 2, place.middle, "does not vote yet", room=width)
+    for span in drawing.spans(place.lane, "kept", "offered"):
+        paint = f"var(--client{clients.get(span.who, 0)})"
+        labels = (f"lock of {span.who}", span.who) if span.kind == "kept" else ()
+        _bar(canvas, drawing, place, span, paint=paint, labels=labels, opacity=0.35 if span.kind == "kept" else 0.15)
+        if place.height < 12 and _x(drawing, span.end) - _x(drawing, span.start) > 24:
+            canvas.label(_x(drawing, span.end) - 4, place.middle + 4, span.who, "small strong", "end")
+    for span in drawing.spans(place.lane, "down"):
+        start = _x(drawing, span.start)
+        width = _x(drawing, span.end) - start
+        extra = ' stroke="var(--bad)" stroke-dasharray="3 2"'
+        canvas.rect(start, place.bar, width, place.height, "var(--ground)", extra=extra)
+        if _fits("down", width - 4):
+            canvas.text(start + width / 2, place.middle + 4, "down", "small strong bad", "middle")
+
+
+def _faults(canvas: _Canvas, drawing: Drawing, place: _Place) -> None:
+    for span in drawing.spans(place.lane, "paused", "cut"):
+        start, end = _x(drawing, span.start), _x(drawing, span.end)
+        y = place.bar + place.height + 4
+        canvas.line((start, y), (end, y), "var(--fault)", ' stroke-width="3"')
+        text = span.note if span.note and start + text_width(span.note, 12) < RIGHT else LEGEND[span.kind]
+        canvas.label(min(start, RIGHT - 40), y + 12, text, "small strong fault")
+
+
+def _messages(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
+    for message in drawing.result.record.messages:
+        if message.sent >= drawing.end:
+            continue
+        if message.kind == "write":
+            _write(canvas, drawing, places, message)
+        elif drawing.result.scene.messages:
+            _protocol(canvas, drawing, places, message)
+
+
+def _overlaps(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
+    """Frame the times at which two clients hold the lock."""
+    for overlap in drawing.result.record.overlaps:
+        upper, lower = sorted((places[overlap.older], places[overlap.newer]), key=lambda place: place.top)
+        x, top = _x(drawing, overlap.start), upper.bar - 3
+        width, height = _x(drawing, overlap.end) - x, lower.bar + lower.height + 3 - top
+        extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
+        canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
+        wide = text_width("two holders", 12)
+        # Beside the number of the newer grant, inside the frame if it is wide enough.
+        left = x + 11 if wide + 22 < width else x + width + 10
+        if left + wide < WIDTH - 4:
+            _plate(canvas, left + wide / 2, lower.top - 10, "two holders", room=2 * wide, style="small strong bad")
+
+
+def _write(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:
+    source, target = places[message.source], places[message.target]
+    arrives = drawing.end if message.arrives is None else message.arrives
+    start, end = (_x(drawing, message.sent), source.bar + source.height), (_x(drawing, arrives), target.middle)
+    paint = (
+        "var(--bad)" if message.fate == "overwrote" else "var(--good)" if message.fate == "refused" else "var(--ink)"
+    )
+    canvas.line(start, end, "var(--ground)", ' stroke-width="4.5"')
+    canvas.line(start, end, paint, ' stroke-width="1.8"')
+    sign, style = {"refused": ("✕", "good"), "overwrote": ("!", "bad")}.get(message.fate, ("✓", ""))
+    fill = f"var(--{style})" if style else "var(--ink)"
+    canvas.parts.append(f'<circle cx="{_n(end[0])}" cy="{_n(end[1])}" r="7.5" fill="{fill}"/>')
+    canvas.text(end[0], end[1] + 4, sign, "number")
+
+
+def _protocol(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:
+    if message.source not in places or message.target not in places or message.arrives is None:
+        return
+    source, target = places[message.source], places[message.target]
+    down = source.top < target.top
+    start = (_x(drawing, message.sent), source.bar + source.height if down else source.bar)
+    end = (_x(drawing, message.arrives), target.bar if down else target.bar + target.height)
+    paint = "var(--round2)" if message.kind == "fence" else "var(--round1)"
+    extra = ' stroke-width="1.4"' + ("" if down else ' stroke-dasharray="3 2"')
+    canvas.line(start, end, paint, extra)
+    canvas.parts.append(f'<circle cx="{_n(end[0])}" cy="{_n(end[1])}" r="2.2" fill="{paint}"/>')
+
+
+def _numbers(canvas: _Canvas, drawing: Drawing, place: _Place) -> None:
+    taken: list[float] = []
+    for line in drawing.of(place.lane):
+        x = _free_place(_x(drawing, line.mark.at), taken)
+        taken.append(x)
+        _number(canvas, x, place.top - 10, line)
+
+
+def _free_place(x: float, taken: list[float]) -> float:
+    """Move a number to the right of those that are there, or to the left at the edge."""
+    x = max(x, LEFT - 2)
+    while any(abs(x - other) < 16 for other in taken):
+        x += 1
+    if x > RIGHT - 2:
+        x = RIGHT - 2
+        while any(abs(x - other) < 16 for other in taken) and x > LEFT:
+            x -= 1
+    return x
+
+
+def _number(canvas: _Canvas, x: float, y: float, line: Numbered) -> None:
+    tone = line.mark.tone
+    paint = {"bad": "var(--bad)", "good": "var(--good)", "fault": "var(--fault)"}.get(tone, "var(--dim)")
+    canvas.parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="7.5" fill="{paint}"/>')
+    canvas.text(x, y + 3.6, str(line.number), "number")
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+def _legend(canvas: _Canvas, drawing: Drawing) -> None:
+    words = []
+    if drawing.result.scene.messages:
+        words.append(("var(--round1)", "round 1: ask for the lock"))
+        words.append(("var(--round2)", "round 2: write the token"))
+    if "believes" in drawing.kinds():
+        words.append(("url(#hatch)", LEGEND["believes"]))
+    if {"kept"} <= set(drawing.kinds()) and not drawing.result.scene.messages:
+        words.append(("var(--client0)", "pale: the server keeps the lock for that client"))
+    x, y = float(MARGIN), canvas.y + 14
+    for paint, text in words:
+        width = 18 + text_width(text, 11) + 10
+        if x > MARGIN and x + width > WIDTH - MARGIN:
+            x, y = float(MARGIN), y + 15
+        pale = ' fill-opacity="0.35"' if text.startswith("pale") else ""
+        canvas.rect(x, y - 9, 12, 10, paint, extra=pale + ' rx="2"')
+        canvas.text(x + 17, y, text.removeprefix("pale: "), "small dim")
+        x += width
+    if words:
+        canvas.y = y
+
+
+def _story(canvas: _Canvas, drawing: Drawing) -> None:
+    for line in drawing.lines:
+        tone = line.mark.tone
+        style = {"bad": "bad strong", "good": "good strong", "fault": "fault"}.get(tone, "")
+        y = canvas.y + 16
+        _number(canvas, MARGIN + 8, y - 4, line)
+        canvas.text(MARGIN + 63, y, at_text(line.mark.at, drawing.end), "small dim", "end")
+        canvas.paragraph(line.mark.text, 12, style, x=MARGIN + 69)
+        canvas.y += 1
+
+
+def _verdict(canvas: _Canvas, result: Result) -> None:
+    paint = {"kept": "good", "contained": "fault", "broken": "bad"}[result.verdict.word]
+    lines = wrap(result.verdict.headline, WIDTH - 2 * MARGIN - 20, 14.5)
+    height = 12 + 17 * len(lines)
+    canvas.rect(MARGIN, canvas.y, WIDTH - 2 * MARGIN, height, f"var(--{paint})", extra=' rx="5"')
+    for line in lines:
+        canvas.y += 17
+        canvas.parts.append(
+            f'<text x="{MARGIN + 10}" y="{_n(canvas.y + 2)}" style="font-size:13px;font-weight:700;fill:var(--ground)">'
+            f"{escape(line)}</text>"
+        )
+    canvas.y += 12
+    for advice in result.verdict.advice:
+        canvas.paragraph(f"→ {advice}", 12, "")
+    canvas.paragraph(f"Code: {result.parts}.", 11, "small dim")

@@ -1,0 +1,561 @@
+"""
+Servers as objects: start, stop, kill, pause, restart, and a URL to connect to.
+
+`Service` is what a fixture sees, whatever the server is; `Server` is one local process in
+a temporary directory, `ServerGroup` several of them.  A subclass of `Server` writes the
+configuration (`prepare`), names the command (`command`) and asks the server whether it is
+ready (`ask`); the rest is here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from lockkit.testing.temporary import TemporaryDirectory
+from lockkit.units import Seconds
+from lockkit_tools.servers._ports import HOST, Ports, is_free
+from lockkit_tools.servers._process import Process, User
+from lockkit_tools.servers.errors import PortTaken, ServerError, StartFailed
+from lockkit_tools.servers.tls import NAMES, Certificates, make_certificates
+
+# Longer makes a failing start slow to report; shorter fails on a busy machine.
+START_TIMEOUT = 60.0
+
+# Longer delays the end of a test run by a server that hangs; shorter turns orderly ends
+# into crashes, so that the next start has to recover.
+STOP_TIMEOUT = 10.0
+
+# Pause between two questions whether the server is ready; it ends early when the server does.
+ASK_INTERVAL = 0.01
+
+START_ATTEMPTS = 5
+
+# How long the port of a server that ended may stay in use.
+PORT_TIMEOUT = 10.0
+
+_PORT_TAKEN = re.compile(r"address already in use|address in use", re.IGNORECASE)
+
+
+class Service(ABC):
+    """
+    A server, or several that belong together, as a test uses it.
+
+    A context manager: starts on entry, and on leaving ends and removes everything.
+    """
+
+    kind: str
+    """Name of the kind, as `python -m lockkit_tools.servers list` shows it."""
+
+    managed: bool = True
+    """Whether `kill`, `pause` and the other faults work (False: only its URL is known)."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The lockkit URL to connect to."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Starts it and waits until it answers; nothing happens if it runs already."""
+
+    @abstractmethod
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
+        """Ends it in order; what did not end after `timeout` seconds is killed."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends it with SIGKILL, as a crash does; its data stay."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Stops it with SIGSTOP: connections stay open, nothing is answered."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Lets a paused server go on."""
+
+    @abstractmethod
+    def erase(self) -> None:
+        """Removes the data of a server that does not run."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it and removes its directory; may be called twice."""
+
+    def restart(self, *, keep_data: bool = True, crash: bool = False) -> Self:
+        """Ends and starts it again, at the same address."""
+        if crash:
+            self.kill()
+        else:
+            self.stop()
+        if not keep_data:
+            self.erase()
+        return self.start()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Server(Service):
+    """
+    One server process on 127.0.0.1, with its files in a temporary directory.
+
+    Args:
+        port: Port to listen on; None takes a free one, which it keeps until `close`.
+        start_timeout: Seconds until a server that does not answer counts as failed.
+    """
+
+    stop_signal: ClassVar[int] = signal.SIGTERM
+
+    tidies_up: ClassVar[bool] = False
+    """Whether it frees something when it ends in order, as shared memory.  Else `close`
+    kills it, which is quicker: its data go anyway."""
+
+    run_as: ClassVar[tuple[str, ...]] = ()
+    """Accounts to run as when we are root, best first; empty: root will do."""
+
+    host = HOST
+
+    certificate_names = NAMES
+    """For which hosts the server's certificate is valid, see `make_certificates`; to be set before it is made."""
+
+    def __init__(self, *, port: int | None = None, start_timeout: Seconds = START_TIMEOUT) -> None:
+        self._ports = Ports()
+        self._chosen_port = port
+        self._port_by_use: dict[str, int] = {}
+        self._start_timeout = start_timeout
+        self._directory: TemporaryDirectory | None = None
+        self._process: Process | None = None
+        self._certificates: Certificates | None = None
+        self._paused = False
+        self._was_ready = False
+
+    # What a subclass says about its server.
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """The program (absolute path) and its arguments."""
+
+    @abstractmethod
+    def ask(self) -> str | None:
+        """Asks the server whether it is ready."""
+
+    def prepare(self) -> None:
+        """Writes configuration and whatever else must be there; called before each start."""
+
+    def environment(self) -> dict[str, str]:
+        """The server's environment: nothing of ours but the path, messages in English."""
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C",
+            "TMPDIR": str(self.directory),
+            "HOME": str(self.directory),
+        }
+
+    # What a test does with it.
+
+    @property
+    def port(self) -> int:
+        """Port that clients connect to; the same until `close`."""
+        return self.port_for("clients")
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._running_process().pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there (a paused one is)."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def directory(self) -> Path:
+        """Temporary directory with configuration, log and data."""
+        if self._directory is None:
+            self._directory = TemporaryDirectory(self.kind)
+            self._own(self._directory.path)
+        return self._directory.path
+
+    @property
+    def data(self) -> Path:
+        """Directory of the server's data, below `directory`."""
+        path = self.directory / "data"
+        if not path.exists():
+            path.mkdir(mode=0o700)
+            self._own(path)
+        return path
+
+    @property
+    def log(self) -> Path:
+        """File with the server's output of all its lives."""
+        return self.directory / "server.log"
+
+    @property
+    def certificates(self) -> Certificates:
+        """The files of an authority, a server and a client, for a server that listens with TLS."""
+        if self._certificates is None:
+            self._certificates = make_certificates(self.directory, names=self.certificate_names)
+        return self._certificates
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The last lines of the log."""
+        if not self.log.exists():
+            return "(no log)"
+        text = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(text[-lines:]) or "(the log is empty)"
+
+    def start(self) -> Self:
+        """Starts the server and waits until it answers."""
+        if not self.running:
+            start_all([self])
+        return self
+
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
+        """Sends SIGTERM (or what the server wants for an orderly end), later SIGKILL."""
+        self.request_stop()
+        if self._process is not None and not self._process.wait(timeout):
+            self._process.kill()
+
+    def request_stop(self) -> None:
+        """Begins an orderly end without waiting for it; a paused server is killed."""
+        if self._process is None:
+            return
+        if self._paused:
+            self.kill()
+        else:
+            self._process.signal(self.stop_signal)
+
+    def kill(self) -> None:
+        """Ends the server and the processes below it with SIGKILL; its data stay."""
+        if self._process is not None:
+            self._process.kill()
+        self._paused = False
+
+    def pause(self) -> None:
+        """Stops the server and the processes below it with SIGSTOP."""
+        self._running_process().pause()
+        self._paused = True
+
+    def resume(self) -> None:
+        """Lets a paused server go on."""
+        self._running_process().resume()
+        self._paused = False
+
+    def erase(self) -> None:
+        """Removes the data directory of a server that does not run."""
+        if self.running:
+            raise ServerError(f"{self.kind} at {self.address} runs: stop it before its data go")
+        shutil.rmtree(self.data)
+
+    def request_close(self) -> None:
+        """Begins the end that `close` waits for."""
+        if self.tidies_up:
+            self.request_stop()
+        else:
+            self.kill()
+
+    def close(self) -> None:
+        """Ends the server, removes its directory and gives its ports back."""
+        self.request_close()
+        self.stop()
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = self._certificates = None
+        self._forget_ports()
+        self._was_ready = False
+        # Last: if Ctrl-C comes before, it is closed when the interpreter ends.
+        _alive.pop(self, None)
+
+    # The parts of a start, which a group does for all of its members at once.
+
+    def launch(self) -> None:
+        """Starts the process without waiting until it answers."""
+        self.prepare()
+        self._await_ports()
+        _alive[self] = os.getpid()
+        self._paused = False
+        self._process = Process(
+            self.command(),
+            log=self.log,
+            cwd=self.directory,
+            env=self.environment(),
+            user=self.user(),
+        )
+
+    def wait_ready(self) -> None:
+        """Asks the launched server until it is ready."""
+        process = self._running_process()
+        deadline = time.monotonic() + self._start_timeout
+        while (missing := self._missing()) is not None:
+            ended = process.wait(ASK_INTERVAL)
+            if ended or time.monotonic() > deadline:
+                raise self._start_failure(missing, status=process.returncode)
+        self._was_ready = True
+
+    def port_for(self, use: str) -> int:
+        """The port of this server for `use` (``"clients"``, ``"peers"``), chosen once."""
+        if use not in self._port_by_use:
+            chosen = self._chosen_port if use == "clients" else None
+            self._port_by_use[use] = chosen if chosen is not None else self._ports.reserve()
+        return self._port_by_use[use]
+
+    def user(self) -> User | None:
+        """The account that the server runs as; None: ours."""
+        if os.geteuid() != 0 or not self.run_as:
+            return None
+        for name in (*self.run_as, "nobody"):
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                continue
+            return User(name, entry.pw_uid, entry.pw_gid)
+        raise ServerError(f"{self.kind} refuses to run as root, and there is no account 'nobody'")
+
+    def run(self, *command: str, **environment: str) -> str:
+        """Runs a program of the server's to its end, as the server's user."""
+        done = subprocess.run(
+            [*self._as_user(), *command],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            cwd=self.directory,
+            env=self.environment() | environment,
+        )
+        if done.returncode != 0:
+            raise ServerError(f"{command[0]} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _as_user(self) -> Sequence[str]:
+        """
+        The command before a command that has it run as the server's user.
+
+        Not ``subprocess.run(user=...)``, which uses fork(2) instead of vfork(2): then the handlers of libraries run in
+        the child, and gRPC's start threads there, whose files are closed (SIGBUS).
+        """
+        if (user := self.user()) is None:
+            return ()
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            raise ServerError("setpriv was not found, which runs programs as another user: install util-linux")
+        return (setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
+
+    def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
+        """Writes a file into the directory that the server can read."""
+        path = self.directory / name
+        path.write_text(text)
+        path.chmod(mode)
+        self._own(path)
+        return path
+
+    def may_move(self) -> bool:
+        """Whether it may still change its ports: nobody was told of them yet."""
+        return not self._was_ready and self._chosen_port is None
+
+    def move(self) -> None:
+        """Takes other ports for the next launch."""
+        self.kill()
+        self._forget_ports()
+
+    def _await_ports(self) -> None:
+        """
+        Makes sure that nobody listens at our ports.
+
+        Otherwise somebody else's server may answer our questions before ours finds that it
+        cannot listen.  After a restart the port is waited for: the last process of the
+        former life may just be ending.
+        """
+        deadline = time.monotonic() + (PORT_TIMEOUT if self._was_ready else 0)
+        for port in self._port_by_use.values():
+            while not is_free(port):
+                if time.monotonic() > deadline:
+                    raise PortTaken(f"{self.kind}: somebody else listens on {self.host}:{port}")
+                time.sleep(ASK_INTERVAL)
+
+    def _forget_ports(self) -> None:
+        self._ports.close()
+        self._port_by_use.clear()
+
+    def _missing(self) -> str | None:
+        try:
+            return self.ask()
+        except OSError as error:
+            return str(error)
+
+    def _start_failure(self, missing: str, *, status: int | None) -> StartFailed:
+        what = "did not answer in time" if status is None else f"ended with status {status}"
+        tail = self.log_tail()
+        taken = status is not None and _PORT_TAKEN.search(tail) is not None
+        return (PortTaken if taken else StartFailed)(
+            f"{self.kind} at {self.address} {what} ({missing}); its log:\n{tail}"
+        )
+
+    def _running_process(self) -> Process:
+        if self._process is None or self._process.returncode is not None:
+            raise ServerError(f"{self.kind} does not run; call start() first")
+        return self._process
+
+    def _own(self, path: Path) -> None:
+        if (user := self.user()) is not None:
+            os.chown(path, user.uid, user.gid)
+
+    def __repr__(self) -> str:
+        state = f"pid {self._process.pid}" if self._process and self.running else "not running"
+        port = self._port_by_use.get("clients", "no port yet")
+        return f"<{type(self).__name__} {self.host}:{port}, {state}>"
+
+
+class Group(Service):
+    """Several services that suffer together what is done to them."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> Sequence[Service]:
+        """The members, in the order in which they are started."""
+
+    def kill(self) -> None:
+        """Ends all members with SIGKILL."""
+        for server in self.servers:
+            server.kill()
+
+    def pause(self) -> None:
+        """Stops all members from answering."""
+        for server in self.servers:
+            server.pause()
+
+    def resume(self) -> None:
+        """Lets all members go on."""
+        for server in self.servers:
+            server.resume()
+
+    def erase(self) -> None:
+        """Removes the data of all members."""
+        for server in self.servers:
+            server.erase()
+
+
+class ServerGroup(Group):
+    """Several servers that are started, stopped and removed together."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> Sequence[Server]:
+        """The members, in the order in which they are started."""
+
+    def arrange(self) -> None:
+        """Makes one service of members that answer; called after each start of all."""
+
+    def start(self) -> Self:
+        """Starts the members that do not run, and waits until the group is one service."""
+        if todo := [server for server in self.servers if not server.running]:
+            start_all(todo)
+            self.arrange()
+        return self
+
+    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
+        """Ends all members in order, at the same time."""
+        for server in reversed(self.servers):
+            server.request_stop()
+        for server in self.servers:
+            server.stop(timeout)
+
+    def close(self) -> None:
+        """Ends all members and removes their directories."""
+        for server in reversed(self.servers):
+            server.request_close()
+        for server in self.servers:
+            server.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {', '.join(map(repr, self.servers))}>"
+
+
+def start_all(servers: Sequence[Server]) -> None:
+    """
+    Starts servers at the same time and waits until all of them answer.
+
+    All are launched before the first is waited for, since a member of an ensemble answers
+    only when a majority runs.  If one finds its port taken, all get other ports, since
+    they may know each other's.
+    """
+    for attempt in range(START_ATTEMPTS):
+        try:
+            for server in servers:
+                server.launch()
+            for server in servers:
+                server.wait_ready()
+        except PortTaken:
+            if attempt == START_ATTEMPTS - 1 or not all(server.may_move() for server in servers):
+                _kill_all(servers)
+                raise
+            for server in servers:
+                server.move()
+        except BaseException:
+            _kill_all(servers)
+            raise
+        else:
+            return
+
+
+def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOUT) -> None:
+    """Repeats a question until its answer is None."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            missing = ask()
+        except OSError as error:
+            missing = str(error)
+        if missing is None:
+            return
+        if time.monotonic() > deadline:
+            raise ServerError(f"still waiting after {timeout:g} s: {missing}")
+        time.sleep(ASK_INTERVAL)
+
+
+def _kill_all(servers: Sequence[Server]) -> None:
+    for server in servers:
+        server.kill()
+
+
+# Servers that were launched and not closed, with the process that launched them: a forked
+# child has this table too, and must not end its parent's servers when it exits.
+_alive: dict[Server, int] = {}
+
+
+@atexit.register
+def _close_all() -> None:
+    mine = [server for server, owner in _alive.items() if owner == os.getpid()]
+    for server in mine:
+        server.request_close()
+    for server in mine:
+        server.close()

@@ -1,0 +1,165 @@
+"""One client of a random schedule: its process, what is done to it, and what the history says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lockkit.aio import Client
+from lockkit.backend import LockBackend
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.errors import LockError
+from lockkit_tools.simulation.backend import connect
+from lockkit_tools.simulation.history import Believed, Closed, Crashed, Paused, Resumed, Unheld
+from lockkit_tools.simulation.network import Network
+from lockkit_tools.simulation.scenario import Scenario
+from lockkit_tools.simulation.schedule import Fault
+from lockkit_tools.simulation.server import LockServer
+from lockkit_tools.simulation.world import Process, Task
+
+
+class Member:
+    """One client of the scenario: its process, its workers, and what the history says about it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        index: int,
+        rate: float,
+        offset: float,
+        backend: Callable[[Process, LockServer, Network, float], LockBackend],
+    ) -> None:
+        """Connect; no worker runs yet."""
+        self.scenario = scenario
+        self.schedule = scenario.schedule
+        self.world = scenario.world
+        self.history = scenario.history
+        self.index = index
+        self.process = self.world.process(f"client{index}", rate=rate, offset=offset, lateness=self.schedule.lateness)
+        self.process.probe = self._probe
+        self.client: Client = connect(
+            self.process,
+            scenario.server,
+            scenario.network,
+            call_timeout=self.schedule.call_timeout,
+            backend=backend,
+            schedule=self.schedule,
+            ttl=self.schedule.ttl,
+            unavailable_after=30.0,
+        )
+        self.closed = False
+        self.exiting = False
+        self._watched: list[_Watched] = []
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Task[Any]:
+        """Run something in the client's process."""
+        return self.process.start(coroutine, name)
+
+    # -- what is done to it ----------------------------------------------------------------------------------------
+
+    def suffer(self, fault: Fault) -> None:
+        """Have a fault of the schedule done to it."""
+        if fault.kind == "pause":
+            self.pause(fault.seconds)
+        elif fault.kind == "crash":
+            self.crash()
+        elif fault.kind == "exit":
+            self.exit()
+        elif fault.kind == "close":
+            self.start(self.close(calm=False), "close")
+        elif fault.kind == "cut close":
+            self.cut_close(fault.variant * self.schedule.call_timeout)
+        elif fault.kind == "no threads":
+            self.process.refuses_tasks = True
+            self.world.call_in(fault.seconds, self._allow_tasks)
+        else:
+            assert fault.kind == "break", fault
+            self.start(self.break_lock(), "break")
+
+    def pause(self, seconds: float) -> None:
+        """Stop the process for a while."""
+        if not self.process.dead and not self.process.paused:
+            self.process.pause()
+            self.history.append(Paused(self.world.now, self.process.name))
+            self.world.call_in(seconds, self.resume)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        if self.process.paused and not self.process.dead:
+            self.process.resume()
+            self.history.append(Resumed(self.world.now, self.process.name))
+
+    def crash(self) -> None:
+        """Kill the process."""
+        if not self.process.dead:
+            self.history.append(Crashed(self.world.now, self.process.name))
+            self.process.crash()
+
+    def exit(self) -> None:
+        """End it as an event loop ends: all tasks are cancelled and may clean up, then it is gone."""
+        self.exiting = True
+        for task in list(self.process.tasks.values()):
+            task.cancel()
+        # A body that cleans up may take longer than its ttl.
+        self.world.call_in(4 * self.schedule.ttl + 1.0, self.crash)
+
+    async def close(self, *, calm: bool) -> None:
+        """Close the client."""
+        if not self.closed:
+            self.closed = True
+            await self.client.close()
+            self.history.append(Closed(self.world.now, self.process.name, calm))
+
+    def _allow_tasks(self) -> None:
+        self.process.refuses_tasks = False
+
+    def cut_close(self, seconds: float) -> None:
+        """Close the client, and be cancelled on the way; somebody closes it again later."""
+        task = self.process.start(self.client.close(), "close", awaited=True)
+        self.world.call_in(seconds, task.cancel)
+
+    async def leave(self) -> None:
+        """Close the client at the end, if there is one."""
+        if not self.process.dead:
+            await self.start(self.close(calm=True), "close").join()
+
+    async def break_lock(self) -> None:
+        """Free a lock by force, whoever holds it."""
+        try:
+            await self.client.break_lock(self.schedule.names[0])
+        except LockError:
+            return  # no answer, or the client is closed
+
+    # -- what it believes ------------------------------------------------------------------------------------------
+
+    def watch(self, record: LeaseRecord) -> None:
+        """Take down from now on what the client believes about a lease."""
+        self._watched.append(_Watched(record))
+
+    def _probe(self) -> None:
+        """
+        Look at what the client believes after each of its steps.
+
+        At the fields: asking the lease would make it notice its loss.
+        """
+        for watched in self._watched:
+            record = watched.record
+            if record.valid_until != watched.valid_until:
+                watched.valid_until = record.valid_until
+                until = self.process.clock.true_time(record.valid_until)
+                self.history.append(Believed(self.world.now, record.grant.owner, until))
+            why = record.lost_reason or ("released" if record.released else "")
+            if why != watched.why:
+                watched.why = why
+                self.history.append(Unheld(self.world.now, record.grant.owner, why))
+
+
+class _Watched:
+    """A lease of a client, as it was when last looked at."""
+
+    __slots__ = ("record", "valid_until", "why")
+
+    def __init__(self, record: LeaseRecord) -> None:
+        self.record = record
+        self.valid_until = record.valid_until
+        self.why = ""

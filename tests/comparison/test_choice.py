@@ -104,7 +104,7 @@ def test_wrong_data_come_with_what_keeps_them_right() -> None:
 
 
 def test_transaction_shows_its_own_code() -> None:
-    """Whoever needs no lock service is not shown how to connect to one."""
+    """A reader who needs no lock service is not shown how to connect to one."""
     section = section_of("transaction")
 
     assert 'lock_in(session, "invoice:2026")' in section.partition("```python")[2].partition("```")[0]
@@ -134,7 +134,7 @@ def test_replicas_are_counted() -> None:
 
 @pytest.mark.parametrize("name", [name for name in WITH_URL if name.startswith(("postgresql", "mariadb"))])
 def test_databases_link_managed_services(name: str) -> None:
-    """Most of them are somebody else's."""
+    """Most databases are run by a provider."""
     assert "[Use a managed service](../how-to/managed-services.md)" in section_of(name)
 
 

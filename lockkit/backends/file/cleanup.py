@@ -181,12 +181,12 @@ def _is_ours(fd: int, path: str) -> bool:
             return True
         except (DamagedError, VersionError, ConfigurationError):
             return False
-    start = os.pread(fd, SIZE_MAX, 0)
     if NAME.fullmatch(name):
-        return CONTENT.match(start) is not None
+        return CONTENT.match(os.pread(fd, 100, 0)) is not None
     if not _UNFINISHED.fullmatch(path):
         return False
-    return bool(CONTENT.match(start) or HEAD.match(start)) or not start.strip(b"\0")
+    start = os.pread(fd, SIZE_MAX + 1, 0)
+    return bool(CONTENT.match(start) or HEAD.match(start)) or (len(start) <= SIZE_MAX and not start.strip(b"\0"))
 
 
 class _Folder:

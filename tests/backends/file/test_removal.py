@@ -300,7 +300,12 @@ def test_record_of_a_name_that_is_used_once_stays_while_another_waits(
 @pytest.mark.usefixtures("thorough")
 @pytest.mark.parametrize("erase", [False, True])
 @pytest.mark.parametrize(
-    "content", ["of the user", "lockkit-client notes of the user", "lockkit-record of the year", "\0" * 200 + "data"]
+    "content",
+    [
+        *("of the user", "lockkit-client notes of the user", "lockkit-record of the year"),
+        *("\0" * 200 + "data", "\0" * 1_000_000 + "data"),
+    ],
+    ids=len,
 )
 def test_files_of_others_are_left_alone(
     connect: Connect, host: StubHost, directory: Path, content: str, *, erase: bool

@@ -221,7 +221,7 @@ _SCENARIOS = (
             ),
             Scene(
                 "etcd or ZooKeeper: the members agree first",
-                "A majority has the grant before A hears of it, so whoever is elected leader knows it. B waits.",
+                "A majority has the grant before A hears of it, so every next leader knows of the grant. B waits.",
                 _on("etcd", "zookeeper"),
                 (
                     Step(0.5, "A", "acquire"),

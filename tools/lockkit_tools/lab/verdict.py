@@ -150,7 +150,7 @@ def _tokens(record: Record) -> Promise:
 def _free(record: Record) -> Promise:
     text = "The lock comes free when its holder is gone"
     for wait in record.waits:
-        # Whoever holds it in a scene releases it or dies, and the scene goes on for long enough after that.
+        # In every scene the holder releases the lock or dies, and the scene lasts long enough after that.
         if wait.end is None and wait.client not in record.dead:
             lasted = _span(record.end - wait.start)
             why = f"{wait.client} still waits at the end, after {lasted}, and no client holds it"

@@ -373,9 +373,9 @@ def simulate(session: nox.Session) -> None:
 @nox.session(name="simulate-night")
 def simulate_night(session: nox.Session) -> None:
     """
-    Runs ten million random schedules of all kinds on all cores, and reports faults, branches and violations.
+    Runs ten million random schedules of all kinds on all cores, and reports faults and violations.
 
-    ``-- --count=100000`` runs fewer, ``--json=FILE`` keeps the report, ``--kind=once --seed=17`` repeats one schedule.
+    ``-- --count=100000`` runs fewer, ``--kind=once --seed=17`` repeats one schedule.
     """
     install(session, "test")
     session.run("python", "-m", "tests.simulation.night", *session.posargs)

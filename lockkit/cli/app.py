@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -19,6 +18,9 @@ from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
 from lockkit.cli.usage import Command, CommandStarter
 from lockkit.errors import DOCUMENTATION
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 WATCH_SECONDS_MIN = 0.1
 """The shortest ``--interval`` of ``lockkit watch``. Below it the looks take longer than the pauses, and are load."""
@@ -34,6 +36,8 @@ _TOOLS = {"bench", "lab"}
 
 def _more_commands() -> dict[str, EntryPoint]:
     """Find the commands that other distributions add: each entry point is a function that gets the `typer.Typer`."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - 15 ms, which `lockkit run` shall not pay
+
     return {entry.name: entry for entry in entry_points(group="lockkit.commands")}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,8 +15,10 @@ from rich.text import Text
 from lockkit.cli.output import print_json
 from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError
-from lockkit.testing.verification import CaseResult, Outcome, Verification
 from lockkit.validation import plain
+
+if TYPE_CHECKING:
+    from lockkit.testing.verification import CaseResult, Outcome, Verification
 
 _OUTCOMES: Final[tuple[tuple[Outcome, str], ...]] = (
     ("passed", "green"),

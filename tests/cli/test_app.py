@@ -113,7 +113,7 @@ def test_lab_without_a_scenario_lists_them(cli: Cli) -> None:
 @pytest.mark.parametrize("name", ["bench", "lab"])
 def test_command_of_the_tools_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where lockkit alone is installed, the help does not list it either."""
-    monkeypatch.setattr(app, "entry_points", lambda **_: ())
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
 
     done, listed = CliRunner().invoke(app.app, [name]), CliRunner().invoke(app.app, ["--help"])
 

@@ -46,7 +46,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockkit.backend import (
     Busy,
@@ -69,7 +69,6 @@ from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, notify
 from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.record import FileClaim
 from lockkit.backends.file.record_store import RecordStore
-from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.configuration.profiles import default_directory
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -77,6 +76,9 @@ from lockkit.runtime import in_forked_child
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
 from lockkit.validation import parse_bool
+
+if TYPE_CHECKING:
+    from lockkit.backends.file.wakeup import WakeupListener
 
 log = logging.getLogger("lockkit")
 

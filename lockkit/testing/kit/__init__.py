@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lockkit.errors import StaleToken
-from lockkit.testing.kit.clients import AioKitClient, KitClient
-from lockkit.testing.kit.clock import Clock
-from lockkit.testing.kit.workers import OncePerRun
+
+if TYPE_CHECKING:
+    from lockkit.testing.kit.clients import AioKitClient, KitClient
+    from lockkit.testing.kit.clock import Clock
+    from lockkit.testing.kit.workers import OncePerRun
 
 __all__ = ["assert_fenced", "lockkit_aio_client", "lockkit_client", "lockkit_once", "lockkit_time"]
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from lockkit_tools.bench.addresses import addresses, redirected, why_not_through
 from lockkit_tools.bench.samples import now_ns
@@ -17,7 +17,9 @@ from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit_tools.bench.workloads.handoff import Handoff
 from lockkit_tools.bench.workloads.pair import Pair
-from lockkit_tools.servers import FaultProxy
+
+if TYPE_CHECKING:
+    from lockkit_tools.servers import FaultProxy
 
 _PAIR, _HANDOFF = Pair(), Handoff()
 

@@ -93,6 +93,32 @@ def test_bare_import_loads_neither_asyncio_nor_a_backend() -> None:
     assert not any(name.startswith("lockkit.backends") for name in loaded)
 
 
+# What drivers the extra of a backend brings; all other drivers may be missing.
+OWN = {
+    "redis": {"redis"},
+    "redlock": {"redis"},
+    "zookeeper": {"kazoo"},
+    "etcd": {"grpc", "google"},
+    "postgresql": {"sqlalchemy", "psycopg", "psycopg_binary"},
+    "mysql": {"sqlalchemy", "pymysql", "aiomysql"},
+    "sqlite": {"sqlalchemy", "aiosqlite"},
+}
+DRIVERS = set[str]().union(*OWN.values())
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file", *OWN])
+def test_backend_needs_no_driver_of_another_one(scheme: str) -> None:
+    """It loads where its own extra alone is installed."""
+    missing = sorted(DRIVERS - OWN.get(scheme, set()))
+
+    state = after(
+        f"sys.modules.update(dict.fromkeys({missing}))\n"
+        f"from lockkit.configuration import registry\nregistry.find({scheme!r})"
+    )
+
+    assert any(name.startswith("lockkit.backends.") for name in state["modules"])
+
+
 IMPORT_EACH = """
 import gc, importlib, json, os, sys
 

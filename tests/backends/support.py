@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 import lockkit
 import lockkit.aio
 from lockkit.backend import Grant, LockBackend, LossReason, Request
+from lockkit.configuration import registry
 from lockkit.runtime import BlockingRuntime, Runtime, drive
+from lockkit.testing.face_driver import AsyncDriver, FaceDriver, SyncDriver
+from lockkit.testing.target import Face, Target
+from lockkit.url import parse
 
 
 class StubHost:
@@ -92,3 +98,10 @@ def sent_to(backend: LockBackend, request: Request) -> bool:
     with pytest.raises(lockkit.BackendUnavailable) as raised:
         drive(backend.try_acquire(request))
     return raised.value.sent
+
+
+def play(face: Face, url: str, body: Callable[[FaceDriver], Coroutine[Any, Any, None]]) -> None:
+    """Run a body with clients of one face of a URL."""
+    kind = SyncDriver if face == "blocking" else AsyncDriver
+    driver = kind(Target(url), registry.find_for(parse(url), {}).capabilities)
+    driver.run(body(driver))

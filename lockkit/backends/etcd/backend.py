@@ -18,7 +18,7 @@ renew               keep the leases alive, and check in one transaction for 100 
 release             delete the key, if it still has the ``create_revision`` of the grant
 update, downgrade   replace the value, if the key has not changed since its last known revision
 token               the ``create_revision``
-note                the key ``PREFIX+note/NAME`` (`lockkit.backends.etcd.notes`)
+note                the key ``PREFIX+note/NAME`` (`lockkit.backends.etcd.inspection`)
 ==================  ===============================================================================================
 
 Why one round trip suffices: the transaction compares the ``create_revision`` of *all* keys below the prefix with 0,
@@ -72,7 +72,6 @@ from lockkit.backends.etcd.connection import RANGE, TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.inspection import Inspection, UnprovenKey
-from lockkit.backends.etcd.notes import LockNotes
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, check_adopted_options, open_cluster
 from lockkit.backends.etcd.permits import PermitQueue, create_permit
 from lockkit.backends.etcd.session import Sessions, round_up
@@ -130,7 +129,6 @@ class EtcdBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, cluster: Cluster, options: Mapping[str, Any], host: Host) -> None:
-        """Use a cluster, without I/O."""
         self._url = url
         self.cluster = self._cluster = cluster
         self._runtime = host.runtime
@@ -138,7 +136,6 @@ class EtcdBackend(LockBackend):
         self._sessions = Sessions(host, cluster)
         self._permits = PermitQueue(cluster)
         self._inspection = Inspection(host.runtime, cluster)
-        self._notes = LockNotes(host.runtime, cluster)
         self._listener = WakeupListener(host.runtime, cluster)
 
     @classmethod
@@ -633,10 +630,12 @@ class EtcdBackend(LockBackend):
         return NamesPage(names, last + b"\0" if part is None else transactions.end(below + part + b"/"))
 
     async def read_note(self, name: str) -> Note | None:
-        return await self._notes.read(self._note_key(name))
+        return await self._inspection.read_note(self._note_key(name))
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        return await self._notes.write(grant.state, self._note_key(grant.name), text, round_up(keep), answer_by)
+        return await self._inspection.write_note(
+            grant.state, self._note_key(grant.name), text, round_up(keep), answer_by
+        )
 
     async def erase(self) -> None:
         for space in ("", *(f"+{space}" for space in SPACES)):

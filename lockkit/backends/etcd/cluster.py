@@ -63,7 +63,6 @@ class SharedAttempts:
     """What one caller does while the others wait for it: log in, or open a session. Threads may share it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Begin without any."""
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._pending: dict[int, Event] = {}
@@ -170,7 +169,6 @@ class Cluster:
     def __init__(
         self, runtime: Runtime, labels: Sequence[str], connect: Callable[[str], MemberConnection], login: Login
     ) -> None:
-        """Connect to no member yet."""
         self._runtime = runtime
         self._labels = labels
         self._connect = connect

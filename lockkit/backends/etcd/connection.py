@@ -3,8 +3,7 @@ The calls to one etcd member.
 
 =========================  ==================================================================================
 `BlockingConnection`       grpc's blocking API
-`AsyncioConnection`        ``grpc.aio``: on a channel of the application, or one with interceptors
-`DirectConnection`         the part of it that is written in C, on a channel of lockkit's
+`AsyncioConnection`        ``grpc.aio``
 `ForkedConnection`         grpc's blocking API under asyncio, in a process that was forked after it used ``grpc.aio``
 =========================  ==================================================================================
 """
@@ -194,43 +193,6 @@ class AsyncioConnection(MemberConnection):
             await self._channel.close()
 
 
-class DirectConnection(AsyncioConnection):
-    """The same, without the objects and the task that ``grpc.aio`` makes for each call. See `quirks.direct_calls`."""
-
-    def __init__(self, label: str, channel: Any, begin: quirks.Begin) -> None:  # noqa: ANN401 - see MemberConnection
-        super().__init__(label, channel, owned=True)
-        self._begin = begin
-        self._under_way: set[Any] = set()
-
-    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
-        call: Any = None
-        try:
-            call = self._begin(method.path, timeout)
-            self._under_way.add(call)
-            data = await call.unary_unary(_serialize(request), metadata or ())
-        except grpc.aio.BaseError as error:
-            raise ClosedError(str(error)) from error
-        except BaseException:
-            if call is not None:
-                call.cancel("the caller was cancelled")
-            raise
-        finally:
-            self._under_way.discard(call)
-        if not call.is_ok():
-            status = await call.status()
-            raise CallError(_CODES.get(status.code(), grpc.StatusCode.UNKNOWN), status.details())
-        return method.answer.FromString(data)
-
-    async def close(self) -> None:
-        """See `MemberConnection.close`. grpc.aio does not know the calls that are under way."""
-        for call in tuple(self._under_way):
-            call.cancel("the channel was closed")
-        await super().close()
-
-
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
 class CallError(grpc.RpcError):
     """A call has failed, as grpc's own errors say it."""
 
@@ -239,11 +201,9 @@ class CallError(grpc.RpcError):
         self._code = code
 
     def code(self) -> grpc.StatusCode:
-        """As grpc's own errors have it."""
         return self._code
 
     def details(self) -> str:
-        """As grpc's own errors have it."""
         return str(self)
 
 
@@ -264,7 +224,6 @@ def open_connection(
         kind = ForkedConnection
         if not quirks.aio_is_unusable():
             kind, factory = AsyncioConnection, grpc.aio
-            quirks.forget_closed_loops(asyncio.get_running_loop())
     options = [*CHANNEL_OPTIONS]
     if server_name is not None:
         options.append(("grpc.ssl_target_name_override", server_name))
@@ -272,5 +231,4 @@ def open_connection(
         channel = factory.insecure_channel(label, options=options)
     else:
         channel = factory.secure_channel(label, credentials, options=options)
-    begin = quirks.direct_calls(channel) if kind is AsyncioConnection else None
-    return kind(label, channel, owned=True) if begin is None else DirectConnection(label, channel, begin)
+    return kind(label, channel, owned=True)

@@ -23,35 +23,21 @@ lease has at least the rest; larger gives it less time, smaller costs more round
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """
-    One etcd lease. Times are the client's monotonic clock.
+    """One etcd lease. Times are the client's monotonic clock."""
 
-    Attributes:
-        id: Of the lease.
-        requested_ttl: Seconds.
-        ttl: Seconds; the cluster may have raised it.
-        anchor: Just before the last request that started its ttl anew, of those that were answered.
-        keep_alive_at: When a waiter should send a heartbeat.
-        retired: It takes no new key: one may be created late in it.
-        closing: Nothing in it is wanted; it is being revoked.
-        ended: It is gone, and all its keys with it.
-        by_name: The writer whose key has this session's id in it, by lock name.
-        contenders: Those whose key is attached to it, or may be, or may still be created.
-    """
-
-    id: int
-    requested_ttl: int
-    ttl: float
-    anchor: float
-    keep_alive_at: float = field(init=False)
-    retired: bool = False
-    closing: bool = False
-    ended: bool = False
-    by_name: dict[str, Contender] = field(default_factory=dict)
+    id: int  # of the lease
+    requested_ttl: int  # seconds
+    ttl: float  # seconds; the cluster may have raised it
+    anchor: float  # just before the last request that started its ttl anew, of those that were answered
+    keep_alive_at: float = field(init=False)  # when a waiter should send a heartbeat
+    retired: bool = False  # it takes no new key: one may be created late in it
+    closing: bool = False  # nothing in it is wanted; it is being revoked
+    ended: bool = False  # it is gone, and all its keys with it
+    by_name: dict[str, Contender] = field(default_factory=dict)  # the writer whose key has its id, by lock name
+    # Those whose key is attached to it, or may be, or may still be created.
     contenders: set[Contender] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Plan the first heartbeat."""
         self.keep_alive_at = self.anchor + self.ttl / 3
 
     def was_kept_alive(self, anchor: Instant) -> None:
@@ -92,22 +78,13 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """
-    One watch.
+    """One watch."""
 
-    Attributes:
-        id: Its number in the stream.
-        key: What is watched.
-        contender: Which waits; None if none does.
-        reusable: It reports the deletion of one key, as most do.
-        since: The revision after which it reports everything; 0 before it is confirmed.
-    """
-
-    id: int
+    id: int  # its number in the stream
     key: bytes
-    contender: Contender | None
-    reusable: bool
-    since: int = 0
+    contender: Contender | None  # which waits; None if none does
+    reusable: bool  # it reports the deletion of one key, as most do
+    since: int = 0  # the revision after which it reports everything; 0 before it is confirmed
 
 
 @dataclass(slots=True, eq=False)
@@ -115,66 +92,39 @@ class Contender:
     """
     One key of this client: a place in the queue of a lock, or the lock itself.
 
-    Attributes:
-        name: Of the lock.
-        owner: Of the acquisition.
-        prefix: Of the keys of all contenders for the lock.
-        value: With which the key is created: owner and metadata.
-        wake: Event of the request that waits with it, if it does.
-        mode: Beside whom it is to hold the lock.
-        key: Its name, known once it has a session. A permit's is another one than that with which it has waited.
-        slot_keys: Of a permit that is not granted yet: the keys of which a request that was sent may create one.
-        slot: Of a permit that is granted; else None.
-        value_now: Of the key, as far as known: `value` until it is updated or downgraded.
-        is_rewritten: A request was sent that changes the value.
-        home: The session whose id is in the key.
-        session: The session that the key is attached to.
-        moving_to: The session that the key is being moved to. Not None after a move that was not answered: the key is
-            attached to the one or to the other.
-        create_revision: The token; 0 until it is known.
-        mod_revision: Changes with each move and each change of the value.
-        wanted_until: When the key is not wanted any more, client monotonic clock; ``-inf`` once it was given up.
-        may_come_late: The request that creates the key was not answered, and may be executed late.
-        created: Set when the request that creates the key has been answered or has failed; None before it is sent.
-        key_in_front: The one that it waits for; the first of them if there are several.
-        behind_front: With several, the first key behind them; else empty.
-        seen_at: The revision at which they were there.
-        watch: That wakes it; None if there is none.
-        joined_at: When the request came, client monotonic clock.
-        since: When it was granted, Unix time, as the value says: when the request came, until it has waited for longer.
-        note_leases: Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one
-            uses them again.
+    Times are the client's monotonic clock, unless something else is said.
     """
 
-    name: str
+    name: str  # of the lock
     owner: str
-    prefix: bytes
-    value: bytes
-    wake: Event | None
+    prefix: bytes  # of the keys of all contenders for the lock
+    value: bytes  # with which the key is created: owner and metadata
+    wake: Event | None  # of the request that waits with it, if it does
     mode: Mode = "exclusive"
-    key: bytes = b""
-    slot_keys: tuple[bytes, ...] = ()
-    slot: int | None = None
-    value_now: bytes = field(init=False)
-    is_rewritten: bool = False
-    home: Session | None = None
-    session: Session | None = None
+    key: bytes = b""  # known once it has a session; a permit's is another one than that with which it has waited
+    slot_keys: tuple[bytes, ...] = ()  # of a permit not granted yet: of these, a request that was sent may create one
+    slot: int | None = None  # of a permit that is granted
+    value_now: bytes = field(init=False)  # of the key, as far as known: `value` until it is updated or downgraded
+    is_rewritten: bool = False  # a request was sent that changes the value
+    home: Session | None = None  # whose id is in the key
+    session: Session | None = None  # that the key is attached to
+    # Not None after a move that was not answered: the key is attached to the one session or to the other.
     moving_to: Session | None = None
-    create_revision: int = 0
-    mod_revision: int = 0
-    wanted_until: float = inf
-    may_come_late: bool = False
-    created: Event | None = None
-    key_in_front: bytes = b""
-    behind_front: bytes = b""
-    seen_at: int = 0
-    watch: Watch | None = None
-    joined_at: float = inf
-    since: float = 0.0
+    create_revision: int = 0  # the token; 0 until it is known
+    mod_revision: int = 0  # changes with each move and each change of the value
+    wanted_until: float = inf  # when the key is not wanted any more; ``-inf`` once it was given up
+    may_come_late: bool = False  # the request that creates the key was not answered, and may be executed late
+    created: Event | None = None  # set when that request has been answered or has failed; None before it is sent
+    key_in_front: bytes = b""  # the key that it waits for; the first of them if there are several
+    behind_front: bytes = b""  # with several, the first key behind them
+    seen_at: int = 0  # the revision at which they were there
+    watch: Watch | None = None  # that wakes it
+    joined_at: float = inf  # when the request came
+    since: float = 0.0  # when it was granted, Unix time, as the value says; until it has waited, when the request came
+    # Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one uses them again.
     note_leases: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin with the value of the creation."""
         self.value_now = self.value
 
     def set_may_come_late(self) -> None:

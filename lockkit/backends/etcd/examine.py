@@ -9,6 +9,7 @@ import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, cast
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
@@ -19,14 +20,12 @@ from lockkit.backends.etcd.options import DEFAULT_PORT, open_cluster
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
+from lockkit.doctor.members import judge_members, member_checks
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import monotonic
 from lockkit.url import HostPort, Url
 
 _PAGE = "how-to/check-your-servers.md#etcd"
-
-MEMBERS_MIN = 3
-"""The smallest cluster of which one member may fail."""
 
 VERSION_MIN = (3, 4)
 
@@ -36,82 +35,39 @@ NEARLY_FULL = 0.8
 MEMBER_SECONDS = 2.0
 """Longest wait for one member. Longer waits for members that are down; shorter mistakes a busy one for one."""
 
-VERSION = Check("etcd-version", Severity.ERROR, "The member lacks calls that lockkit needs.", _PAGE)
-NO_LEADER = Check(
+_error = partial(Check, severity=Severity.ERROR, page=_PAGE)
+_info = partial(Check, severity=Severity.INFO, page=_PAGE)
+_warning = partial(Check, severity=Severity.WARNING, page=_PAGE)
+
+VERSION = _error("etcd-version", risk="The member lacks calls that lockkit needs.")
+NO_LEADER = _error(
     "etcd-no-leader",
-    Severity.ERROR,
-    "Without a leader no lock can be acquired or renewed, and leases are lost at the end of their ttl.",
-    _PAGE,
+    risk="Without a leader no lock can be acquired or renewed, and leases are lost at the end of their ttl.",
 )
-MEMBER_DOWN = Check("etcd-member-down", Severity.WARNING, "One member fewer may fail before locking stops.", _PAGE)
-ALONE = Check(
-    "etcd-alone",
-    Severity.WARNING,
-    "When the member fails, locking stops, and leases are lost at the end of their ttl.",
-    _PAGE,
-)
-FEW = Check("etcd-few-members", Severity.WARNING, "When one member fails, no majority is left.", _PAGE)
-EVEN = Check(
-    "etcd-even-members",
-    Severity.WARNING,
-    "An even number survives no more failures than one member fewer would.",
-    _PAGE,
-)
-ONE_NAMED = Check(
-    "etcd-one-named",
-    Severity.WARNING,
-    "When that member is down, clients don't find the others, and lose their leases although the cluster works.",
-    _PAGE,
-)
-NO_SPACE = Check(
-    "etcd-no-space",
-    Severity.ERROR,
-    "The cluster refuses writes: no lock can be acquired until the alarm is off.",
-    _PAGE,
-)
-CORRUPT = Check("etcd-corrupt", Severity.ERROR, "Members have different data: a lock may be held twice.", _PAGE)
-RESTORED = Check(
+MEMBER_DOWN = _warning("etcd-member-down", risk="One member fewer may fail before locking stops.")
+_MEMBERS = ALONE, FEW, EVEN, ONE_NAMED = member_checks("etcd", _PAGE)
+NO_SPACE = _error("etcd-no-space", risk="The cluster refuses writes: no lock can be acquired until the alarm is off.")
+CORRUPT = _error("etcd-corrupt", risk="Members have different data: a lock may be held twice.")
+RESTORED = _warning(
     "etcd-restored",
-    Severity.WARNING,
-    "Its revision, the source of tokens, may have gone back: storage then refuses new holders as stale. Locks acquired "
-    "after the backup may be held twice.",
-    "backends/etcd.md#tokens",
+    risk="Its revision, the source of tokens, may have gone back: storage then refuses new holders as stale. Locks "
+    "acquired after the backup may be held twice.",
+    page="backends/etcd.md#tokens",
 )
-QUOTA = Check(
-    "etcd-quota",
-    Severity.WARNING,
-    "When the quota is used up, the cluster refuses writes: no lock can be acquired.",
-    _PAGE,
-)
-NO_COMPACTION = Check(
+QUOTA = _warning("etcd-quota", risk="When the quota is used up, the cluster refuses writes: no lock can be acquired.")
+NO_COMPACTION = _warning(
     "etcd-no-compaction",
-    Severity.WARNING,
-    "Each change of a lock stays in the database; when that is full, no lock can be acquired.",
-    _PAGE,
+    risk="Each change of a lock stays in the database; when that is full, no lock can be acquired.",
 )
-NO_TLS = Check(
-    "etcd-no-tls",
-    Severity.WARNING,
-    "Anyone who sees the network can read the password, and break any lock.",
-    _PAGE,
-)
-NO_AUTH = Check("etcd-no-auth", Severity.WARNING, "Anyone who reaches the cluster can break any lock.", _PAGE)
-HIDDEN = Check(
+NO_TLS = _warning("etcd-no-tls", risk="Anyone who sees the network can read the password, and break any lock.")
+NO_AUTH = _warning("etcd-no-auth", risk="Anyone who reaches the cluster can break any lock.")
+HIDDEN = _info(
     "etcd-hidden",
-    Severity.INFO,
-    "The version, alarms and quota, and whether the cluster was restored from a backup, were not looked at.",
-    _PAGE,
+    risk="The version, alarms and quota, and whether the cluster was restored from a backup, were not looked at.",
 )
-RIGHTS = Check("etcd-rights", Severity.ERROR, "Locks cannot be acquired, renewed or released.", _PAGE)
-NO_RENEWAL = Check(
-    "etcd-no-renewal", Severity.ERROR, "Leases are lost at the end of their ttl, also while their holders live.", _PAGE
-)
-TTL_RAISED = Check(
-    "etcd-ttl-raised",
-    Severity.WARNING,
-    "When a holder dies, its lock becomes free later than after the ttl.",
-    _PAGE,
-)
+RIGHTS = _error("etcd-rights", risk="Locks cannot be acquired, renewed or released.")
+NO_RENEWAL = _error("etcd-no-renewal", risk="Leases are lost at the end of their ttl, also while their holders live.")
+TTL_RAISED = _warning("etcd-ttl-raised", risk="When a holder dies, its lock becomes free later than after the ttl.")
 
 _ALARMS = {
     "NOSPACE": (
@@ -288,7 +244,7 @@ async def _examine_membership(examination: Examination, host: HostPort) -> None:
         has_login = cluster.login.metadata not in {None, ()}
     finally:
         await cluster.close()
-    _judge_members(examination, sum(not member.isLearner for member in members))
+    judge_members(examination, _MEMBERS, sum(not member.isLearner for member in members))
     if not has_login and examination.options["cert"] is None:
         fix = (
             "Run etcdctl user add root, user grant-role root root, auth enable; then add users with rights to the "
@@ -314,21 +270,6 @@ async def _examine_locking(examination: Examination, cluster: Cluster) -> None:
     request = rpc.RangeRequest(key=key, limit=1)
     await examination.time(where, lambda: cluster.call(RANGE, request, resend=True))
     await _examine_lease(examination, cluster)
-
-
-def _judge_members(examination: Examination, count: int) -> None:
-    where = examination.url.safe_text
-    examination.note("members", str(count))
-    fix = "Run 3 or 5 members on different machines, and name all of them in the URL"
-    if count == 1:
-        examination.find(ALONE, where, "The cluster has one member.", fix)
-        return
-    if count < MEMBERS_MIN:
-        examination.find(FEW, where, f"The cluster has {count} members.", fix)
-    elif count % 2 == 0:
-        examination.find(EVEN, where, f"The cluster has {count} members.", fix)
-    if len(examination.url.hosts) == 1:
-        examination.find(ONE_NAMED, where, f"The URL names one member of {count}.", "Name all of them in the URL")
 
 
 async def _is_refused(cluster: Cluster, key: bytes) -> bool:

@@ -1,17 +1,29 @@
-"""Who holds a lock on etcd, and how to free it without being the holder."""
+"""
+Who holds a lock on etcd, how to free it without being the holder, and the notes on it.
+
+A note is the key ``PREFIX+note/NAME``, attached to an etcd lease of its own, which is not kept alive and ends it. When
+another member becomes the leader, the leases of notes start again: a note may live longer than it should, never
+shorter.
+
+The client chooses the id of the lease. So a request that is sent again, because its answer was lost, finds the lease of
+the first one, and none stays without a note for the days for which that would have been kept.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
-from lockkit.backend import CALL_SECONDS, Gone, Holder, decode_metadata, since_stored
+from lockkit.backend import CALL_SECONDS, Gone, Holder, Note, decode_metadata, since_stored
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import Cluster
-from lockkit.backends.etcd.connection import GRANT, RANGE, TIME_TO_LIVE, TXN
+from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, RANGE, REVOKE, TIME_TO_LIVE, TXN
+from lockkit.backends.etcd.contender import Contender
+from lockkit.backends.etcd.errors import LeaseExists
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.runtime import Runtime
+from lockkit.units import Instant
 
 
 class UnprovenKey(Exception):
@@ -29,7 +41,6 @@ class Inspection:
     """Looks at the locks and semaphores of one cluster."""
 
     def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
-        """Use a cluster."""
         self._runtime = runtime
         self._cluster = cluster
 
@@ -106,16 +117,60 @@ class Inspection:
             slots, waiters = values.slots_of(prefix), values.waiters_of(prefix)
             request = rpc.TxnRequest()
             request.success.add(request_range=rpc.RangeRequest(key=slots[0], range_end=slots[1]))
-            request.success.add(request_range=transactions.newest_in(waiters, keys_only=True))
+            request.success.add(request_range=transactions.in_order(waiters, newest=True, keys_only=True))
             both = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
             held, waiting = (one.response_range for one in both.responses)
             return held.kvs, waiting.count
         answer = await self._cluster.call(RANGE, transactions.first_key(prefix), resend=True, answer_by=answer_by)
         if answer.kvs and values.mode_of(answer.kvs[0], prefix) == "shared":
-            answer = await self._cluster.call(RANGE, transactions.all_keys(prefix), resend=True, answer_by=answer_by)
+            everything = transactions.in_order((prefix, transactions.end(prefix)), limit=0)
+            answer = await self._cluster.call(RANGE, everything, resend=True, answer_by=answer_by)
         kvs = answer.kvs
         modes = [values.mode_of(kv, prefix) for kv in kvs]
         # A writer waits for all in front of it, and stops the readers behind it.
         held_count = modes.index("exclusive") if "exclusive" in modes else len(kvs)
         held_count = max(1, held_count) if kvs else 0
         return kvs[:held_count], answer.count - held_count
+
+    # -- notes -------------------------------------------------------------------------------------------------------
+
+    async def read_note(self, key: bytes) -> Note | None:
+        answer = await self._cluster.call(RANGE, rpc.RangeRequest(key=key), resend=True)
+        return Note(answer.kvs[0].value.decode("utf-8", "replace"), None) if answer.kvs else None
+
+    async def write_note(self, contender: Contender, key: bytes, text: str, ttl: int, answer_by: Instant) -> bool:
+        """See `LockBackend.write_note`."""
+        lease_id = contender.note_leases.setdefault(ttl, int(self._runtime.owner()[:15], 16) + 1)
+        await self._grant_note_lease(lease_id, ttl, answer_by)
+        put = rpc.PutRequest(key=key, value=text.encode(), lease=lease_id, prev_kv=True)
+        request = rpc.TxnRequest(compare=[contender.compare_revision], success=[rpc.RequestOp(request_put=put)])
+        answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+        contender.note_leases.clear()
+        if not answer.succeeded:
+            await self._revoke(lease_id, answer_by)
+            return False
+        former_id = answer.responses[0].response_put.prev_kv.lease
+        if former_id not in {0, lease_id}:
+            await self._revoke(former_id, answer_by)
+        return True
+
+    async def _grant_note_lease(self, lease_id: int, ttl: int, answer_by: Instant) -> None:
+        """Have an etcd lease whose ttl begins now, also if an earlier request for it was executed."""
+        while True:
+            try:
+                wanted = rpc.LeaseGrantRequest(TTL=ttl, ID=lease_id)
+                await self._cluster.call(GRANT, wanted, resend=True, answer_by=answer_by)
+            except LeaseExists:
+                beat = rpc.LeaseKeepAliveRequest(ID=lease_id)
+                kept = await self._cluster.call(KEEP_ALIVE, beat, resend=True, answer_by=answer_by)
+                if kept.TTL <= 0:
+                    continue  # it has just ended
+            return
+
+    async def _revoke(self, lease_id: int, answer_by: Instant) -> None:
+        """End an etcd lease in which there is no note; if that fails, its ttl ends it."""
+        try:
+            request = rpc.LeaseRevokeRequest(ID=lease_id)
+            await self._cluster.call(REVOKE, request, resend=True, answer_by=answer_by)
+        except LockError as error:
+            log.debug("the lease %x of a note is left to its ttl: %s", lease_id, error)

@@ -22,9 +22,7 @@ A request that may not wait (``timeout=0``) has no key of its own: it takes a sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from lockkit.backend import Busy
 from lockkit.backends.etcd import rpc_pb2 as rpc
@@ -102,18 +100,12 @@ def lowest_free(slots: Sequence[int | None]) -> int:
 
 def _look(contender: Contender) -> list[rpc.RequestOp]:
     """Read the waiter in front, the slots that are taken, and the oldest holder."""
-    in_front = transactions.newest_in(values.waiters_of(contender.prefix), keys_only=True)
+    in_front = transactions.in_order(values.waiters_of(contender.prefix), newest=True, keys_only=True)
     if contender.create_revision:
         in_front.max_create_revision = contender.create_revision - 1
     slots = values.slots_of(contender.prefix)
     taken = rpc.RangeRequest(key=slots[0], range_end=slots[1], keys_only=True)
-    return [rpc.RequestOp(request_range=one) for one in (in_front, taken, transactions.oldest_in(slots))]
-
-
-def _look_again(contender: Contender) -> rpc.TxnRequest:
-    """Look at a semaphore; fail if the key is gone with which the contender waits."""
-    compare = [contender.compare_revision] if contender.create_revision else []
-    return rpc.TxnRequest(compare=compare, success=_look(contender))
+    return [rpc.RequestOp(request_range=one) for one in (in_front, taken, transactions.in_order(slots))]
 
 
 def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
@@ -139,50 +131,14 @@ def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
     return request
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """
-    A look at a semaphore.
-
-    Attributes:
-        revision: At which it was.
-        in_front: Key of the waiter in front; empty if there is none.
-        taken: The slots.
-        owner: Of the oldest permit.
-    """
-
-    revision: int
-    in_front: bytes
-    taken: Sequence[int | None]
-    owner: str | None
-
-    @classmethod
-    def from_answer(cls, answer: rpc.TxnResponse) -> _Seen:
-        """Read the answer to `_look`."""
-        in_front, taken, oldest = (one.response_range.kvs for one in answer.responses[:3])
-        return cls(
-            answer.header.revision,
-            in_front[0].key if in_front else b"",
-            [values.slot_of(kv.key) for kv in taken],
-            values.owner_and_metadata(oldest[0])[0] if oldest else None,
-        )
-
-
 class PermitQueue:
     """Takes permits, for one client."""
 
     def __init__(self, cluster: Cluster) -> None:
-        """Use a cluster."""
         self._cluster = cluster
 
     async def enter(
-        self,
-        contender: Contender,
-        limit: int,
-        answer: Any,  # noqa: ANN401 - a message
-        answer_by: float,
-        *,
-        queue: bool,
+        self, contender: Contender, limit: int, answer: rpc.TxnResponse, answer_by: float, *, queue: bool
     ) -> Busy | None:
         """Read the answer to `create_permit`, and go on from there."""
         slot = _slot_taken(answer)
@@ -190,34 +146,35 @@ class PermitQueue:
             contender.takes_slot(slot, answer.header.revision)
             return None
         contender.slot_keys = ()
-        seen = _Seen.from_answer(answer)
         if queue:
             contender.set_revision(answer.header.revision)
-        return await self._go_on(contender, limit, seen, answer_by)
+        return await self._go_on(contender, limit, answer, answer_by)
 
     async def check(self, contender: Contender, limit: int, answer_by: float) -> Busy | None:
         """Look whether the permit can be taken now, and take it. As `enter`."""
-        answer = await self._cluster.call(TXN, _look_again(contender), resend=True, answer_by=answer_by)
-        if not answer.succeeded:
-            return None
-        return await self._go_on(contender, limit, _Seen.from_answer(answer), answer_by)
+        # It fails if the key is gone with which the contender waits.
+        compare = [contender.compare_revision] if contender.create_revision else []
+        request = rpc.TxnRequest(compare=compare, success=_look(contender))
+        answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
+        return await self._go_on(contender, limit, answer, answer_by) if answer.succeeded else None
 
-    async def _go_on(self, contender: Contender, limit: int, seen: _Seen, answer_by: float) -> Busy | None:
-        if seen.in_front:
-            contender.waits_for(seen.revision, seen.in_front)
-            return Busy(owner=seen.owner)
-        if len(seen.taken) >= limit:
-            contender.waits_for(seen.revision, *values.slots_of(contender.prefix))
-            return Busy(owner=seen.owner)
+    async def _go_on(self, contender: Contender, limit: int, answer: rpc.TxnResponse, answer_by: float) -> Busy | None:
+        """Go on from the answer to `_look`: wait, or take the lowest slot that was free."""
+        revision = answer.header.revision
+        in_front, taken, oldest = (one.response_range.kvs for one in answer.responses[:3])
+        if in_front or len(taken) >= limit:
+            keys = (in_front[0].key,) if in_front else values.slots_of(contender.prefix)
+            contender.waits_for(revision, *keys)
+            return Busy(owner=values.owner_and_metadata(oldest[0])[0] if oldest else None)
         if contender.wanted_until == -inf:
             raise BackendUnavailable("the request was given up")
-        slot = lowest_free(seen.taken)
+        slot = lowest_free([values.slot_of(kv.key) for kv in taken])
         contender.slot_keys = (values.slot_key(contender.prefix, slot),)
         session = contender.session
         assert session is not None
         answer = await self._cluster.call(
             TXN,
-            _take(contender, session.id, seen.revision),
+            _take(contender, session.id, revision),
             # Twice does no harm if it has a key, which the first one deletes.
             resend=contender.create_revision > 0,
             on_unknown=contender.set_may_come_late if not contender.create_revision else lambda: None,

@@ -15,20 +15,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakSet, ref
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from lockkit.runtime import let_go
-from lockkit.units import Seconds
 
 if TYPE_CHECKING:
     import grpc
-
-
-Begin: TypeAlias = Callable[[str, float], Any]
-"""Begins a call, given its path and its timeout."""
 
 
 class WallClockTimeout(float):
@@ -47,10 +40,6 @@ class WallClockTimeout(float):
     def __radd__(self, now: float) -> float:
         """Take the place of ``time.time() + timeout``."""
         del now
-        return self.deadline()
-
-    def deadline(self) -> float:
-        """When it is over, by the system clock."""
         return _system_time() + float(self)
 
 
@@ -90,33 +79,6 @@ def free_locks(channel: Any) -> None:  # noqa: ANN401 - a grpc.Channel
                 let_go(lock)
 
 
-def direct_calls(channel: Any) -> Begin | None:  # noqa: ANN401 - a grpc.aio.Channel
-    """
-    Give what begins a call with the C part of a channel, or None if that part is not as expected.
-
-    ``grpc.aio`` makes two objects and a task for each call, and the task takes another turn of the event loop. Without
-    them an acquisition and its release take 40 to 60 of 680 µs less (``docs/decisions/0020-fewer-steps-in-a-pair.md``).
-    A channel to which an instrumentation has added interceptors is left alone: only the Python part calls them.
-
-    Relies on: a ``grpc.aio.Channel`` has its C part in ``_channel``, whose calls have ``unary_unary``, ``is_ok``,
-    ``status`` and ``cancel``; and its interceptors in ``_unary_unary_interceptors``.
-    Fails without it: test_connection.py::test_call_takes_no_task
-    """
-    if getattr(channel, "_unary_unary_interceptors", True):
-        return None
-
-    def begin(path: str, timeout: Seconds) -> Any:  # noqa: ANN401 - grpc's
-        deadline = WallClockTimeout(timeout).deadline()
-        return channel._channel.call(path.encode(), deadline, None, None, 0)  # noqa: SLF001 - 0: no registered method
-
-    with suppress(AttributeError, TypeError):
-        call = begin("/", 0.0)
-        call.unary_unary(b"", ()).close()  # it is not sent
-        if all(callable(getattr(call, name)) for name in ("is_ok", "status", "cancel")):
-            return begin
-    return None
-
-
 def target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
     """
     Give the address that a channel leads to, or "channel" if it doesn't tell.
@@ -130,32 +92,6 @@ def target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
     found = target()
     text = found.decode() if isinstance(found, bytes) else str(found)
     return text.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")
-
-
-CLOSED_LOOPS_MAX = 16
-"""How many closed event loops are left to grpc.aio. More keeps more memory; with fewer, a program that often begins a
-loop more often looks through all its objects."""
-
-_loops: WeakSet[Any] = WeakSet()
-
-
-def forget_closed_loops(loop: Any) -> None:  # noqa: ANN401 - an event loop
-    """
-    Have ``grpc.aio`` forget event loops that are closed, before a channel is made in another one.
-
-    Its poller keeps every loop in which a channel was made, for as long as there is a channel in any of them.
-
-    Relies on: the poller has a dict from each loop to a ``_BoundEventLoop``. Where this changes, nothing is forgotten.
-    Fails without it: test_connection.py::test_closed_loops_are_forgotten
-    """
-    closed = [one for one in tuple(_loops) if one.is_closed()]
-    if len(closed) >= CLOSED_LOOPS_MAX:
-        for found in gc.get_referrers(*closed):
-            for one in closed if isinstance(found, dict) else ():
-                if type(found.get(one)).__name__ == "_BoundEventLoop":
-                    del found[one]
-        _loops.difference_update(closed)
-    _loops.add(loop)
 
 
 # grpc.aio has one poller thread for the whole process. It doesn't exist in a forked child, and cannot be started again

@@ -58,7 +58,6 @@ class Sessions:
     """The sessions of one client. Threads may share it."""
 
     def __init__(self, host: Host, cluster: Cluster) -> None:
-        """Open none yet."""
         self._host = host
         self._runtime = host.runtime
         self._cluster = cluster

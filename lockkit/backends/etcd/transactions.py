@@ -63,7 +63,7 @@ def _excluding(contender: Contender) -> tuple[bytes, bytes]:
 
 def _newest_excluding(contender: Contender) -> rpc.RangeRequest:
     # A reader needs the value, too: has that writer been downgraded?
-    return newest_in(_excluding(contender), keys_only=contender.mode != "shared")
+    return in_order(_excluding(contender), newest=True, keys_only=contender.mode != "shared")
 
 
 def check_queue(contender: Contender) -> rpc.TxnRequest:
@@ -157,40 +157,22 @@ def delete_below(prefix: bytes) -> rpc.TxnRequest:
 
 def first_key(prefix: bytes, *, keys_only: bool = False) -> rpc.RangeRequest:
     """Read the oldest key below a prefix: the holder's."""
-    return oldest_in((prefix, end(prefix)), keys_only=keys_only)
+    return in_order((prefix, end(prefix)), keys_only=keys_only)
 
 
-def all_keys(prefix: bytes) -> rpc.RangeRequest:
-    """Read all keys below a prefix, the oldest first."""
-    return _in_order((prefix, end(prefix)), rpc.RangeRequest.ASCEND, limit=0, keys_only=False)
+def in_order(
+    keys: tuple[bytes, bytes], *, newest: bool = False, limit: int = 1, keys_only: bool = False
+) -> rpc.RangeRequest:
+    """Read the oldest or the newest keys of a range, in the order of their creation; with ``limit=0`` all."""
+    order, target = rpc.RangeRequest.DESCEND if newest else rpc.RangeRequest.ASCEND, rpc.RangeRequest.CREATE
+    return rpc.RangeRequest(
+        key=keys[0], range_end=keys[1], limit=limit, sort_order=order, sort_target=target, keys_only=keys_only
+    )
 
 
 def none_in(keys: tuple[bytes, bytes]) -> rpc.Compare:
     """Return a comparison that is true if there is no key in a range."""
     return rpc.Compare(target=rpc.Compare.CREATE, key=keys[0], range_end=keys[1], create_revision=0)
-
-
-def newest_in(keys: tuple[bytes, bytes], *, keys_only: bool) -> rpc.RangeRequest:
-    """Read the newest key of a range."""
-    return _in_order(keys, rpc.RangeRequest.DESCEND, limit=1, keys_only=keys_only)
-
-
-def oldest_in(keys: tuple[bytes, bytes], *, keys_only: bool = False) -> rpc.RangeRequest:
-    """Read the oldest key of a range."""
-    return _in_order(keys, rpc.RangeRequest.ASCEND, limit=1, keys_only=keys_only)
-
-
-def _in_order(
-    keys: tuple[bytes, bytes], order: rpc.RangeRequest.SortOrder, *, limit: int, keys_only: bool
-) -> rpc.RangeRequest:
-    return rpc.RangeRequest(
-        key=keys[0],
-        range_end=keys[1],
-        limit=limit,
-        sort_order=order,
-        sort_target=rpc.RangeRequest.CREATE,
-        keys_only=keys_only,
-    )
 
 
 def keys_from(start: bytes, begin: bytes) -> rpc.RangeRequest:

@@ -61,7 +61,6 @@ class WakeupListener:
     """The watches of one client."""
 
     def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
-        """Watch nothing yet."""
         self._runtime = runtime
         self._cluster = cluster
         self._mutex = runtime.mutex()

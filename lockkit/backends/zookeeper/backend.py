@@ -5,7 +5,7 @@ Algorithm (ZooKeeper Recipes and Solutions, "Locks"; the layout is that of kazoo
 other): each client that wants a lock creates a node in the lock's directory, to which ZooKeeper appends a number. The
 lowest number holds; each of the others watches the one before it. So a release wakes one waiter, first come, first
 served. Readers (the same, "Shared Locks"; kazoo's ``ReadLock``) watch the nearest writer before them. For them and for
-permits see `lockkit.backends.zookeeper.turns`.
+permits see `lockkit.backends.zookeeper.queue`.
 
 A lease belongs to a session whose timeout is its ttl, or somewhat longer (`lockkit.backends.zookeeper.sessions`): the
 server ends the session, and removes its nodes, when no packet came for that long. kazoo keeps it alive; lockkit's
@@ -41,12 +41,11 @@ heartbeat, the leader ends the session up to a third of the ttl before the lease
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
@@ -75,26 +74,24 @@ from lockkit.backend import (
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
 from lockkit.backends.zookeeper.directories import LockDirectories
-from lockkit.backends.zookeeper.marks import mark, replace_data
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
     OPTIONS,
-    check_adopted_options,
+    adopted_arguments,
     client_arguments,
     client_label,
     driver_options,
-    probe_arguments,
     refusal_explained,
     root_of,
 )
 from lockkit.backends.zookeeper.path import READ_MARK, Contender, contenders
-from lockkit.backends.zookeeper.queue import LockQueue
+from lockkit.backends.zookeeper.queue import LockQueue, held
 from lockkit.backends.zookeeper.quirks import sync
-from lockkit.backends.zookeeper.session import MILLISECOND, LockNode, Session
+from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.backends.zookeeper.sessions import Sessions
 from lockkit.backends.zookeeper.short_leases import ShortLeases
-from lockkit.backends.zookeeper.turns import held
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Unsupported
+from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import wall_clock
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
@@ -145,14 +142,13 @@ class ZooKeeperBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, label: str, directories: LockDirectories, host: Host) -> None:
-        """Use an ensemble; nothing is sent."""
         self._url = url
         self._label = label
         self._directories = directories
         self._notes = LockNotes(host.runtime, directories)
         self._runtime = host.runtime
         self._sessions = Sessions(host, url, label)
-        self._short_leases = ShortLeases(host.runtime, self._remove, self._sessions.release_adopted)
+        self._short_leases = ShortLeases(host.runtime, self._remove)
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
@@ -176,16 +172,14 @@ class ZooKeeperBackend(LockBackend):
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend | None:
-        """See `LockBackend.adopt`: kazoo's client, for the sync and async APIs. It must be started."""
+        """See `LockBackend.adopt`: a client of kazoo's, for the sync and async APIs. It need not be started."""
         if not isinstance(client, KazooClient):
             return None
-        _check_adoptable(client)
-        check_adopted_options(options)
-        label = client_label(client)
-        directories = LockDirectories(host.runtime, f"/{options['prefix']}", cleanup=options["cleanup"])
+        arguments, label = adopted_arguments(client, options), client_label(client)
+        directories = LockDirectories(host.runtime, f"{client.chroot}/{options['prefix']}", cleanup=options["cleanup"])
         backend = cls(f"zookeeper://{label}{client.chroot}", label, directories, host)
         backend._refine_capabilities(len(client.hosts))
-        backend._sessions.adopt(client, probe_arguments(client))
+        backend._sessions.use(arguments)
         return backend
 
     def _refine_capabilities(self, hosts_count: int) -> None:
@@ -233,7 +227,7 @@ class ZooKeeperBackend(LockBackend):
             node.since = wall_clock()
             # Nobody waits for the answer: without it, `Holder.since` is the time of the request.
             data = node.described(request.metadata)
-            session.send_data(node, data, lambda current: session.client.set_async(node.path, current))
+            node.send_data(data, partial(session.client.set_async, node.path))
         request.state = None
         return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node, node.slot)
 
@@ -322,13 +316,13 @@ class ZooKeeperBackend(LockBackend):
             try:
                 _, stat = await session.answer(check, until)
             except NoNodeError:
-                session.forget_lease(node)
+                session.forget_lease(node.path, node.owner)
             except LockError as error:
                 return Unknown(error)
         if node.session_id != session.id:
             return Gone("session")
         if node.owner not in session.held:
-            return Gone(await session.why_gone(node, until))
+            return Gone(await session.why_gone(node.directory, node.owner, until))
         if stat is not None and stat.ephemeralOwner != node.session_id:
             return Gone("taken")
         granted_seconds = session.granted_seconds
@@ -350,20 +344,22 @@ class ZooKeeperBackend(LockBackend):
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`. The node stays; its mark says that it is a reader's."""
         node: LockNode = grant.state
-        return node.session_lives and await mark(node, READ_MARK, self._until())
+        return node.session_lives and await node.create_mark(READ_MARK, self._until())
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         node: LockNode = grant.state
-        if node.session_lives and await replace_data(node, node.described(metadata), self._until()):
+        if node.session_lives and await node.replace_data(node.described(metadata), self._until()):
             return None
-        return Gone(await node.session.why_gone(node, self._until()) if node.session_lives else "session")
+        return Gone(
+            await node.session.why_gone(node.directory, node.owner, self._until()) if node.session_lives else "session"
+        )
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         return await self._release(grant.state, self._until(answer_by))
 
     async def _release(self, node: LockNode, until: Instant) -> bool:
         session = node.session
-        session.forget_lease(node)
+        session.forget_lease(node.path, node.owner)
         if session.id != node.session_id:
             return False  # the server has removed it with its session
         assert node.name is not None
@@ -378,34 +374,9 @@ class ZooKeeperBackend(LockBackend):
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. The end of a session frees all that it holds, in one transaction."""
-        until = self._until(answer_by)
-        own: set[Session] = set()
-        deletions: list[tuple[LockNode, Any]] = []
         for grant in grants:
-            node: LockNode = grant.state
-            self._short_leases.forget(node)
-            if self._sessions.is_own(node.session):
-                own.add(node.session)
-            else:
-                node.session.forget_lease(node)
-                deletions.append((node, node.session.client.delete_async(node.path)))
-                if node.mark is not None:
-                    node.session.client.delete_async(f"{node.path}{node.mark}")
-        problem: LockError | None = None
-        try:
-            await self._sessions.end([*own], until)
-        except LockError as error:
-            problem = error
-        for node, result in deletions:
-            try:
-                await node.session.answer(result, until)
-            except NoNodeError:
-                continue
-            except LockError as error:
-                self._short_leases.remove_now(node)
-                problem = error
-        if problem is not None:
-            raise problem
+            self._short_leases.forget(grant.state)
+        await self._sessions.end({grant.state.session for grant in grants}, self._until(answer_by))
 
     # -- other clients' locks --------------------------------------------------------------------------------------
 
@@ -435,7 +406,7 @@ class ZooKeeperBackend(LockBackend):
         queue = contenders(await session.children(node.directory, until))
         if any(one.node == node.name for one in held(queue)):
             return None
-        reason = await session.why_gone(node, until)
+        reason = await session.why_gone(node.directory, node.owner, until)
         return Gone("taken" if queue and reason == "gone" else reason)
 
     async def break_lock(self, name: str) -> bool:
@@ -486,8 +457,8 @@ class ZooKeeperBackend(LockBackend):
         await session.answer(session.client.exists_async("/"), until)
 
     async def close(self) -> None:
-        """See `LockBackend.close`. Ends lockkit's own sessions, and with them whatever is left."""
-        self._short_leases.close(self._sessions.is_own)
+        """See `LockBackend.close`. Ends the sessions, and with them whatever is left."""
+        self._short_leases.close()
         await self._sessions.close()
 
 
@@ -496,19 +467,3 @@ def _holder(one: Contender, data: bytes, stat: Any, waiters_count: int) -> Holde
     if since is None and "pid" in about:  # of lockkit, granted when it came
         since = stat.ctime / 1000
     return Holder(one.owner, stat.czxid, None, about, waiters_count, one.mode, one.slot, since)
-
-
-_process_of: WeakKeyDictionary[KazooClient, int] = WeakKeyDictionary()
-"""In which process an application's client was first passed to lockkit."""
-
-
-def _check_adoptable(client: KazooClient) -> None:
-    """Check that kazoo's threads serve this client."""
-    if client.handler.name != "sequential_threading_handler":
-        message = f"lockkit needs a KazooClient with kazoo's own threads, not with its {client.handler.name}"
-        raise ConfigurationError(message)
-    if _process_of.setdefault(client, os.getpid()) != os.getpid():
-        message = (
-            "this KazooClient belongs to the parent process: start one in the child, and pass that to from_client()"
-        )
-        raise ConfigurationError(message)

@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from typing import Any
 from weakref import WeakMethod
 
 from kazoo.exceptions import ConnectionLoss, KazooException
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.retry import KazooRetry
 
-from lockkit.backends.zookeeper.quirks import (
-    Answer,
-    InterruptibleClient,
-    OneThreadHandler,
-    end_with_connection,
-    release_lock,
-)
+from lockkit.backends.zookeeper.quirks import BoundedClient
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime
+from lockkit.units import Seconds
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection. Longer delays callers and the change to another member."""
@@ -60,43 +57,18 @@ log.addFilter(_filter_log)
 
 async def outcome(runtime: Runtime, result: Any, seconds: float = ANSWER_SECONDS) -> Any:  # noqa: ANN401 - kazoo's
     """Wait for the result of a request to kazoo."""
-    waited = False
+    if not result.ready():
+        answered = (runtime if can_wait(runtime) else BlockingRuntime()).event()  # kazoo's thread still answers
+        result.rawlink(lambda _: answered.set())
+        await answered.wait(max(0.0, seconds))
     try:
-        await _wait(runtime, result, max(0.0, seconds))
-        waited = True
         return result.get_nowait()
     except (KazooException, KazooTimeoutError):
         raise
-    except BaseException as error:
-        if not isinstance(result, Answer):
-            release_lock(result)
-        if not waited or not isinstance(error, Exception):
-            raise  # it struck the caller: an interrupt, or a time limit that a signal handler raises
+    except Exception as error:
         # kazoo passes on any exception of its thread: of an answer that it could not read, for example.
         message = f"kazoo failed to read the answer: {error!r}"
         raise ConnectionLoss(message) from error
-
-
-async def _wait(runtime: Runtime, result: Any, seconds: float) -> None:  # noqa: ANN401 - kazoo has no types
-    if isinstance(result, Answer):
-        if not result.done:
-            event = (runtime if can_wait(runtime) else BlockingRuntime()).event()  # kazoo's thread still answers
-            result.when_done(event.set)
-            await event.wait(seconds)
-    elif runtime.kind == "blocking" or not can_wait(runtime):  # kazoo's threads still answer
-        result.wait(seconds)
-    else:
-        done = runtime.event()
-        when_done(result, done.set)
-        await done.wait(seconds)
-
-
-def when_done(result: Any, callback: Callable[[], None]) -> None:  # noqa: ANN401 - kazoo has no types
-    """Call back in a thread of kazoo's, or now, when a request has been answered or has failed."""
-    if isinstance(result, Answer):
-        result.when_done(callback)
-    else:
-        result.rawlink(lambda _: callback())
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
@@ -121,20 +93,65 @@ def can_wait(runtime: Runtime) -> bool:
     return not isinstance(runtime, AsyncioRuntime) or (runtime.loop is not None and runtime.loop.is_running())
 
 
-class Connection(OneThreadHandler):
+class Answer:
     """
-    A kazoo client that lockkit starts and stops, and its thread, with shorter timeouts.
+    The result of a request, with those methods of kazoo's ``AsyncResult`` that kazoo's connection and lockkit call.
 
-    Attributes:
-        client: kazoo's.
-        answer_seconds: Longest wait for each answer during the login.
-        ended: To be called in kazoo's connection thread when that ends.
-        last_error: Why the last attempt to connect failed; None after one that succeeded.
-        refusal: With what a member closed the last connection, if it did not begin a session.
-        session_seconds: Session timeout that the server granted; 0 before the first connection.
+    It calls back in the thread that read the answer. It has no lock that an interrupt (Ctrl-C) of the caller could
+    leave taken: kazoo's thread would wait for it, and send no heartbeat.
     """
 
-    answer_seconds = ANSWER_SECONDS
+    __slots__ = ("_callbacks", "_done", "_error", "_value")
+
+    def __init__(self) -> None:
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Answer], None]] = []
+
+    def ready(self) -> bool:
+        return self._done
+
+    def set(self, value: Any = None) -> None:  # noqa: ANN401 - kazoo's
+        self._value = value
+        self._finish()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self._done = True
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread has it, see `rawlink`
+                return
+            callback(self)
+
+    def rawlink(self, callback: Callable[[Answer], None]) -> None:
+        """Call back once, when it is answered, in kazoo's thread; or now."""
+        self._callbacks.append(callback)
+        if self._done:  # looked at again: kazoo's thread may have missed the callback
+            self._finish()
+
+    def get_nowait(self) -> Any:  # noqa: ANN401 - kazoo's
+        if not self._done:
+            raise KazooTimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Connection(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """
+    A kazoo client that lockkit starts and stops, and its only thread, with shorter timeouts.
+
+    kazoo's own handler has two more threads, which call back, and joins them when it stops (python-zk/kazoo#147, #426).
+    lockkit's callbacks neither block nor wait for an answer, so the thread that reads calls them.
+    """
+
+    answer_seconds = ANSWER_SECONDS  # longest wait for each answer during the login
 
     def __init__(
         self,
@@ -143,18 +160,18 @@ class Connection(OneThreadHandler):
         round_failed: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
-        """Make it; nothing is sent."""
+        """Make it; nothing is sent. Both functions are called in kazoo's thread, `ended` at its end."""
         super().__init__()
         self._round_failed = round_failed
         self.ended = ended
         self._pause = threading.Event()
         self._socket: socket.socket | None = None
-        self._connect_again: Callable[[], socket.socket] | None = None
-        self.last_error: BaseException | None = None
-        self.refusal: BaseException | None = None
-        self.session_seconds = 0.0
+        self.connect_again: Callable[[], socket.socket]  # makes another connection to the same member
+        self.last_error: BaseException | None = None  # why the last attempt to connect failed, unless it succeeded
+        self.refusal: BaseException | None = None  # with what a member closed a connection in place of a session
+        self.session_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
         retry = {"delay": 0.05, "backoff": 2, "max_delay": RECONNECT_PAUSE_SECONDS_MAX, "sleep_func": self.sleep_func}
-        self.client: Any = InterruptibleClient(
+        self.client: Any = BoundedClient(
             timeout=session_seconds,
             handler=self,
             connection_retry=KazooRetry(max_tries=-1, **retry),
@@ -171,17 +188,13 @@ class Connection(OneThreadHandler):
             with suppress(OSError):  # it has ended already
                 self._socket.shutdown(socket.SHUT_RDWR)  # kazoo's thread closes it
 
-    def expect_end(self) -> None:
-        """Have kazoo's thread end with the connection, instead of making another one."""
-        end_with_connection(self.client)
-
     def end(self) -> None:
         """
         Have kazoo's thread end; returns at once.
 
         The server does not know: it ends the session after its timeout, unless it was asked to end it before.
         """
-        self.expect_end()
+        self.client.end_with_connection()
         self._pause.set()
         self.hang_up()
 
@@ -190,7 +203,41 @@ class Connection(OneThreadHandler):
         if os.getpid() == process:
             self.end()
 
-    # -- connecting, in kazoo's thread -----------------------------------------------------------------------------
+    # -- what kazoo calls ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start no thread: the connection has its own."""
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def async_result(self) -> Answer:
+        return Answer()
+
+    def dispatch_callback(self, callback: Any) -> None:  # noqa: ANN401 - kazoo's
+        """Call what watches a node, in kazoo's connection thread."""
+        try:
+            callback.func(*callback.args)
+        except Exception:
+            log.exception("a callback of lockkit failed")
+
+    def select(
+        self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: Seconds | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait as `select.select` does, but not for what TLS has decrypted already: no system call tells of that."""
+        poll = select.poll()
+        for one in readers:
+            poll.register(one, select.POLLIN)
+        for one in writers:
+            poll.register(one, select.POLLOUT)
+        decrypted = [one for one in readers if isinstance(one, ssl.SSLSocket) and one.pending()]
+        ready = {fd for fd, _ in poll.poll(0 if decrypted else None if timeout is None else ceil(timeout * 1000))}
+        return (
+            [one for one in readers if one in decrypted or one.fileno() in ready],
+            [one for one in writers if one.fileno() in ready],
+            [],
+        )
 
     def sleep_func(self, seconds: float) -> None:
         """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""
@@ -202,7 +249,7 @@ class Connection(OneThreadHandler):
         self, address: tuple[str, int], hostname: str = "", timeout: float = CONNECT_SECONDS, **tls: Any
     ) -> socket.socket:
         """Connect within a few seconds instead of the session timeout, and close the socket if that fails."""
-        self._connect_again = partial(self.create_connection, address, hostname, timeout, **tls)
+        self.connect_again = partial(self.create_connection, address, hostname, timeout, **tls)
         try:
             plain = socket.create_connection(address, min(timeout, CONNECT_SECONDS))
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -215,11 +262,6 @@ class Connection(OneThreadHandler):
             raise OSError(str(error)) from error
         self.last_error = None
         return self._socket
-
-    def connect_again(self) -> socket.socket:
-        """Make another connection to the member that was last connected to."""
-        assert self._connect_again is not None
-        return self._connect_again()
 
 
 def _encrypted(plain: socket.socket, hostname: str, tls: Mapping[str, Any]) -> socket.socket:

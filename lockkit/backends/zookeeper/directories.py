@@ -19,9 +19,10 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
 
 from lockkit.backend import SPACES, apart, split_space
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import Contender, escape_name, is_of_owner, name_of, with_broken
 from lockkit.backends.zookeeper.quirks import create_directory
-from lockkit.backends.zookeeper.session import LockNode, Session
+from lockkit.backends.zookeeper.session import Session
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
@@ -46,7 +47,6 @@ class LockDirectories:
     """
 
     def __init__(self, runtime: Runtime, root: str, *, cleanup: bool) -> None:
-        """Send nothing."""
         self._runtime = runtime
         self._root = root
         self._cleanup = cleanup
@@ -88,7 +88,7 @@ class LockDirectories:
 
     async def make(self, session: Session, path: str, until: Instant) -> None:
         """Make a directory of locks or notes, after those above it: also an application's chroot, if it is missing."""
-        await self._make(session, session.client.chroot + path, until)
+        await self._make(session, path, until)
 
     async def _make(self, session: Session, path: str, until: Instant) -> None:
         try:
@@ -109,7 +109,7 @@ class LockDirectories:
 
     def _request(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
         # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
-        is_of_lock = path.count("/") > (session.client.chroot + self._root).count("/")
+        is_of_lock = path.count("/") > (self._root).count("/")
         return create_directory(session.client, path, container=self.containers and is_of_lock)
 
     async def delete_all(self, session: Session, until: Instant) -> None:
@@ -193,7 +193,7 @@ class LockDirectories:
         if node.name is None:
             node.session.check_usable()
             return await self._remove_by_owner(node, until)
-        node.session.forget_lease(node)
+        node.session.forget_lease(node.path, node.owner)
         node.session.check_usable()
         await self.delete_node(node.session, node.directory, node.name, until, node.mark)
         return True

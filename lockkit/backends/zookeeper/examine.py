@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from kazoo.exceptions import NoAuthError, NoNodeError
@@ -15,80 +16,42 @@ from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
+from lockkit.doctor.members import judge_members, member_checks
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort
 
 _PAGE = "how-to/check-your-servers.md#zookeeper"
-
-MEMBERS_MIN = 3
-"""The smallest ensemble that survives the failure of a member."""
 
 VERSION_MIN = (3, 5)
 
 WORD_SECONDS = 2.0
 """For the answer to a four-letter word. Longer waits for members that are down; shorter reports busy ones as down."""
 
-VERSION = Check("zookeeper-version", Severity.ERROR, "The server lacks requests that lockkit needs.", _PAGE)
-SESSION_SHORTENED = Check(
+_error = partial(Check, severity=Severity.ERROR, page=_PAGE)
+_warning = partial(Check, severity=Severity.WARNING, page=_PAGE)
+
+VERSION = _error("zookeeper-version", risk="The server lacks requests that lockkit needs.")
+SESSION_SHORTENED = _warning(
     "zookeeper-session-shortened",
-    Severity.WARNING,
-    "Leases are shorter than the ttl asked for: a holder that pauses for less than that loses its lock.",
-    _PAGE,
+    risk="Leases are shorter than the ttl asked for: a holder that pauses for less than that loses its lock.",
 )
-SESSION_LENGTHENED = Check(
-    "zookeeper-session-lengthened",
-    Severity.WARNING,
-    "When a holder dies, its lock is free later than after its ttl.",
-    _PAGE,
+SESSION_LENGTHENED = _warning(
+    "zookeeper-session-lengthened", risk="When a holder dies, its lock is free later than after its ttl."
 )
-ALONE = Check(
-    "zookeeper-alone",
-    Severity.WARNING,
-    "While the server is down, no lock can be acquired, and leases are lost at the end of their ttl.",
-    _PAGE,
+_MEMBERS = ALONE, FEW, EVEN, ONE_NAMED = member_checks("zookeeper", _PAGE)
+MEMBER_DOWN = _warning("zookeeper-member-down", risk="One fewer member may fail before no lock can be acquired.")
+OPEN_ACL = _warning("zookeeper-open-acl", risk="Everybody who reaches the ensemble may delete the nodes of locks.")
+RIGHTS = _error("zookeeper-rights", risk="Locks cannot be acquired or released.")
+NO_TLS = _warning(
+    "zookeeper-no-tls", risk="Everybody who can read the network traffic reads the password, and may break any lock."
 )
-EVEN = Check(
-    "zookeeper-even-members",
-    Severity.WARNING,
-    "An even number survives no more failures than one member fewer.",
-    _PAGE,
+UNVERIFIED = _warning(
+    "zookeeper-unverified", risk="A man in the middle reads the password, and may break any lock or grant one twice."
 )
-FEW = Check(
-    "zookeeper-few-members",
-    Severity.WARNING,
-    "When one member fails, no majority is left, and no lock can be acquired.",
-    _PAGE,
-)
-MEMBER_DOWN = Check(
-    "zookeeper-member-down", Severity.WARNING, "One fewer member may fail before no lock can be acquired.", _PAGE
-)
-ONE_NAMED = Check(
-    "zookeeper-one-named",
-    Severity.WARNING,
-    "When that member is down, clients do not find the others, and lose their leases although the ensemble works.",
-    _PAGE,
-)
-OPEN_ACL = Check(
-    "zookeeper-open-acl", Severity.WARNING, "Everybody who reaches the ensemble may delete the nodes of locks.", _PAGE
-)
-RIGHTS = Check("zookeeper-rights", Severity.ERROR, "Locks cannot be acquired or released.", _PAGE)
-NO_TLS = Check(
-    "zookeeper-no-tls",
-    Severity.WARNING,
-    "Everybody who can read the network traffic reads the password, and may break any lock.",
-    _PAGE,
-)
-UNVERIFIED = Check(
-    "zookeeper-unverified",
-    Severity.WARNING,
-    "A man in the middle reads the password, and may break any lock or grant one twice.",
-    _PAGE,
-)
-KAZOO_LOCK = Check(
+KAZOO_LOCK = _warning(
     "zookeeper-kazoo-lock",
-    Severity.WARNING,
-    "A Lock of kazoo's does not wait for readers: it may be held while they read.",
-    "backends/zookeeper.md",
+    risk="A Lock of kazoo's does not wait for readers: it may be held while they read.",
+    page="backends/zookeeper.md",
 )
 
 DIRECTORIES_MAX = 200
@@ -102,7 +65,7 @@ async def examine(examination: Examination) -> None:
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
     with refusal_explained(url):
-        session = Session.opened(examination.host, arguments["hosts"], arguments, examination.ttl)
+        session = Session(examination.host, arguments["hosts"], arguments, examination.ttl)
     try:
         await session.connected()
         _check_session(examination, session.granted_seconds)
@@ -112,7 +75,8 @@ async def examine(examination: Examination) -> None:
         await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
     finally:
         session.end_soon()
-    _check_members(examination, members_count)
+    if members_count is not None:
+        judge_members(examination, _MEMBERS, members_count)
     if options.get("use_ssl"):
         _check_verification(examination, arguments)
         return
@@ -200,23 +164,6 @@ async def _members_count(session: Session) -> int | None:
         return None
     lines: list[str] = data.decode("utf-8", "replace").splitlines()
     return sum(line.startswith("server.") and ":observer" not in line for line in lines)
-
-
-def _check_members(examination: Examination, count: int | None) -> None:
-    where, named_count = examination.url.safe_text, len(examination.url.hosts)
-    if count is None:
-        return
-    fix = "Run 3 or 5 members on different machines, and name all of them in the URL"
-    if count <= 1:
-        examination.find(ALONE, where, "The server is standalone.", fix)
-        return
-    examination.note("members", str(count))
-    if count < MEMBERS_MIN:
-        examination.find(FEW, where, f"The ensemble has {count} members.", fix)
-    elif count % 2 == 0:
-        examination.find(EVEN, where, f"The ensemble has {count} members.", fix)
-    if named_count == 1:
-        examination.find(ONE_NAMED, where, f"The URL names one member of {count}.", "Name all of them in the URL")
 
 
 def _check_verification(examination: Examination, arguments: Mapping[str, Any]) -> None:

@@ -25,7 +25,8 @@ from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import Note
 from lockkit.backends.zookeeper.directories import LockDirectories
-from lockkit.backends.zookeeper.session import LockNode, Session
+from lockkit.backends.zookeeper.node import LockNode
+from lockkit.backends.zookeeper.session import Session
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import Runtime
 from lockkit.units import Instant, Seconds
@@ -43,7 +44,6 @@ class LockNotes:
     """The notes on the locks of one client."""
 
     def __init__(self, runtime: Runtime, directories: LockDirectories) -> None:
-        """Send nothing."""
         self._runtime = runtime
         self._directories = directories
         self._clock_offset = 0.0

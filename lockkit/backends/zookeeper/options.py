@@ -14,12 +14,12 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permission
 
 from lockkit import validation
 from lockkit.backend import Option
+from lockkit.backends.zookeeper.quirks import login_of
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
-
 
 DEFAULT_PORT = 2181
 
@@ -193,21 +193,15 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
 
 
-def check_adopted_options(options: Mapping[str, Any]) -> None:
-    """Check the options that come with an application's client."""
-    if options["acl"] is not None:
-        message = "the option acl is for URLs: give the KazooClient default_acl=, which lockkit uses, too"
-        raise ConfigurationError(message)
-    if options["auth"] != OPTIONS["auth"].default:
-        message = "the option auth is for URLs: give the KazooClient sasl_options= or auth_data="
-        raise ConfigurationError(message)
+def adopted_arguments(client: KazooClient, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the keyword arguments for sessions of lockkit's own, as an application's client connects and logs in."""
+    for name, instead in (("acl", "default_acl=, which lockkit uses, too"), ("auth", "sasl_options= or auth_data=")):
+        if options[name] != OPTIONS[name].default:
+            raise ConfigurationError(f"the option {name} is for URLs: give the KazooClient {instead}")
+    same = ("auth_data", "default_acl", "randomize_hosts", "use_ssl", *_TLS)
+    return {"hosts": client_label(client), **{name: getattr(client, name) for name in same}, **login_of(client)}
 
 
 def client_label(client: KazooClient) -> str:
     """Give the servers of an application's client, for messages."""
     return ",".join(str(HostPort(host, port)) for host, port in client.hosts)
-
-
-def probe_arguments(client: KazooClient) -> dict[str, Any]:
-    """Give what is needed to connect to the servers of an application's client."""
-    return {"hosts": client_label(client), **{name: getattr(client, name) for name in ("use_ssl", *_TLS)}}

@@ -116,7 +116,7 @@ def contenders(children: Iterable[str]) -> list[Contender]:
         base = found[0].sequence
         found.sort(key=lambda contender: (contender.sequence - base + 2**31) % 2**32)
     if found and found[0].mode == "permit" and found[0].slot is None:
-        found[0] = found[0]._replace(slot=0)  # see `lockkit.backends.zookeeper.turns`
+        found[0] = found[0]._replace(slot=0)  # see `lockkit.backends.zookeeper.queue`
     return found
 
 

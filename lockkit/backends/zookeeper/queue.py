@@ -1,20 +1,41 @@
-"""One request in the queue of its lock: it creates a node, and holds the lock, or watches what it waits for."""
+"""
+One request in the queue of its lock: it creates a node, and holds the lock, or watches what it waits for.
+
+Whose turn it is follows from one listing of the queue. Numbers only grow, so those ahead of a contender can only leave.
+Each rule stays true when one of them leaves: what one listing grants, no later one takes back.
+
+=========  ================================  ==================================  =====================================
+mode       granted when ahead of it are      meanwhile it watches                source
+=========  ================================  ==================================  =====================================
+exclusive  nobody                            the one before it                   ZooKeeper Recipes, "Locks"
+shared     readers only                      the nearest writer before it        ZooKeeper Recipes, "Shared Locks"
+permit     holders only, and fewer than its  the directory if only holders are   Curator's ``InterProcessSemaphoreV2``:
+           limit                             ahead, else the one before it       one waiter watches what is held
+=========  ================================  ==================================  =====================================
+
+The queue of a semaphore is: holders, then waiters. A permit is held by the first contender of all, in slot 0, and by
+each that has a mark, in the slot of the mark. Only the first waiter may create its mark, for the lowest slot that its
+listing shows to be free. Meanwhile no other contender can take that slot, and the number of holders can only fall.
+
+When all before the first waiter have left, it is the first contender, and holds slot 0. A mark that is still on its way
+would give it another slot. So it creates the mark in one transaction with a check that the one before it exists.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from lockkit.backend import Busy, Request
 from lockkit.backends.zookeeper.directories import LockDirectories
-from lockkit.backends.zookeeper.marks import mark
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import Contender, contenders, is_of_owner, node_prefix, slot_mark
 from lockkit.backends.zookeeper.quirks import create_and_list
-from lockkit.backends.zookeeper.session import EXPECTED, LockNode, Session
-from lockkit.backends.zookeeper.turns import blocker, held, lowest_free_slot, would_wait
+from lockkit.backends.zookeeper.session import EXPECTED, Session
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 JOINS_MAX = 5
@@ -30,7 +51,6 @@ class LockQueue:
     """The queue of a lock, for one attempt of a request, whose `LockNode` is in ``request.state``."""
 
     def __init__(self, directories: LockDirectories, request: Request, session: Session, until: float) -> None:
-        """Send nothing."""
         self._directories = directories
         self._directory = directories.path(request.name)
         self._request = request
@@ -80,7 +100,7 @@ class LockQueue:
         return node if ahead is None else await self._wait_for(node, queue, ahead)
 
     async def _decide_permit(self, node: LockNode, queue: Sequence[Contender], position: int) -> LockNode | Busy | None:
-        """The same as `_decide`, for a permit: see `lockkit.backends.zookeeper.turns`."""
+        """The same as `_decide`, for a permit: see `lockkit.backends.zookeeper.queue`."""
         own, holders = queue[position], held(queue)
         node.slot = own.slot
         if position > len(holders):
@@ -93,10 +113,10 @@ class LockQueue:
             node.session.watches.stop_waking(self._request)  # its own mark is no news
             node.slot = lowest_free_slot(holders)
             behind = f"{self._directory}/{queue[position - 1].node}"
-            return node if await mark(node, slot_mark(node.slot), self._until, behind=behind) else None
+            return node if await node.create_mark(slot_mark(node.slot), self._until, behind=behind) else None
         if own.mark is None and len(holders) < len(queue):
             # First without a mark. The next may have seen it wait behind another one, and watches it.
-            return node if await mark(node, slot_mark(0), self._until) else None
+            return node if await node.create_mark(slot_mark(0), self._until) else None
         return node
 
     def _may_get_permit(self, position: int, holders_count: int) -> bool:
@@ -201,3 +221,36 @@ class LockQueue:
         # A changed node may have got its mark after the queue was listed, and before it was watched. To a writer that
         # makes no difference.
         return self._request.mode == "exclusive" or stat.version == 0
+
+
+# -- whose turn it is: pure functions of one listing of the queue ----------------------------------------------------
+
+
+def held(queue: Sequence[Contender]) -> Sequence[Contender]:
+    """Give those of a queue that hold the lock: its head."""
+    if queue and queue[0].mode == "exclusive":
+        return queue[:1]
+    return [*takewhile(lambda one: one.mode == "shared" or one.slot is not None, queue)]
+
+
+def would_wait(queue: Sequence[Contender], request: Request) -> bool:
+    """Tell whether a request that joined this queue now would have to wait; for a permit, whether it surely would."""
+    if request.mode == "exclusive":
+        return bool(queue)
+    if request.mode == "shared":
+        return any(one.mode != "shared" for one in queue)
+    # Those without a permit may wait because of a lower limit, or be about to create their marks.
+    return len(queue) >= request.limit
+
+
+def blocker(queue: Sequence[Contender], position: int) -> Contender | None:
+    """Give the contender for which the one at that position, no permit, waits; None if it holds the lock."""
+    if queue[position].mode == "exclusive":
+        return queue[position - 1] if position else None
+    return next((one for one in reversed(queue[:position]) if one.mode != "shared"), None)
+
+
+def lowest_free_slot(holders: Sequence[Contender]) -> int:
+    """Give the lowest slot that none of these has."""
+    taken = {one.slot for one in holders}
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)

@@ -15,10 +15,10 @@ The server restarts the session timeout with every packet that it gets. lockkit 
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
@@ -35,16 +35,17 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
-from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent, with_since
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly, when_done
-from lockkit.backends.zookeeper.engine_calls import EngineCalls
+from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.path import says_broken
 from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Event
 from lockkit.units import Instant, Seconds
+
+log = logging.getLogger("lockkit")
 
 MILLISECOND = 0.001
 """ZooKeeper's unit for the session timeout, in seconds."""
@@ -67,83 +68,42 @@ call of a client whose first member hangs ends before the second one is tried.""
 
 class Session:
     """
-    One session, lockkit's own or the application's.
+    One session.
 
     Methods take the time until which an answer is useful (``until``, client monotonic clock): they have returned or
     raised `BackendUnavailable` by then, and within `CALL_SECONDS` in any case.
-
-    Attributes:
-        client: kazoo's.
-        watches: What the server was asked to tell about nodes.
-        requested_seconds: Session timeout that was asked for; 0 for the application's session.
-        adopted_seconds: Session timeout of the application's session, which kazoo does not tell; 0 before it is known.
-        id: The server's name for the session, also while there is no connection; 0 before there is one, and after the
-            server has ended it.
-        held: The nodes in it that hold locks, by owner.
-        ended: Its threads have ended, or will.
-        used_at: When it was last wanted, client monotonic clock.
     """
 
-    def __init__(self, host: Host, label: str) -> None:
-        """Belong to a host; see `opened` and `adopted`."""
+    def __init__(self, host: Host, label: str, arguments: Mapping[str, Any], seconds: float) -> None:
+        """Ask for a session timeout of so many seconds. Nothing is sent before `connected`."""
         self._host = host
         self._runtime = host.runtime
         self._label = label
-        self._engine_calls = EngineCalls(host.runtime)
-        self._mutex = host.runtime.mutex()
-        self._connection: Connection | None = None
-        self._if_dropped: Any = None
-        self.client: Any = None
-        self.watches: Watches
-        self._listener: Callable[[str], None]
-        self.requested_seconds = 0.0
+        self.mutex = host.runtime.mutex()
+        self.requested_seconds = seconds
+        # The server's name for it, also while there is no connection; 0 before the first one, and after its end.
         self.id = 0
-        self.adopted_seconds = 0.0
+        self.held: dict[str, Any] = {}  # by owner: the `lockkit.backends.zookeeper.node.LockNode` that holds a lock
+        self.used_at = self._runtime.now()  # when it was last wanted
+        self.ended = False  # its thread has ended, or will
+        self._started = False
+        self._closed = False
         self._failure: LockError | None = None
         self._failed_rounds_count = 0
-        self._started = False
         self._silent_since: float | None = None
-        self._closed = False
-        self.ended = False
         self._connection_waiters: set[Event] = set()
-        self.held: dict[str, LockNode] = {}
-        self.used_at = self._runtime.now()
         self._leader_answered = -inf
-
-    @classmethod
-    def opened(cls, host: Host, label: str, arguments: Mapping[str, Any], seconds: float) -> Session:
-        """Make a session of lockkit's own. Nothing is sent before `connected`."""
-        session = cls(host, label)
-        session.requested_seconds = seconds
-        connection = Connection(arguments, seconds, weakly(session._round_failed), weakly(session._thread_ended))
-        session._if_dropped = finalize(session, connection.drop, os.getpid())
-        session._if_dropped.atexit = False
-        session._connection = connection
-        session._use(connection.client)
-        return session
-
-    @classmethod
-    def adopted(cls, host: Host, label: str, client: Any) -> Session:  # noqa: ANN401 - kazoo has no types
-        """Use the session of a client that the application started, and will stop."""
-        session = cls(host, label)
-        session._use(client)
-        session._learn_id()
-        return session
-
-    def _use(self, client: Any) -> None:  # noqa: ANN401 - kazoo has no types
-        self.client = client
-        self.watches = Watches(client, self._request_children_for_woken, self._lease_gone, self._runtime.mutex())
-        self._listener = weakly(self._state_changed)
-        client.add_listener(self._listener)
-
-    def _learn_id(self) -> None:
-        found = self.client.client_id
-        self.id = 0 if found is None else found[0]
+        self._connection = Connection(arguments, seconds, weakly(self._round_failed), weakly(self._thread_ended))
+        self._if_dropped = finalize(self, self._connection.drop, os.getpid())
+        self._if_dropped.atexit = False
+        self.client: Any = self._connection.client
+        self.watches = Watches(self.client, self._request_children_for_woken, self._lease_gone, self._runtime.mutex())
+        self.client.add_listener(weakly(self._state_changed))
 
     @property
     def granted_seconds(self) -> float:
         """Session timeout that the server granted; 0 before that is known."""
-        return self.adopted_seconds if self._connection is None else self._connection.session_seconds
+        return self._connection.session_seconds
 
     @property
     def now(self) -> float:
@@ -159,11 +119,6 @@ class Session:
     def failed(self) -> bool:
         """Whether it will never be connected again: the login failed, or it is closed."""
         return self._failure is not None or self._closed
-
-    @property
-    def stopped(self) -> bool:
-        """Whether kazoo sends nothing any more: lockkit has ended it, or the application has stopped its client."""
-        return self.ended or self.client.client_state == KeeperState.CLOSED
 
     def serves(self, seconds: float) -> bool:
         """Tell whether asking for a session with this timeout would give the same one, as far as that is known."""
@@ -215,28 +170,17 @@ class Session:
             raise unsent(f"no connection to {self._label}")
 
     def _not_connected(self) -> BackendUnavailable:
-        connection = self._connection
-        return connection_failed(
-            None if connection is None else connection.last_error or connection.refusal, self._label
-        )
+        return connection_failed(self._connection.last_error or self._connection.refusal, self._label)
 
     def _start(self) -> None:
-        if self._connection is None:
-            if self.stopped:
-                message = "the KazooClient given to from_client() is not running: call its start() first"
-                raise ConfigurationError(message)
-            return
-        is_first = False
         try:
-            with self._mutex:
+            with self.mutex:
                 if self._started or self._closed:
                     return
-                self._started = is_first = True
+                self._started = True
             self.client.start_async()
         except BaseException as error:
-            if not is_first:
-                raise
-            # Interrupted halfway: kazoo's thread may run. Make a new session for the next call.
+            # Interrupted halfway: kazoo's thread may run. The next call makes another session.
             self._failure = unsent(f"connecting to {self._label} was interrupted ({error!r})")
             self._failure.__cause__ = error
             self.stop()
@@ -272,22 +216,11 @@ class Session:
                 raise translate(found, self._label) from found
         return None
 
-    def send_data(self, node: LockNode, data: bytes | None, send: Callable[[bytes], Any]) -> Any:  # noqa: ANN401 - kazoo's
-        """
-        Hand over a request that writes the data of a node, and so wakes those that watch it; give what `send` gives.
-
-        Requests are sent in the order of these calls: none brings back older data.
-        """
-        with self._mutex:
-            if data is not None:
-                node.data = data
-            return send(node.data)
-
     def _unanswered(self, asked_at: float) -> None:
         """Leave a member that has answered nothing for `ANSWER_SECONDS`, however short the timeouts of its callers."""
         if self._silent_since is None:
             self._silent_since = asked_at
-        if self._connection is not None and self._runtime.now() - self._silent_since >= ANSWER_SECONDS * 0.9:
+        if self._runtime.now() - self._silent_since >= ANSWER_SECONDS * 0.9:
             self._silent_since = None
             self._connection.hang_up()
 
@@ -327,18 +260,18 @@ class Session:
         return await self._of_each(self.client.get_async, paths, until)
 
     async def _of_each(self, request: Callable[[str], Any], paths: Sequence[str], until: Instant) -> list[Any]:
-        sent: dict[str, Any] = {}
+        await self.connected(until, patient=True)
 
-        def send(path: str) -> Any:  # noqa: ANN401 - kazoo has no types
-            if not sent:
-                sent.update((each, request(each)) for each in paths)
-            result, sent[path] = sent[path], None
-            return result or request(path)
+        def requests(path: str) -> Iterator[Any]:
+            yield sent[path]
+            while True:  # it was not answered
+                yield request(path)
 
+        sent = {path: request(path) for path in paths}
         found: list[Any] = []
         for path in paths:
             try:
-                found.append(await self.read(partial(send, path), until))
+                found.append(await self.read(partial(next, requests(path)), until))
             except NoNodeError:
                 found.append(None)
         return found
@@ -389,10 +322,10 @@ class Session:
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
-    def forget_lease(self, node: LockNode) -> None:
+    def forget_lease(self, path: str, owner: str) -> None:
         """Expect that the node of a lease goes away: lockkit is about to delete it."""
-        self.watches.forget_lease(node.path)
-        self.held.pop(node.owner, None)
+        self.watches.forget_lease(path)
+        self.held.pop(owner, None)
 
     def _lease_gone(self, owner: str) -> None:
         """Notify the holder, in kazoo's thread, when the server has said why its node is gone, or cannot say it."""
@@ -401,21 +334,21 @@ class Session:
             return
         result = self.client.get_async(node.directory)
 
-        def notify() -> None:
+        def notify(result: Any) -> None:  # noqa: ANN401 - kazoo's
             reason: LossReason = "gone"
             with suppress(*DRIVER_ERRORS):
                 reason = "broken" if says_broken(result.get_nowait()[0], owner) else "gone"
-            self._engine_calls.call_soon(partial(self._host.lost, owner, reason))
+            self._call_engine(partial(self._host.lost, owner, reason))
 
-        when_done(result, notify)
+        result.rawlink(notify)
 
-    async def why_gone(self, node: LockNode, until: Instant) -> LossReason:
+    async def why_gone(self, directory: str, owner: str, until: Instant) -> LossReason:
         """Give the reason for the loss of a node that is gone."""
         try:
-            data, _ = await self.answer(self.client.get_async(node.directory), until)
+            data, _ = await self.answer(self.client.get_async(directory), until)
         except (NoNodeError, LockError):
             return "gone"
-        return "broken" if says_broken(data, node.owner) else "gone"
+        return "broken" if says_broken(data, owner) else "gone"
 
     def _state_changed(self, state: str) -> None:
         """Listen to kazoo. In its thread, which must not be delayed."""
@@ -427,14 +360,29 @@ class Session:
             self.id = 0
             lost, self.held = self.held, {}
             if not self._closed:
-                for owner in lost:
-                    self._engine_calls.call_soon(partial(self._host.lost, owner, "session"))
+                self._call_engine(*(partial(self._host.lost, owner, "session") for owner in lost))
         else:
             if state == KazooState.CONNECTED:
-                self._learn_id()
+                self.id = self.client.client_id[0]
             if self.held:
-                self._engine_calls.call_soon(self._host.confirm_soon)
+                self._call_engine(self._host.confirm_soon)
         self._wake_connection_waiters()
+
+    def _call_engine(self, *calls: Callable[[], None]) -> None:
+        """
+        Call the engine outside kazoo's thread, which sends heartbeats and must not be delayed.
+
+        The engine logs when a lease is lost. A log handler may take its time, or use a lock of this client.
+        """
+
+        async def make_calls() -> None:
+            for call in calls:
+                call()
+
+        try:
+            self._runtime.spawn("lockkit-zookeeper-notify", make_calls)
+        except RuntimeError as error:  # no more threads, or the event loop has ended: the deadlines still tell it
+            log.debug("the holders of leases at %s are not notified: %s", self._label, error)
 
     def _login_failed(self) -> LockError:
         error = AuthFailedError()
@@ -468,97 +416,25 @@ class Session:
 
         May be called again.
         """
-        with self._mutex:
+        with self.mutex:
             self._closed = True
             started = self._started
         self._wake_connection_waiters()
-        if self._connection is None:
-            self.client.remove_listener(self._listener)
         return started and self.id != 0 and not self.ended
 
     def end_soon(self) -> None:
         """End it without waiting for that: nothing is held in it."""
-        if self.close() and self.usable and self._connection is not None:
+        if self.close() and self.usable:
             self.ended = True
             self._if_dropped.detach()  # the request may not have been sent yet
-            self._connection.expect_end()
+            self.client.end_with_connection()
             end_session(self.client)
         else:
             self.stop()
 
     def stop(self) -> None:
-        """Have its threads end, if it is lockkit's own. What it still holds is free after its timeout."""
+        """Have its thread end. What it still holds is free after its timeout."""
         self.ended = True
-        if self._connection is not None and self._started:
+        if self._started:
             self._if_dropped.detach()
             self._connection.end()
-
-
-@dataclass(slots=True, eq=False)
-class LockNode:
-    """
-    The node that lockkit creates for a request: its place in the queue of a lock, then what holds the lock.
-
-    Sequential and ephemeral. It counts from the request that creates it until the server has confirmed that it is gone.
-
-    Attributes:
-        session: In which it is created.
-        session_id: The session's id then: it gets another one when the server has ended it. Once it has a name, that of
-            the session which has it.
-        owner: Of the request, and of the lease.
-        directory: Path of the lock's directory.
-        name: Its name there; None until the server has said that it created it.
-        data: What it was created with, or was last told to have: the metadata.
-        mark: End of the name of its mark (see `lockkit.backends.zookeeper.path`), once that may exist.
-        slot: Of a permit that was granted; None for a lock.
-        token: Its ``czxid``; 0 before.
-        asked_at: Client monotonic time at which the session was alive for certain, if that was before the attempt that
-            found this node to be first.
-        ttl: Of the lease, as granted, seconds.
-        remove_at: When `lockkit.backends.zookeeper.short_leases` removes it, unless it is renewed, client monotonic
-            clock.
-        joined_at: When it was created, client monotonic clock.
-        since: When the lease was granted, Unix time; None if that is when the server created it.
-        missed_at: When it was first looked for by its owner and not found, client monotonic clock; None before.
-    """
-
-    session: Session
-    owner: str
-    directory: str
-    session_id: int = field(init=False)
-    name: str | None = None
-    data: bytes = b""
-    mark: str | None = None
-    slot: int | None = None
-    token: int = 0
-    asked_at: float | None = None
-    ttl: float = 0.0
-    remove_at: float = inf
-    joined_at: float = inf
-    since: float | None = None
-    missed_at: float | None = None
-
-    def __post_init__(self) -> None:
-        """Begin in the session as it is now."""
-        self.session_id = self.session.id
-
-    def described(self, metadata: str) -> bytes:
-        """Give the data that it is to have."""
-        return (metadata if self.since is None else with_since(metadata, self.since)).encode()
-
-    @property
-    def path(self) -> str:
-        """Its path. Only once it has a name."""
-        assert self.name is not None
-        return f"{self.directory}/{self.name}"
-
-    @property
-    def session_lives(self) -> bool:
-        """
-        Whether the server may still have it: it removes the nodes of a session that ends.
-
-        If the session ends while the request that creates it is handed over, kazoo sends that in the next one.
-        """
-        if self.name is None:
-            return not self.session.stopped
-        return self.session.id == self.session_id and not self.session.ended

@@ -9,15 +9,16 @@ default ZooKeeper takes 60 connections from one host (``maxClientCnxns``), inclu
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from math import floor, inf, log10
 from typing import Any
 
 from lockkit.backend import CALL_SECONDS, Host
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, can_wait
-from lockkit.backends.zookeeper.quirks import end_session, requested_timeout
-from lockkit.backends.zookeeper.session import MILLISECOND, LockNode, Session
+from lockkit.backends.zookeeper.node import LockNode
+from lockkit.backends.zookeeper.quirks import end_session
+from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant, Seconds
 
@@ -58,10 +59,9 @@ def session_timeout(ttl: Seconds) -> float:
 
 
 class Sessions:
-    """The sessions of one client, or the one of an application's client."""
+    """The sessions of one client."""
 
     def __init__(self, host: Host, url: str, label: str) -> None:
-        """Have none yet."""
         self._host = host
         self._runtime = host.runtime
         self._url = url
@@ -69,7 +69,6 @@ class Sessions:
         self._mutex = host.runtime.mutex()
         self._arguments: Mapping[str, Any] = {}
         self._own: list[Session] = []
-        self._adopted: Session | None = None
         self._warned: set[float] = set()
 
     def use(self, arguments: Mapping[str, Any]) -> None:
@@ -77,21 +76,12 @@ class Sessions:
         self._arguments = arguments
         self._open(DEFAULT_SECONDS)
 
-    def adopt(self, client: Any, arguments: Mapping[str, Any]) -> None:  # noqa: ANN401 - kazoo has no types
-        """Use the session of an application's client for everything."""
-        self._arguments = arguments
-        self._adopted = Session.adopted(self._host, self._label, client)
-
     def _open(self, seconds: float) -> Session:
-        return Session.opened(self._host, self._label, self._arguments, seconds)
+        return Session(self._host, self._label, self._arguments, seconds)
 
     def all(self) -> list[Session]:
         """Give the present sessions."""
-        return [*self._own] if self._adopted is None else [self._adopted]
-
-    def is_own(self, session: Session) -> bool:
-        """Tell whether a session ends with this client."""
-        return session is not self._adopted
+        return [*self._own]
 
     def holding(self, owner: str) -> LockNode | None:
         """Give the node with which an owner holds a lock."""
@@ -101,8 +91,6 @@ class Sessions:
 
     async def get(self, ttl: Seconds, until: Instant) -> Session:
         """Give the session for a ttl, connected. Raises as `Session.connected`."""
-        if self._adopted is not None:
-            return await self.ready(self._adopted, until)
         with self._mutex:
             session, idle = self._choose(session_timeout(ttl))
         for one in idle:
@@ -138,22 +126,11 @@ class Sessions:
         return session, idle
 
     async def ready(self, session: Session, until: Instant, *, patient: bool = False) -> Session:
-        """Have a session connected, and its timeout known. Raises as `Session.connected`."""
+        """Have a session connected. Raises as `Session.connected`."""
         session.used_at = self._runtime.now()
         if not session.usable:
             await session.connected(until, patient=patient)
-        if not session.granted_seconds:
-            await self._learn_granted(session, until)
         return session
-
-    async def _learn_granted(self, session: Session, until: Instant) -> None:
-        """Find out the timeout of an application's session: kazoo does not tell it, so request another such session."""
-        probe = self._open(requested_timeout(session.client))
-        try:
-            await probe.connected(until)
-            session.adopted_seconds = probe.granted_seconds
-        finally:
-            probe.end_soon()
 
     def granted_ttl(self, session: Session, ttl: Seconds) -> float:
         """Give the ttl that the session can keep; warn once if that is far from the one asked for."""
@@ -179,17 +156,15 @@ class Sessions:
             log.warning("%s", message)
 
     def _advice(self, session: Session, wanted: str) -> str:
-        if session is self._adopted:
-            return f"start the KazooClient with a {wanted} timeout"
         if abs(session.granted_seconds - session.requested_seconds) <= MILLISECOND:
             return f"use fewer different ttls: this client has {SESSIONS_MAX} sessions, and all are in use"
         return "raise maxSessionTimeout there" if wanted == "longer" else "lower minSessionTimeout there"
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    async def end(self, sessions: Sequence[Session], until: Instant) -> None:
+    async def end(self, sessions: Collection[Session], until: Instant) -> None:
         """
-        End lockkit's own sessions at the server, which frees all that they hold in one step for each.
+        End sessions at the server, which frees all that they hold in one step for each.
 
         If a member does not answer, kazoo connects to another one. A session that is not ended by then ends after its
         timeout: nothing keeps it alive any more.
@@ -217,13 +192,8 @@ class Sessions:
             message = f"{len(left)} sessions at {self._label} could not be ended: {problem or 'no connection'}"
             raise BackendUnavailable(message) from problem
 
-    def release_adopted(self) -> None:
-        """Leave the application's session to the application."""
-        if self._adopted is not None:
-            self._adopted.close()
-
     async def close(self) -> None:
-        """End lockkit's own sessions."""
+        """End all sessions."""
         with self._mutex:
             own, self._own = self._own, []
         try:

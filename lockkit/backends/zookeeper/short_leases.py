@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
 
-from lockkit.backends.zookeeper.session import LockNode, Session
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.background import Background
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Runtime
@@ -42,16 +42,9 @@ REFUSED_PAUSE_SECONDS = 10.0
 class ShortLeases:
     """The nodes that have to go, each at its `LockNode.remove_at`."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        remove: Callable[[LockNode], Coroutine[Any, Any, bool]],
-        all_removed: Callable[[], None],
-    ) -> None:
-        """Start nothing yet."""
+    def __init__(self, runtime: Runtime, remove: Callable[[LockNode], Coroutine[Any, Any, bool]]) -> None:
         self._runtime = runtime
         self._remove = remove
-        self._all_removed = all_removed
         self._mutex = runtime.mutex()
         self._nodes: dict[str, LockNode] = {}
         self._wake_at = inf
@@ -78,19 +71,12 @@ class ShortLeases:
         with self._mutex:
             self._nodes.pop(node.owner, None)
 
-    def close(self, ends: Callable[[Session], bool]) -> None:
-        """Leave the nodes that go with their session, and keep removing the others in the background."""
+    def close(self) -> None:
+        """Leave the nodes: they go with their sessions."""
         with self._mutex:
             self._closed = True
-            for node in [*self._nodes.values()]:
-                if ends(node.session) or not node.session_lives:
-                    del self._nodes[node.owner]
-            left = bool(self._nodes)
+            self._nodes.clear()
         self._background.wake()
-        if left:
-            self._start()
-        else:
-            self._all_removed()
 
     def _start(self) -> None:
         try:
@@ -116,8 +102,6 @@ class ShortLeases:
                 await self._try_to_remove(node)
             if not due:
                 await self._background.wait(self._wake_at - now)
-        if self._closed:
-            self._all_removed()
 
     async def _try_to_remove(self, node: LockNode) -> None:
         try:

@@ -7,25 +7,19 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any, TypeAlias
 
+import lockkit
+from lockkit.sync import Lease, Lock, Semaphore
 from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import wait_until
+from lockkit_tools.servers import EtcdServer, wait_until
 from lockkit_tools.servers.binaries import find_program
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
-    from typing import TypeAlias
-
-    import lockkit
-    from lockkit.sync import Lease, Lock, Semaphore
-    from lockkit_tools.servers import EtcdServer
-
-    Connect: TypeAlias = Callable[..., lockkit.Client]
-
+Connect: TypeAlias = Callable[..., lockkit.Client]
 
 WAITING_SECONDS = 40.0
 
@@ -106,11 +100,6 @@ def interrupted(seconds: float) -> Iterator[None]:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
-
-
-def until_more_than(got: Sequence[object], count: int) -> None:
-    """Return once more than so many had the lock."""
-    wait_until(lambda: None if len(got) > count else f"only {count} had the lock")
 
 
 def calls_of(server: EtcdServer) -> int:

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,16 +28,16 @@ import lockkit.aio
 from lockkit.backend import apart
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, SharedAttempts, settle_by
+from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login, settle_by
 from lockkit.backends.etcd.connection import AUTHENTICATE, RANGE, WATCH, BlockingConnection, open_connection
 from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive, monotonic
-from lockkit.sync import Client, Lease
+from lockkit.sync import Client
+from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.processes import Worker
-from lockkit.testing.stopwatch import Stopwatch
-from lockkit.testing.target import Target
+from lockkit.testing.target import Face, Target
 from lockkit_tools.servers import EtcdServer, FaultProxy, require, wait_until
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.tls import Certificates, make_certificates
@@ -51,11 +50,9 @@ from tests.backends.etcd.support import (
     queue_of,
     session_of,
     settled_calls_of,
-    until_more_than,
     until_waiting,
 )
-from tests.backends.support import refuses
-from tests.interrupts import CallStrike
+from tests.backends.support import play, refuses
 from tests.tries import busy, have_time_to_answer, until_renewed
 
 TTL = 3.0
@@ -173,21 +170,6 @@ class TestKeys:
 
         assert len(leases_of(server) - before) == 2
 
-    def test_client_that_waits_behind_itself(self, connect: Connect) -> None:
-        """The key is named after the etcd lease, so the second contender of a client gets a second one."""
-        client = connect()
-        lease = client.lock("self", ttl=LONG).acquire()
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(client.lock("self", ttl=LONG).acquire(PATIENCE)))
-        thread.start()
-        until_waiting(client, "self")
-
-        lease.release()
-
-        thread.join(PATIENCE)
-        assert got[0].token > lease.token
-        got[0].release()
-
     def test_extension_to_another_ttl_keeps_key_and_token(self, server: EtcdServer, connect: Connect) -> None:
         """The key moves to another etcd lease."""
         client = connect()
@@ -232,14 +214,7 @@ class TestKeys:
         """Thirty waiters in one client send nothing within two seconds, counted at the server."""
         holder, waiter = connect(), connect()
         leases = [holder.lock(f"idle {number}", ttl=LONG).acquire() for number in range(30)]
-
-        def pass_through(number: int) -> None:
-            with waiter.lock(f"idle {number}", ttl=LONG, timeout=PATIENCE):
-                pass
-
-        threads = [threading.Thread(target=pass_through, args=(number,)) for number in range(30)]
-        for thread in threads:
-            thread.start()
+        waiting = [Waiting(waiter.lock(f"idle {number}", ttl=LONG)) for number in range(30)]
         for number in range(30):
             until_waiting(holder, f"idle {number}")
 
@@ -253,37 +228,26 @@ class TestKeys:
 
         for lease in leases:
             lease.release()
-        for thread in threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+        for one in waiting:
+            one.lease().release()
 
     def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
         """No herd: the cost of a release at the server does not depend on the number of waiters."""
         holder = connect()
         lease = holder.lock("herd", ttl=LONG).acquire()
-        got: list[Lease] = []
-
-        def acquire(client: Client) -> None:
-            got.append(client.lock("herd", ttl=LONG).acquire(PATIENCE))
-
-        threads = []
+        waiting: list[Waiting] = []
         for number in range(6):
-            client = connect()
-            threads.append(threading.Thread(target=acquire, args=(client,)))
-            threads[-1].start()
+            waiting.append(Waiting(connect().lock("herd", ttl=LONG)))
             until_waiting(holder, "herd", number + 1)
         before = settled_calls_of(server)
 
         lease.release()
 
-        until_more_than(got, 0)
+        waiting[0].lease()
         # The deletion, the check by the waiter that was woken, and the time of its grant, if it waited for long.
         assert settled_calls_of(server) - before <= 3
-        for number in range(6):
-            until_more_than(got, number)
-            got[number].release()
-        for thread in threads:
-            thread.join(PATIENCE)
+        for one in waiting:
+            one.lease().release()
 
 
 class TestDeadlines:
@@ -307,9 +271,7 @@ class TestDeadlines:
         client, other = connect(), connect()
         first = client.lock("old 1", ttl=12, renew=False).acquire()
         busy = other.lock("old 3", ttl=LONG).acquire()
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(client.lock("old 3", ttl=12).acquire(PATIENCE)))
-        thread.start()
+        waiting = Waiting(client.lock("old 3", ttl=12))
         until_waiting(other, "old 3")
         time.sleep(2.5)
 
@@ -322,9 +284,9 @@ class TestDeadlines:
         time.sleep(2.5)
         began = monotonic()
         busy.release()
-        thread.join(PATIENCE)
-        assert got[0]._record.valid_until >= began + 12 - drift_margin(12)
-        for lease in (first, second, got[0]):
+        third = waiting.lease()
+        assert third._record.valid_until >= began + 12 - drift_margin(12)
+        for lease in (first, second, third):
             lease.release()
 
     def test_renewal_counts_from_before_it_was_sent(self, server: EtcdServer, connect: Connect) -> None:
@@ -339,22 +301,6 @@ class TestDeadlines:
             assert lease.remaining() <= LONG - drift_margin(LONG) - 1.6
             proxy.heal()
             lease.release()
-
-    def test_end_of_a_session_notifies_all_its_holders(self, server: EtcdServer, connect: Connect) -> None:
-        """As soon as a request for another lock finds out, long before their next renewal."""
-        client = connect()
-        before = leases_of(server)
-        leases = [client.lock(f"told {number}", ttl=LONG).acquire() for number in range(3)]
-        (session,) = leases_of(server) - before
-        reasons: list[str] = []
-        for lease in leases:
-            lease.on_lost(lambda _, reason: reasons.append(reason))
-
-        server.etcdctl("lease", "revoke", f"{session:x}")
-        client.lock("told another", ttl=LONG).acquire().release()
-
-        assert all(lease.wait_lost(LONG / 6) for lease in leases)
-        wait_until(lambda: None if reasons == ["session"] * 3 else f"reasons: {reasons}")
 
 
 EXITS = {
@@ -407,33 +353,6 @@ class TestEnding:
         with other.lock("many 0", ttl=LONG, timeout=PATIENCE):
             pass
 
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_close_of_a_client_whose_server_hangs_is_bounded(self, face: str) -> None:
-        """Bounded for all leases and sessions together, not for each."""
-
-        async def scenario(member: EtcdServer) -> float:
-            client = await lockkit.aio.connect(member.url)
-            held = [await client.lock(f"hung {number}", ttl=LONG + number).acquire() for number in range(6)]
-            member.pause()
-            watch = Stopwatch()
-            await client.close()
-            assert not any(lease.held for lease in held)
-            return watch.stop()
-
-        with EtcdServer() as member:
-            if face == "asyncio":
-                took = asyncio.run(scenario(member))
-            else:
-                client = lockkit.connect(member.url)
-                held = [client.lock(f"hung {number}", ttl=LONG + number).acquire() for number in range(6)]
-                member.pause()
-                watch = Stopwatch()
-                client.close()
-                took = watch.stop()
-                assert not any(lease.held for lease in held)
-            member.resume()
-        assert took < 5.5
-
 
 class TestForeignClients:
     """Other libraries that lock the same keys, or lend their connection."""
@@ -445,9 +364,7 @@ class TestForeignClients:
         order: list[str] = []
         with etcdctl_lock(server, "lockkit/shared") as first:
             until_waiting(client, "shared", 1)
-            got: list[Lease] = []
-            thread = threading.Thread(target=lambda: got.append(behind.lock("shared", ttl=LONG).acquire(PATIENCE)))
-            thread.start()
+            waiting = Waiting(behind.lock("shared", ttl=LONG))
             until_waiting(client, "shared", 2)
             with etcdctl_lock(server, "lockkit/shared") as second:
                 until_waiting(client, "shared", 3)
@@ -455,15 +372,14 @@ class TestForeignClients:
                 lease.release()
                 key = first.stdout.readline().strip()
                 order.append(key)
-                assert not got
+                assert waiting.waits
                 (holder,) = client.holders("shared")
                 assert (holder.owner, holder.waiters) == (key.rpartition("/")[2], 2)
                 assert holder.token is not None
                 assert holder.token > lease.token
                 first.terminate()
-                thread.join(PATIENCE)
-                assert got[0].token > holder.token
-                got[0].release()
+                assert waiting.lease().token > holder.token
+                waiting.lease().release()
                 assert second.stdout.readline().startswith("lockkit/shared/")
                 second.terminate()
 
@@ -604,62 +520,23 @@ class TestWatch:
 
         asyncio.run(scenario())
 
-    def test_waiter_without_a_thread_to_spare(
-        self, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """It polls, logs a warning, and watches as soon as a thread can be started."""
-        holder, client = connect(), connect()
-        lease = holder.lock("no thread", ttl=LONG).acquire()
-        refused = threading.Event()
-        start = threading.Thread.start
-
-        def refuse(thread: threading.Thread) -> None:
-            if thread.name == "lockkit-etcd-watch" and not refused.is_set():
-                refused.set()
-                message = "can't start new thread"
-                raise RuntimeError(message)
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        got: list[Lease] = []
-        waiting = threading.Thread(target=lambda: got.append(client.lock("no thread", ttl=LONG).acquire(PATIENCE)))
-        waiting.start()
-        assert refused.wait(PATIENCE)
-
-        lease.release()
-
-        waiting.join(PATIENCE)
-        got[0].release()
-        assert any("can't start new thread" in record.getMessage() for record in caplog.records)
-
-    @pytest.mark.parametrize("face", ["sync", "async"])
-    def test_member_that_refuses_watches(self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str) -> None:
+    @pytest.mark.parametrize("face", FACES)
+    def test_member_that_refuses_watches(self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: Face) -> None:
         """As a proxy may: a waiter looks twice a second, where without a pause it would look hundreds of times."""
         monkeypatch.setattr(WATCH, "path", "/etcdserverpb.Watch/Refused")
 
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
-                lease = await holder.lock("refused", ttl=LONG).acquire()
-                waiting = asyncio.create_task(client.lock("refused", ttl=LONG).acquire(PATIENCE))
-                await asyncio.sleep(0.5)
-                before = calls_of(server)
-                await asyncio.sleep(3)
-                assert calls_of(server) - before <= 100
-                await lease.release()
-                await (await waiting).release()
-
-        if face == "async":
-            asyncio.run(scenario())
-            return
-        with lockkit.connect(server.url) as holder, lockkit.connect(server.url) as client:
-            lease = holder.lock("refused", ttl=LONG).acquire()
-            waiting = Waiting(client.lock("refused", ttl=LONG))
-            until_waiting(holder, "refused")
+        async def body(driver: FaceDriver) -> None:
+            holder, client = await driver.connect(), await driver.connect()
+            lease = await holder.lock("refused", ttl=LONG).acquire()
+            waiting = driver.spawn(client.lock("refused", ttl=LONG).acquire(PATIENCE))
+            await driver.until_waiting(client, "refused")
             before = calls_of(server)
-            time.sleep(3)
+            await driver.sleep(3)
             assert calls_of(server) - before <= 100
-            lease.release()
-            waiting.lease().release()
+            await lease.release()
+            await (await waiting.result()).release()
+
+        play(face, server.url, body)
 
     def test_work_that_does_not_end_in_time_is_an_outage(self) -> None:
         """It does not raise an exception of asyncio."""
@@ -691,18 +568,15 @@ class TestLogin:
         url = f"etcd://root:se%20cret@{guarded.address}"
         holder, waiter = connect(url), connect(url)
         lease = holder.lock("x", ttl=9).acquire()
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=9).acquire(PATIENCE)))
-        thread.start()
+        waiting = Waiting(waiter.lock("x", ttl=9))
         until_renewed(lease)  # three seconds later
         time.sleep(2.5)
 
         assert lease.confirm()
-        assert not got
+        assert waiting.waits
         lease.release()
-        thread.join(PATIENCE)
-        assert got[0].held
-        got[0].release()
+        assert waiting.lease().held
+        waiting.lease().release()
 
     def test_token_of_an_application_s_client_that_ran_out(self, guarded: EtcdServer) -> None:
         """Lockkit has no password to log in with, so the error says who must."""
@@ -771,28 +645,6 @@ class TestLogin:
                 lease.release()
 
     # An interrupt may strike after a coroutine was made and before it is awaited.
-    @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-    def test_interrupted_login_and_session_hold_nobody_up(
-        self, guarded: EtcdServer, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Ctrl-C at each instant at which Python looks for signals: the next call does not wait for the one before."""
-
-        def take(client: Client, name: str) -> None:
-            client.lock(name, ttl=9).acquire(PATIENCE).release()
-
-        functions = (Login.obtain, SharedAttempts.make, Sessions._find_or_open, Sessions._open, settle_by)
-        number = 0
-        while True:
-            with lockkit.connect(f"etcd://root:se%20cret@{guarded.address}") as client:
-                strike = CallStrike(number, *(one.__code__ for one in functions))
-                strike.during(partial(take, client, "begun"))
-
-                take(client, "next")
-                assert "retries" not in caplog.text, f"instant {number}"
-            if not strike.struck:
-                break
-            number += 1
-        assert number > 10
 
     def test_login_of_another_thread_that_hangs(self) -> None:
         """A caller that waits for it asks the next member, as the one that logs in does."""
@@ -910,30 +762,20 @@ class TestLogin:
             assert lease.confirm()
             lease.release()
 
-    @pytest.mark.parametrize("face", ["sync", "async"])
-    def test_certificates_that_are_replaced(self, face: str) -> None:
+    @pytest.mark.parametrize("face", FACES)
+    def test_certificates_that_are_replaced(self, face: Face) -> None:
         """A client that runs for longer than they are valid uses the new ones when it has to connect again."""
         with EtcdServer(tls=True) as member:
 
-            async def replace() -> None:
-                member.stop()
+            async def body(driver: FaceDriver) -> None:
+                client = await driver.connect()
+                await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
+                await driver.call(member.stop)
                 make_certificates(member.directory)
-                await asyncio.to_thread(member.start)
+                await driver.call(member.start)
+                await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
 
-            if face == "sync":
-                with lockkit.connect(member.url) as client:
-                    client.lock("x", ttl=LONG).acquire(PATIENCE).release()
-                    asyncio.run(replace())
-                    client.lock("x", ttl=LONG).acquire(PATIENCE).release()
-                return
-
-            async def scenario() -> None:
-                async with lockkit.aio.connect(member.url) as client:
-                    await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
-                    await replace()
-                    await (await client.lock("x", ttl=LONG).acquire(PATIENCE)).release()
-
-            asyncio.run(scenario())
+            play(face, member.url, body)
 
     def test_certificates_that_cannot_be_read_just_now(self) -> None:
         """Between the removal of the old file and the arrival of the new one, the old one counts."""
@@ -952,20 +794,19 @@ class TestLogin:
             assert made_anew.is_outdated()
             drive(made_anew.close())
 
-    def test_tls_with_a_client_certificate(self) -> None:
-        """With both APIs; without the certificate nothing works."""
+    @pytest.mark.parametrize("face", FACES)
+    def test_tls_with_a_client_certificate(self, face: Face) -> None:
+        """Without the certificate nothing works."""
         with EtcdServer(tls=True) as member:
-            with lockkit.connect(member.url) as client, client.lock("x", ttl=LONG) as lease:
-                assert lease.confirm()
 
-            async def scenario() -> None:
-                async with lockkit.aio.connect(member.url) as client, client.lock("x", ttl=LONG) as lease:
+            async def body(driver: FaceDriver) -> None:
+                client = await driver.connect()
+                async with client.lock("x", ttl=LONG) as lease:
                     assert await lease.confirm()
 
-            asyncio.run(scenario())
-            ca = member.certificates.ca
+            play(face, member.url, body)
             with (
-                lockkit.connect(f"etcds://{member.address}?ca={ca}") as client,
+                lockkit.connect(f"etcds://{member.address}?ca={member.certificates.ca}") as client,
                 pytest.raises(lockkit.BackendUnavailable, match=member.address),
             ):
                 client.ping()
@@ -1073,9 +914,9 @@ class TestOptions:
             finally:
                 server.resume()
 
-    @pytest.mark.parametrize("face", ["sync", "async"])
+    @pytest.mark.parametrize("face", FACES)
     def test_proxy_for_the_web_is_not_used(
-        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: Face
     ) -> None:
         """The environment of most companies names one, and it does not lead to etcd."""
         for name in ("http_proxy", "https_proxy", "grpc_proxy"):
@@ -1083,15 +924,10 @@ class TestOptions:
         for name in ("no_proxy", "no_grpc_proxy"):
             monkeypatch.delenv(name, raising=False)
 
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client:
-                await client.ping()
+        async def body(driver: FaceDriver) -> None:
+            await (await driver.connect()).ping()
 
-        if face == "async":
-            asyncio.run(scenario())
-        else:
-            with lockkit.connect(server.url) as client:
-                client.ping()
+        play(face, server.url, body)
 
 
 class TestGivingUp:

@@ -1,34 +1,25 @@
-"""Calls to one member over a channel of ``grpc.aio``, with and without its Python part."""
+"""Calls to one member over a channel of ``grpc.aio``."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
-from types import SimpleNamespace
-from typing import Any, Self
-from weakref import WeakSet
+from typing import Self
 
 import grpc
 import grpc.aio
 import pytest
 
-import lockkit.aio
-from lockkit.backends.etcd import quirks
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import (
     RANGE,
-    REVOKE,
     AsyncioConnection,
-    DirectConnection,
     ForkedConnection,
-    MemberConnection,
     open_connection,
 )
 from lockkit.backends.etcd.errors import code_of, details_of
@@ -47,51 +38,12 @@ def silent() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def opened(label: str) -> AsyncIterator[DirectConnection]:
+async def opened(label: str) -> AsyncIterator[AsyncioConnection]:
     """A connection of lockkit's own."""
     connection = open_connection(AsyncioRuntime(), label, None)
-    assert isinstance(connection, DirectConnection)
+    assert isinstance(connection, AsyncioConnection)
     yield connection
     await connection.close()
-
-
-async def failure(connection: MemberConnection) -> tuple[grpc.StatusCode, str]:
-    """What the member says of a lease that does not exist."""
-    with pytest.raises(grpc.RpcError) as failed:
-        await connection.call(REVOKE, rpc.LeaseRevokeRequest(ID=17), PATIENCE, None)
-    return code_of(failed.value), details_of(failed.value)
-
-
-def test_call_takes_no_task(server: EtcdServer) -> None:
-    """Each task takes a turn of the event loop."""
-    started: list[object] = []
-
-    def note(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # noqa: ANN401 - asyncio's
-        started.append(coroutine)
-        return asyncio.Task(coroutine, loop=loop, **options)
-
-    async def scenario() -> None:
-        async with opened(server.address) as connection:
-            asyncio.get_running_loop().set_task_factory(note)
-            answer = await connection.call(RANGE, ASK, PATIENCE, None)
-            assert answer.header.revision > 0
-            assert started == []
-
-    asyncio.run(scenario())
-
-
-def test_errors_are_those_of_grpc(server: EtcdServer) -> None:
-    """With their code and message, by which the backend tells what to do."""
-
-    async def scenario() -> None:
-        async with opened(server.address) as connection, grpc.aio.insecure_channel(server.address) as channel:
-            foreign = AsyncioConnection(server.address, channel, owned=False)
-            found = await failure(connection)
-            assert found == await failure(foreign)
-            assert found[0] is grpc.StatusCode.NOT_FOUND
-            await foreign.close()
-
-    asyncio.run(scenario())
 
 
 def test_time_limit_of_a_call(silent: str) -> None:
@@ -140,30 +92,6 @@ def test_closed_connection_of_a_forked_child(server: EtcdServer) -> None:
     asyncio.run(scenario())
 
 
-def test_cancelling_the_caller_cancels_the_call(silent: str) -> None:
-    """The member need not answer it any more, and nothing of it stays."""
-    cancelled: list[str] = []
-
-    class Call:
-        """A call that has no answer."""
-
-        unary_unary = staticmethod(lambda *_: asyncio.sleep(10 * PATIENCE))
-        cancel = staticmethod(cancelled.append)
-
-    async def scenario() -> None:
-        async with opened(silent) as connection:
-            connection._begin = lambda *_: Call()
-            call = asyncio.create_task(connection.call(RANGE, ASK, 10 * PATIENCE, None))
-            await asyncio.sleep(0)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            assert len(cancelled) == 1
-            assert not connection._under_way
-
-    asyncio.run(scenario())
-
-
 def test_timeout_does_not_depend_on_the_wall_clock_of_python(
     server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,66 +103,6 @@ def test_timeout_does_not_depend_on_the_wall_clock_of_python(
             assert (await connection.call(RANGE, ASK, PATIENCE, None)).header.revision > 0
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        None,
-        SimpleNamespace(),
-        SimpleNamespace(call=lambda _: None),
-        SimpleNamespace(call=lambda *_: SimpleNamespace(is_ok=lambda: True)),
-        SimpleNamespace(call=lambda *_: SimpleNamespace(unary_unary=lambda _: None)),
-    ],
-    ids=["none", "no calls", "other arguments", "other methods", "other request"],
-)
-def test_other_c_part_is_left_alone(part: object) -> None:
-    """A later grpcio may have one: lockkit then uses the Python part."""
-    assert quirks.direct_calls(SimpleNamespace(_channel=part, _unary_unary_interceptors=[])) is None
-
-
-def test_interceptors_of_an_instrumentation_are_called(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry adds them to each channel that a program makes."""
-    seen: list[object] = []
-
-    class Interceptor(grpc.aio.UnaryUnaryClientInterceptor):
-        """Notes what is called."""
-
-        async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401 - grpc's
-            """See grpc."""
-            seen.append(details.method)
-            return await continuation(details, request)
-
-    make = grpc.aio.insecure_channel
-    monkeypatch.setattr(grpc.aio, "insecure_channel", partial(make, interceptors=[Interceptor()]))
-
-    async def scenario() -> None:
-        connection = open_connection(AsyncioRuntime(), server.address, None)
-        await connection.call(RANGE, ASK, PATIENCE, None)
-        await connection.close()
-
-    asyncio.run(scenario())
-    assert [str(one, "ascii") if isinstance(one, bytes) else one for one in seen] == [RANGE.path]
-
-
-def test_closed_loops_are_forgotten(server: EtcdServer) -> None:
-    """A thread runs one event loop for long, while others come and go."""
-    loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-
-    async def ping() -> None:
-        loops.add(asyncio.get_running_loop())
-        async with lockkit.aio.connect(server.url) as client:
-            await client.ping()
-
-    async def stay() -> None:
-        async with lockkit.aio.connect(server.url) as client:
-            await client.ping()
-            for _ in range(3 * quirks.CLOSED_LOOPS_MAX):
-                await asyncio.to_thread(asyncio.run, ping())
-            gc.collect()
-            assert len(loops) <= quirks.CLOSED_LOOPS_MAX
-
-    asyncio.run(stay())
 
 
 def test_name_that_moves_is_looked_up_again(server: EtcdServer) -> None:

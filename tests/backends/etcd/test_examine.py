@@ -70,7 +70,7 @@ def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
     with EtcdCluster(2) as cluster:
         assert "etcd-few-members" in found(cluster.url)
 
-        monkeypatch.setattr(etcd_examine, "MEMBERS_MIN", 2)
+        monkeypatch.setattr("lockkit.doctor.members.MEMBERS_MIN", 2)
         assert "etcd-even-members" in found(cluster.url)
 
 

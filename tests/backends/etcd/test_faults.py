@@ -25,7 +25,9 @@ from lockkit.backends.etcd.session import Sessions
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.sync import Lease
+from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
+from lockkit.testing.target import Face
 from lockkit.url import parse
 from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
 from tests.backends.etcd.support import (
@@ -38,7 +40,7 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
-from tests.backends.support import StubHost, broken_reason, granted, sent_to
+from tests.backends.support import StubHost, broken_reason, granted, play, sent_to
 from tests.tries import busy
 
 pytestmark = pytest.mark.timeout(120)
@@ -140,32 +142,22 @@ class TestOneMember:
 class TestLongOutage:
     """The members start the ttl of each etcd lease anew when they are back, also of one that is over for its client."""
 
-    @pytest.mark.parametrize("face", ["sync", "async"])
-    def test_lock_that_was_lost_is_freed_when_the_member_is_back(self, face: str) -> None:
+    @pytest.mark.parametrize("face", FACES)
+    def test_lock_that_was_lost_is_freed_when_the_member_is_back(self, face: Face) -> None:
         """Also if its client asks for nothing else. Without that the others would wait for a ttl."""
         with EtcdServer() as member:
-            if face == "sync":
-                with lockkit.connect(member.url) as client:
-                    lease = client.lock("x", ttl=4).acquire(PATIENCE)
-                    member.kill()
-                    assert lease.wait_lost(PATIENCE)
-                    until_given_up(client)
-                    member.start()
-                    until_free(member)
-            else:
-                asyncio.run(self._lose_and_free(member))
 
+            async def body(driver: FaceDriver) -> None:
+                client = await driver.connect()
+                lease = await client.lock("x", ttl=4).acquire(PATIENCE)
+                await driver.call(member.kill)
+                assert await lease.wait_lost(PATIENCE)
+                await driver.call(until_given_up, client)
+                await driver.call(member.start)
+                await driver.call(until_free, member)
+
+            play(face, member.url, body)
             assert int(member.metrics()["etcd_debugging_server_lease_expired_total"]) == 0
-
-    @staticmethod
-    async def _lose_and_free(member: EtcdServer) -> None:
-        async with lockkit.aio.connect(member.url) as client:
-            lease = await client.lock("x", ttl=4).acquire(PATIENCE)
-            member.kill()
-            assert await lease.wait_lost(PATIENCE)
-            await asyncio.to_thread(until_given_up, client)
-            await asyncio.to_thread(member.start)
-            await asyncio.to_thread(until_free, member)
 
 
 def until_given_up(client: lockkit.Client | lockkit.aio.Client) -> None:
@@ -182,7 +174,8 @@ def until_free(member: EtcdServer) -> None:
 class TestLoss:
     """An operator removes the lock at the server."""
 
-    def test_revoked_lease_notifies_the_holders(self, server: EtcdServer, connect: Connect) -> None:
+    @pytest.mark.parametrize("seen_by", ["renewal", "another lock"])
+    def test_revoked_lease_notifies_the_holders(self, server: EtcdServer, connect: Connect, seen_by: str) -> None:
         """`etcdctl lease revoke` ends all locks of the session, with the reason; the next lock has a fresh one."""
         client = connect(server.url)
         before = leases_of(server)
@@ -193,9 +186,12 @@ class TestLoss:
         (session,) = leases_of(server) - before
 
         server.etcdctl("lease", "revoke", f"{session:x}")
-        client._engine.confirm_soon()
+        if seen_by == "renewal":
+            client._engine.confirm_soon()
+        else:
+            client.lock("another", ttl=60).acquire().release()
 
-        assert all(lease.wait_lost(PATIENCE) for lease in leases)
+        assert all(lease.wait_lost(10) for lease in leases)  # long before the next renewal
         wait_until(lambda: None if reasons == ["session"] * 2 else f"reasons: {reasons}")
         after = client.lock("a", ttl=TTL).acquire(PATIENCE)
         assert after.token > leases[0].token
@@ -306,20 +302,6 @@ class TestLoss:
             lease.confirm() if seen_by == "confirm" else lease.update("other")
 
         wait_until(lambda: None if reasons == ["broken"] else f"reasons: {reasons}")
-
-    def test_lock_that_is_not_renewed_ends_beside_one_that_is(self, server: EtcdServer, connect: Connect) -> None:
-        """Both share the session that the other one keeps alive; the lock without renewal ends all the same."""
-        client, other = connect(server.url), connect(server.url)
-        kept = client.lock("kept", ttl=2 * TTL).acquire()
-        dropped = client.lock("not kept", ttl=2 * TTL, renew=False).acquire()
-
-        after = other.lock("not kept", ttl=TTL).acquire(PATIENCE)
-
-        assert after.token > dropped.token
-        assert not dropped.held
-        assert kept.confirm()
-        kept.release()
-        after.release()
 
 
 class TestLostAnswers:
@@ -695,10 +677,11 @@ class TestUnknownOutcomes:
             assert not lease.held
 
     def test_more_leases_run_out_than_a_transaction_takes(self, server: EtcdServer, connect: Connect) -> None:
-        """One heartbeat deletes them all, although the session of the held lock lives on."""
+        """One heartbeat deletes them all, also an updated one, although the session of the held lock lives on."""
         client = connect(server.url)
         kept = client.lock("kept beside many", ttl=5).acquire()
         dropped = [client.lock(f"not kept {number}", ttl=5, renew=False).acquire() for number in range(150)]
+        dropped[0].update("changed")
         wait_until(lambda: "some are left" if queue_of(server, "lockkit/not kept ") else None)
         assert not any(lease.held for lease in dropped)
         assert kept.confirm()

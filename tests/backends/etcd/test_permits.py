@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 
@@ -23,7 +22,6 @@ from tests.backends.etcd.support import (
     queue_of,
     session_of,
     settled_calls_of,
-    until_more_than,
 )
 from tests.tries import busy, tried
 
@@ -94,25 +92,6 @@ class TestPermits:
 
         for one in waiting[2:]:
             one.lease().release()
-
-    def test_different_limits(self, server: EtcdServer, connect: Connect) -> None:
-        """Each is granted while fewer than its own limit are held, and waits in its turn."""
-        client, other = connect(), connect()
-        first, second, third = [client.semaphore("mixed", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
-        assert busy(other.semaphore("mixed", limit=2, ttl=LONG))
-        small = Waiting(other.semaphore("mixed", limit=2, ttl=LONG))
-        until_queued(server, "mixed", 1)
-        first.release()
-        assert busy(client.semaphore("mixed", limit=3, ttl=LONG)), "another one waits"
-        until_queued(server, "mixed", 1)
-        assert not small.got
-
-        third.release()
-
-        assert small.lease().slot == 0
-        assert client.semaphore("mixed", limit=2, ttl=LONG).available() == 0
-        for permit in (second, small.lease()):
-            permit.release()
 
     def test_slots_above_the_own_limit_count(self, server: EtcdServer, connect: Connect) -> None:
         """A free slot is not enough."""
@@ -212,34 +191,6 @@ class TestPermits:
         assert lease.token > max(permit.token for permit in permits)
         lease.release()
         assert not drive(backend.break_lock(apart("sem", "broken")))
-
-    def test_never_more_than_the_limit(self, connect: Connect) -> None:
-        """Threads of three clients with two limits, all at once; no two hold the same slot."""
-        mutex, inside, wrong, done = threading.Lock(), dict[int, int | None](), list[str](), list[int]()
-        clients = [connect() for _ in range(3)]
-
-        def work(number: int) -> None:
-            limit = 2 + number % 2
-            semaphore = clients[number % 3].semaphore("stress", limit=limit, ttl=LONG, timeout=2 * PATIENCE)
-            for _ in range(4):
-                with semaphore as permit:
-                    with mutex:
-                        # Those with higher tokens were granted later, though they came here first.
-                        if sum(token < permit.token for token in inside) >= limit or permit.slot in inside.values():
-                            wrong.append(f"{permit.slot} of {limit} beside {inside}")
-                        inside[permit.token] = permit.slot
-                    time.sleep(0.002)
-                    with mutex:
-                        del inside[permit.token]
-            done.append(number)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        until_more_than(done, 5)
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert wrong == []
 
 
 class TestRequests:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 from math import inf
 from typing import cast
@@ -31,7 +29,6 @@ from tests.backends.etcd.support import (
     leases_of,
     queue_of,
     session_of,
-    until_more_than,
     until_waiting,
     value_of,
 )
@@ -61,21 +58,6 @@ class TestOrder:
             assert second.token > first.token
             second.release()
         assert queue_of(server, "app/") == []
-
-    def test_writer_behind_two_readers_gets_it_after_the_last(self, connect: Connect) -> None:
-        """In either order of their releases."""
-        clients = [connect() for _ in range(3)]
-        for order in ((0, 1), (1, 0)):
-            readers = [client.rwlock("two", ttl=LONG).read().acquire(PATIENCE) for client in clients[:2]]
-            writer = Waiting(clients[2].lock("two", ttl=LONG))
-            until_waiting(clients[0], "two")
-
-            readers[order[0]].release()
-            until_waiting(clients[0], "two")
-            assert not writer.got
-            readers[order[1]].release()
-
-            writer.lease().release()
 
     def test_etcdctl_waits_for_readers_and_readers_for_etcdctl(self, server: EtcdServer, connect: Connect) -> None:
         """One queue, in order of arrival: two readers, etcdctl, a reader."""
@@ -332,49 +314,9 @@ class TestUpdate:
         assert value_of(server, key).startswith(b"\0shared ")
         lease.release()
 
-    def test_updated_lock_that_is_not_renewed_ends_beside_one_that_is(
-        self, server: EtcdServer, connect: Connect
-    ) -> None:
-        """Its key is deleted with the heartbeat of the other, whatever its value is."""
-        client = connect()
-        kept = client.lock("kept", ttl=2 * TTL).acquire(PATIENCE)
-        ending = client.lock("ending", ttl=2 * TTL, renew=False).acquire(PATIENCE)
-        ending.update({"step": 1})
-
-        wait_until(lambda: "it is there" if queue_of(server, "lockkit/ending/") else None)
-
-        kept.check()
-        kept.release()
-
 
 class TestFaults:
     """Readers that die, and answers that are lost."""
-
-    def test_killed_reader_goes_and_living_ones_stay(self, server: EtcdServer, connect: Connect) -> None:
-        """Its key goes with its etcd lease; then a writer waits for the living one only."""
-        code = (
-            "import sys, lockkit, time\n"
-            "lease = lockkit.connect(sys.argv[1]).rwlock('dying', ttl=4).read().acquire(60)\n"
-            "print(lease.owner, flush=True)\n"
-            "time.sleep(600)\n"
-        )
-        client, other = connect(), connect()
-        living = client.rwlock("dying", ttl=6).read().acquire(PATIENCE)
-        with subprocess.Popen([sys.executable, "-c", code, server.url], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            dead = process.stdout.readline().strip()
-            assert {one.owner for one in client.holders("dying")} == {living.owner, dead}
-            process.kill()
-        writer = Waiting(other.lock("dying", ttl=LONG))
-
-        wait_until(
-            lambda: None if [one.owner for one in client.holders("dying")] == [living.owner] else "the dead one reads"
-        )
-
-        assert not writer.got
-        assert living.confirm()
-        living.release()
-        writer.lease().release()
 
     def test_grant_is_found_by_asking_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
         """The second request finds the key of the first."""
@@ -431,31 +373,3 @@ class TestFaults:
         server.etcdctl("lease", "revoke", f"{session_of(server, queue_of(server, 'lockkit/ended/')[0]):x}")
         assert not lease.confirm()
         assert lost.wait(PATIENCE)
-
-
-def test_readers_beside_one_another(connect: Connect) -> None:
-    """Threads of several clients read and write: a writer is alone."""
-    inside = {"read": 0, "write": 0}
-    mutex, wrong, done = threading.Lock(), list[str](), list[int]()
-    clients = [connect() for _ in range(3)]
-
-    def work(number: int) -> None:
-        lock = clients[number % 3].rwlock("stress", ttl=LONG, timeout=2 * PATIENCE)
-        for round_ in range(6):
-            mode = "write" if (number + round_) % 3 == 0 else "read"
-            with lock.write() if mode == "write" else lock.read():
-                with mutex:
-                    inside[mode] += 1
-                    if inside["write"] > (1 if mode == "write" else 0) or (mode == "write" and inside["read"]):
-                        wrong.append(f"{mode} beside {inside}")
-                with mutex:
-                    inside[mode] -= 1
-        done.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(9)]
-    for thread in threads:
-        thread.start()
-    until_more_than(done, 8)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert wrong == []

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import threading
 import weakref
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import wakeup
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender
@@ -225,26 +223,3 @@ def test_clients_that_take_turns_send_three_requests_each(server: EtcdServer, co
 
     assert counts[0][1] >= 1
     assert min(counts[1:]) == (5, 0)  # the holder did not have to look
-
-
-def test_stream_whose_making_was_interrupted_leaves_nothing_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the listener goes later, no half-made stream is told, whose error nobody could catch."""
-
-    def strike() -> NoReturn:
-        raise KeyboardInterrupt
-
-    class Gone:
-        """Stands for a listener."""
-
-    listener: Any = Gone()
-    connection: Any = None
-    monkeypatch.setattr("queue.SimpleQueue", strike)
-    errors: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", errors.append)
-    with pytest.raises(KeyboardInterrupt):
-        wakeup._ThreadStream(connection, None, listener)
-
-    del listener
-    gc.collect()
-
-    assert errors == []

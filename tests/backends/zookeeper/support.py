@@ -6,27 +6,23 @@ import re
 import socket
 import struct
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 import lockkit
+from lockkit import Lease, aio
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.session import Session
 from lockkit.runtime import BlockingRuntime, drive
+from lockkit.sync import Client, Lock
 from lockkit_tools.servers import ZooKeeperServer, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias
-
-    from lockkit import Lease, aio
-    from lockkit.backends.zookeeper.session import Session
-    from lockkit.sync import Client, Lock
-
-    Connect: TypeAlias = Callable[..., Client]
+Connect: TypeAlias = Callable[..., Client]
 
 PATIENCE = 60.0
 

@@ -22,15 +22,18 @@ import lockkit.aio
 from lockkit.backend import Busy, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.errors import connection_failed
+from lockkit.backends.zookeeper.node import LockNode
+from lockkit.backends.zookeeper.options import adopted_arguments
 from lockkit.backends.zookeeper.path import contenders, escape_name
-from lockkit.backends.zookeeper.session import LockNode, Session
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
 from lockkit.sync import Client
+from lockkit.testing.face_driver import FACES, FaceDriver
+from lockkit.testing.target import Face
 from lockkit.url import parse
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require, wait_until
 from lockkit_tools.servers.tls import make_certificates
-from tests.backends.support import StubHost, refuses
+from tests.backends.support import StubHost, play, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Connect,
@@ -40,7 +43,6 @@ from tests.backends.zookeeper.support import (
     packets_count,
     sessions_of,
 )
-from tests.interrupts import CallStrike
 from tests.tries import busy
 
 LONG = 60.0
@@ -270,26 +272,20 @@ class TestCleanUp:
         assert held == sorted(held)
         wait_until(lambda: "still there" if tree.client.exists("/plain/x") else None, timeout=PATIENCE)
 
-    @pytest.mark.parametrize("face", ["blocking", "asyncio"])
+    @pytest.mark.parametrize("face", FACES)
     def test_lease_that_nobody_renews_ends_although_the_session_lives(
-        self, server: ZooKeeperServer, tree: Tree, connect: Connect, face: str
+        self, server: ZooKeeperServer, tree: Tree, face: Face
     ) -> None:
         """The client removes the node: another lease of the session keeps that alive."""
-        name = f"unrenewed-{face}"
 
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2, raise_on_lost=False):
+        async def body(driver: FaceDriver) -> None:
+            client, name = await driver.connect(), f"unrenewed-{face}"
+            async with client.lock("beside", ttl=2, raise_on_lost=False):
                 lease = await client.lock(name, ttl=2, renew=False).acquire(PATIENCE)
                 assert await lease.wait_lost(PATIENCE)
-                await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
+                await driver.call(tree.until_empty, f"/lockkit/{name}")
 
-        if face == "asyncio":
-            asyncio.run(scenario())
-            return
-        client = connect(server.url)
-        with client.lock("beside", ttl=2, raise_on_lost=False):
-            assert client.lock(name, ttl=2, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
-            tree.until_empty(f"/lockkit/{name}")
+        play(face, server.url, body)
 
     def test_node_that_is_created_after_it_was_looked_for_is_removed(self, server: ZooKeeperServer, tree: Tree) -> None:
         """The creation hung in the network when its request was given up; here an operator plays the network."""
@@ -384,45 +380,25 @@ class TestSessionTimeout:
 class TestAdopted:
     """``from_client``."""
 
-    def test_session_stays_the_application_s(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """All ttls share it; closing leaves it open, without any node of lockkit's."""
-        with kazoo_client(server.address, timeout=20) as theirs:
-            client = lockkit.from_client(theirs)
-            with client.lock("a", ttl=5) as short, client.lock("b", ttl=600) as long:
-                assert (short.ttl, long.ttl) == (5, 20)
-                (node,) = tree.nodes("/lockkit/a")
-                assert tree.client.exists(f"/lockkit/a/{node}").ephemeralOwner == theirs.client_id[0]
-            client.close()
-            assert theirs.connected
-            assert tree.nodes("/lockkit/a") == tree.nodes("/lockkit/b") == []
-            assert not theirs.state_listeners
+    def test_sessions_are_lockkit_s_own(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """The application's client stays as it is, started or not; a chroot that is missing is created."""
+        with kazoo_client(server.address, timeout=20) as started:
+            for chroot, theirs in (("", started), ("/of/theirs", KazooClient(f"{server.address}/of/theirs"))):
+                with lockkit.from_client(theirs) as client, client.lock("own", ttl=50, timeout=PATIENCE) as lease:
+                    assert client.url == f"zookeeper://{server.address}{chroot}"
+                    assert lease.ttl == 50
+                    assert len(tree.nodes(f"{chroot}/lockkit/own")) == 1
+                assert not theirs.state_listeners
+            assert started.connected
 
-    def test_asyncio_takes_it_too(self, server: ZooKeeperServer, tree: Tree) -> None:
+    def test_asyncio_takes_it_too(self, server: ZooKeeperServer) -> None:
         """The sync and async APIs take the same kazoo client."""
-        tree.client.ensure_path("/below")
 
         async def scenario() -> None:
-            with kazoo_client(f"{server.address}/below") as theirs:
-                async with lockkit.aio.from_client(theirs) as client, client.lock("x", ttl=5) as lease:
-                    assert await lease.confirm()
-                    assert len(theirs.get_children("/lockkit/x")) == 1
+            async with lockkit.aio.from_client(KazooClient(server.address)) as client, client.lock("x", ttl=5) as lease:
+                assert await lease.confirm()
 
         asyncio.run(scenario())
-
-    def test_short_lease_in_a_long_session_ends_by_itself(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """The session would keep the node."""
-        with kazoo_client(server.address, timeout=60) as theirs, lockkit.from_client(theirs) as client:
-            assert client.lock("short", ttl=1, renew=False).acquire(PATIENCE).wait_lost(PATIENCE)
-            tree.until_empty("/lockkit/short")
-
-    def test_client_must_be_started_and_have_threads(self, server: ZooKeeperServer) -> None:
-        """Otherwise the error says why."""
-        theirs = KazooClient(server.address)
-        with lockkit.from_client(theirs) as client, pytest.raises(lockkit.ConfigurationError, match=r"start\(\)"):
-            client.ping()
-        theirs.handler.name = "sequential_gevent_handler"
-        with pytest.raises(lockkit.ConfigurationError, match="gevent"):
-            lockkit.from_client(theirs)
 
     @pytest.mark.parametrize("option", [{"acl": "creator"}, {"auth": "sasl"}, {"use_ssl": True}], ids=str)
     def test_options_without_effect_are_refused(self, option: dict[str, Any]) -> None:
@@ -430,9 +406,10 @@ class TestAdopted:
         with pytest.raises(lockkit.ConfigurationError, match=f"the option '?{next(iter(option))}"):
             lockkit.from_client(KazooClient(), **option)
 
-    def test_rights_are_those_of_the_client(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """For nodes, and for directories that are made for them."""
+    def test_login_is_the_client_s(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """And so are its rights, for nodes, and for directories that are made for them; TLS and SASL are passed on."""
         rights = [make_digest_acl("ada", "s3cret", all=True)]
+        login = {"mechanism": "DIGEST-MD5", "username": "ada", "password": "s3cret"}
         with (
             kazoo_client(server.address, auth_data=[("digest", "ada:s3cret")], default_acl=rights) as theirs,
             lockkit.from_client(theirs, prefix="adopted") as client,
@@ -441,26 +418,14 @@ class TestAdopted:
             (node,) = theirs.get_children("/adopted/x")
             assert {theirs.get_acls(path)[0] == rights for path in ("/adopted/x", f"/adopted/x/{node}")} == {True}
             assert tree.client.exists(f"/adopted/x/{node}")
-
-    def test_forked_child_is_told_to_make_its_own(self, server: ZooKeeperServer) -> None:
-        """Kazoo's threads stay in the parent."""
-        with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
-            lease = client.lock("forked", ttl=20).acquire(PATIENCE)
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                try:
-                    client.ping()
-                except lockkit.ConfigurationError as error:
-                    os.write(write, str(error).encode())
-                finally:
-                    os._exit(0)
-            os.close(write)
-            with os.fdopen(read, "rb") as told:
-                assert b"belongs to the parent process" in told.read()
-            os.waitpid(child, 0)
-            assert lease.confirm()
-            lease.release()
+        given = KazooClient(use_ssl=True, ca="ca.pem", check_hostname=True, sasl_options=login)
+        passed = adopted_arguments(given, {"acl": None, "auth": "digest"})
+        assert {
+            "use_ssl": True,
+            "ca": "ca.pem",
+            "check_hostname": True,
+            "sasl_options": login,
+        }.items() <= passed.items()
 
 
 class TestAccess:
@@ -714,42 +679,6 @@ def test_several_hosts_are_an_ensemble() -> None:
     with lockkit.connect("zookeeper://h1,h2,h3") as ensemble, lockkit.connect("zk://h1") as single:
         assert ensemble.capabilities.survives_node_loss
         assert not single.capabilities.survives_node_loss
-
-
-def test_chroot_of_an_application_s_client_is_in_the_url(server: ZooKeeperServer) -> None:
-    """Messages say where."""
-    client: Any = KazooClient(f"{server.address}/below")
-    with lockkit.from_client(client) as ours:
-        assert ours.url == f"zookeeper://{server.address}/below"
-
-
-@pytest.mark.parametrize("chroot", ["/missing", "/missing/too"])
-def test_chroot_of_an_application_s_client_is_created(server: ZooKeeperServer, chroot: str) -> None:
-    """As that in a URL: kazoo's own locks also create it."""
-    client: Any = KazooClient(f"{server.address}{chroot}")
-    client.start_async().wait(PATIENCE)
-    try:
-        with lockkit.from_client(client) as ours, ours.lock("x", ttl=LONG, timeout=PATIENCE):
-            assert client.get_children("/lockkit/x")
-    finally:
-        client.stop()
-        client.close()
-
-
-def test_interrupt_while_a_session_begins(server: ZooKeeperServer) -> None:
-    """Ctrl-C at each instant at which Python looks for signals: the next call has a session, and no thread is left."""
-    before, number = set(threading.enumerate()), 0
-    while True:
-        with lockkit.connect(server.url) as client:
-            strike = CallStrike(number, Session._start.__code__, KazooClient.start_async.__code__)
-            strike.during(client.ping)
-
-            client.lock("begun", ttl=LONG).acquire(PATIENCE).release()
-        wait_until(lambda: None if set(threading.enumerate()) <= before else "a thread is left", timeout=PATIENCE)
-        if not strike.struck:
-            break
-        number += 1
-    assert number > 5
 
 
 def test_client_that_is_dropped_leaves_no_thread(

@@ -63,7 +63,7 @@ def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
     with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
         assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
 
-        monkeypatch.setattr(zookeeper_examine, "MEMBERS_MIN", 2)
+        monkeypatch.setattr("lockkit.doctor.members.MEMBERS_MIN", 2)
         assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
 
 

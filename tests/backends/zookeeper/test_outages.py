@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import socket
@@ -10,35 +9,35 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
-from kazoo.handlers.threading import SequentialThreadingHandler
 
 import lockkit
 import lockkit.aio
 from lockkit import aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
-from lockkit.backends.zookeeper.connection import outcome
+from lockkit.backends.zookeeper.connection import Answer, outcome
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.queue import LockQueue
 from lockkit.backends.zookeeper.quirks import sync
-from lockkit.backends.zookeeper.session import LockNode, Session
+from lockkit.backends.zookeeper.session import Session
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import BlockingRuntime, drive, monotonic
-from lockkit.testing.face_driver import FACES, AsyncDriver, FaceDriver, SyncDriver
+from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
-from lockkit.testing.target import Face, Target
+from lockkit.testing.target import Face
 from lockkit.url import parse
 from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.support import StubHost, granted, sent_to
+from tests.backends.support import StubHost, granted, play, sent_to
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -73,13 +72,6 @@ def fresh() -> Iterator[ZooKeeperServer]:
         yield running
 
 
-def play(face: Face, url: str, body: Callable[[FaceDriver], Coroutine[Any, Any, None]]) -> None:
-    """Run a body with clients of one face."""
-    kind = SyncDriver if face == "blocking" else AsyncDriver
-    driver = kind(Target(url), ZooKeeperBackend.capabilities)
-    driver.run(body(driver))
-
-
 async def takes(seconds: float, call: Coroutine[Any, Any, object]) -> None:
     """Check that a call that cannot succeed says so in time."""
     watch = Stopwatch()
@@ -91,26 +83,6 @@ async def takes(seconds: float, call: Coroutine[Any, Any, object]) -> None:
 @pytest.mark.parametrize("face", FACES)
 class TestHungServer:
     """It takes connections and bytes, and answers nothing."""
-
-    def test_acquiring_ends_in_time(self, server: ZooKeeperServer, face: Face) -> None:
-        """Over a connection that worked a moment ago, and while one is being made."""
-
-        async def body(driver: FaceDriver) -> None:
-            for connected in (True, False):
-                client = await driver.connect()
-                if connected:
-                    await (await client.lock("warm", ttl=LONG).acquire()).release()
-                server.pause()
-                try:
-                    await takes(0, client.lock("a", ttl=LONG).acquire(0))
-                    await takes(1, client.lock("b", ttl=LONG).acquire(1))
-                    await takes(0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
-                    await takes(0.5, client.lock("d", ttl=LONG / 2).acquire(0.5))
-                    await takes(CLOSING, client.ping())
-                finally:
-                    server.resume()
-
-        play(face, server.url, body)
 
     def test_acquiring_ends_in_time_without_a_connection(self, server: ZooKeeperServer, face: Face) -> None:
         """The connection broke, and a new one gets no answer."""
@@ -130,23 +102,6 @@ class TestHungServer:
 
         with FaultProxy(server.host, server.port) as proxy:
             play(face, f"zookeeper://{proxy.address}", body)
-
-    def test_closing_has_one_bound_for_all_leases(self, server: ZooKeeperServer, face: Face) -> None:
-        """In several sessions."""
-
-        async def body(driver: FaceDriver) -> None:
-            client = await driver.connect()
-            leases = [await client.lock(driver.name(), ttl=LONG + 10 * number).acquire() for number in range(10)]
-            server.pause()
-            try:
-                watch = Stopwatch()
-                await client.close()
-                assert watch.stop() < CLOSING
-                assert not any(lease.held for lease in leases)
-            finally:
-                server.resume()
-
-        play(face, server.url, body)
 
 
 class TestLeftBehind:
@@ -181,46 +136,6 @@ class TestLeftBehind:
                 pass
 
         play(face, fresh.url, body)
-
-    def test_lease_in_an_application_s_session_goes_though_closing_failed(
-        self, server: ZooKeeperServer, tree: Tree
-    ) -> None:
-        """The application's session lives on, and would keep it."""
-        host = StubHost()
-        options = split_options(ZooKeeperBackend, parse(server.url), {})[1]
-        with FaultProxy(server.host, server.port) as proxy, kazoo_client(proxy.address) as theirs:
-            backend = ZooKeeperBackend.adopt(theirs, options, host)
-            assert backend is not None
-            grant = granted(drive(backend.try_acquire(host.request("closing failed", ttl=LONG))))
-            proxy.blackhole()
-
-            with pytest.raises(lockkit.BackendUnavailable):
-                drive(backend.release_all([grant], host.runtime.now() + 0.1))
-            assert tree.nodes("/lockkit/closing failed")
-            heal(proxy)
-
-            tree.until_empty("/lockkit/closing failed", within=PATIENCE / 4)
-            drive(backend.close())
-
-    def test_place_in_an_application_s_session_goes_though_the_client_is_closed(self, fresh: ZooKeeperServer) -> None:
-        """The session lives on after `close()`, and would keep the node."""
-        with kazoo_client(fresh.address, timeout=LONG) as theirs, lockkit.connect(fresh.url) as other:
-            client = lockkit.from_client(theirs)
-            lease = other.lock("x", ttl=LONG).acquire()
-            thread = threading.Thread(target=lambda: give_up(client, 2), daemon=True)
-            thread.start()
-            wait_until(lambda: None if other.holders("x")[0].waiters else "nobody waits", timeout=PATIENCE)
-            fresh.kill()
-            thread.join(PATIENCE)
-            client.close()
-            fresh.start()
-
-            wait_until(lambda: None if connected(other) else "not connected", timeout=PATIENCE)
-            lease.release()
-
-            with other.lock("x", ttl=LONG, timeout=PATIENCE):
-                pass
-            wait_until(lambda: "listens" if theirs.state_listeners else None, timeout=PATIENCE)
 
     def test_exit_frees_thousands_of_locks(self, server: ZooKeeperServer, tree: Tree) -> None:
         """Within the second that it has: the sessions end, and their nodes with them."""
@@ -267,31 +182,13 @@ class TestLeftBehind:
 class TestShortLeases:
     """Nodes are removed later, whatever happens to the task or thread that does it."""
 
-    def test_cancelled_task_is_started_again_on_demand(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """A program may cancel all tasks of its loop."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client, client.lock("beside", ttl=2, raise_on_lost=False):
-                first = await client.lock("cancelled", ttl=2, renew=False).acquire(PATIENCE)
-                (task,) = [one for one in asyncio.all_tasks() if one.get_name() == "lockkit-zookeeper-short-leases"]
-                task.cancel()
-                await asyncio.wait([task])
-                second = await client.lock("started", ttl=2, renew=False).acquire(PATIENCE)
-                for lease in (first, second):
-                    assert await lease.wait_lost(PATIENCE)
-                for name in ("cancelled", "started"):
-                    await asyncio.to_thread(tree.until_empty, f"/lockkit/{name}")
-
-        asyncio.run(scenario())
-
     def test_error_of_one_node_is_logged_and_keeps_no_other(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Each is tried again."""
         monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE_SECONDS", 0.01)
-        session: Any = SimpleNamespace(id=1, ended=False, stopped=False)
+        session: Any = SimpleNamespace(id=1, ended=False)
         removed: list[str] = []
-        done = threading.Event()
         failures = iter([RuntimeError("odd"), lockkit.ConfigurationError("no right")])
 
         async def remove(node: LockNode) -> bool:
@@ -300,15 +197,14 @@ class TestShortLeases:
             removed.append(node.owner)
             return True
 
-        short_leases = ShortLeases(BlockingRuntime(), remove, done.set)
+        short_leases = ShortLeases(BlockingRuntime(), remove)
         for owner in ("a", "b"):
             short_leases.remove_now(LockNode(session, owner, "/x"))
 
         wait_until(lambda: None if len(removed) == 2 else f"{removed}", timeout=PATIENCE)
         assert sorted(removed) == ["a", "b"]
         assert "odd" in caplog.text
-        short_leases.close(lambda _: True)
-        assert done.wait(PATIENCE)
+        short_leases.close()
 
 
 class TestManySessions:
@@ -372,21 +268,6 @@ def inner(client: aio.Client) -> aio.Client:
     return found
 
 
-def give_up(client: lockkit.Client, timeout: float) -> None:
-    """Wait in vain."""
-    with suppress(lockkit.LockError):
-        client.lock("x", ttl=TTL).acquire(timeout=timeout)
-
-
-def connected(client: lockkit.Client) -> bool:
-    """Whether the server answers."""
-    try:
-        client.ping()
-    except lockkit.BackendUnavailable:
-        return False
-    return True
-
-
 class TestOlderData:
     """The ensemble comes back without what its clients have seen, and refuses them for ever."""
 
@@ -425,8 +306,8 @@ class TestOlderData:
         play(face, fresh.url, body)
 
 
-class TestKazoosThreads:
-    """They send heartbeats and wake waiters: nothing may delay them, and one that dies is replaced."""
+class TestKazoosThread:
+    """It sends heartbeats and wakes waiters: nothing may delay it, and one that dies is replaced."""
 
     def test_handler_of_the_log_may_use_a_lock_of_the_client(self, server: ZooKeeperServer) -> None:
         """When a lease is lost with its session, the log says so."""
@@ -520,7 +401,7 @@ class TestKazoosThreads:
 
     def test_whatever_kazoo_hands_over_is_one_of_its_errors(self) -> None:
         """An answer that it cannot read ends in any exception."""
-        result = SequentialThreadingHandler().async_result()
+        result = Answer()
         result.set_exception(RuntimeError("xids do not match"))
 
         with pytest.raises(ConnectionLoss, match="xids"):

@@ -11,15 +11,15 @@ import pytest
 import lockkit
 from lockkit.backend import Request
 from lockkit.backends.zookeeper import queue
-from lockkit.backends.zookeeper.marks import mark
+from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.path import slot_mark
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer
-from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, kazoo_client, packets_count
+from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, packets_count
 from tests.backends.zookeeper.test_readers import Background
-from tests.tries import busy, have_time_to_answer
+from tests.tries import have_time_to_answer
 
 LONG = 60.0
 WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}
@@ -54,43 +54,21 @@ def test_permits_are_laid_out_apart_from_locks(ours: Client, tree: Tree) -> None
     assert tree.nodes("/lockkit/layout") == []
 
 
-def test_first_come_first_served_with_different_limits(ours: Client, tree: Tree, connect: Connect) -> None:
-    """A waiter with a small limit is not overtaken by one with a large limit, which a permit is free for."""
-    small, large = connect(ours.url), connect(ours.url)
-    held = [ours.semaphore("mixed", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
-    first = Background(lambda: small.semaphore("mixed", limit=2, **WAIT).acquire())
-    tree.until_waiting(f"{ROOT}/mixed", 4)  # two holders, a mark, a waiter
-    second = Background(lambda: large.semaphore("mixed", limit=3, **WAIT).acquire())
-    tree.until_waiting(f"{ROOT}/mixed", 5)
-    assert busy(connect(ours.url).semaphore("mixed", limit=9, ttl=LONG))
-    assert not first.done
-    assert not second.done
-
-    held[1].release()
-
-    # One that overtook would have had the slot that is free or comes free first.
-    assert first.result().slot == 1
-    assert second.result().slot == 2
-    for lease in (held[0], first.result(), second.result()):
-        lease.release()
-    tree.until_empty(f"{ROOT}/mixed")
-
-
 def test_single_tries_that_come_together_all_get_permits(
     ours: Client, tree: Tree, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that has joined the queue, and has no mark yet, is not taken for one that has to wait."""
     monkeypatch.setattr(queue, "LOOKS_MAX", 1_000_000)
     have_time_to_answer(monkeypatch)
-    marking, go_on = threading.Event(), threading.Event()
+    marking, go_on, create_mark = threading.Event(), threading.Event(), LockNode.create_mark
 
     async def stopped(*arguments: Any, **keywords: Any) -> bool:
         if not marking.is_set():
             marking.set()
             assert go_on.wait(PATIENCE)
-        return await mark(*arguments, **keywords)
+        return await create_mark(*arguments, **keywords)
 
-    monkeypatch.setattr(queue, "mark", stopped)
+    monkeypatch.setattr(LockNode, "create_mark", stopped)
     clients = [connect(ours.url) for _ in range(2)]
     first = ours.semaphore("together", limit=3, ttl=LONG).try_acquire()
     second = Background(clients[0].semaphore("together", limit=3, ttl=LONG).try_acquire)
@@ -208,7 +186,8 @@ def test_mark_needs_its_node_and_the_one_before(ours: Client, tree: Tree) -> Non
     before, node = (lease._record.grant.state for lease in (first, second))
 
     def is_marked(end: str) -> bool:
-        return drive(mark(node, end, monotonic() + PATIENCE, behind=before.path))
+        found: bool = drive(node.create_mark(end, monotonic() + PATIENCE, behind=before.path))
+        return found
 
     assert is_marked(slot_mark(1))
     tree.client.delete(before.path)
@@ -281,15 +260,3 @@ def test_release_wakes_one_waiter(server: ZooKeeperServer, ours: Client, tree: T
     for call in waiting[1:]:
         call.result().release()
     tree.until_empty(f"{ROOT}/herd")
-
-
-def test_close_removes_marks_from_an_application_s_session(server: ZooKeeperServer, tree: Tree) -> None:
-    """The session goes on, so nothing else would remove them."""
-    with kazoo_client(server.address) as theirs, lockkit.from_client(theirs) as client:
-        permits = [client.semaphore("adopted", limit=2, ttl=5).acquire(PATIENCE) for _ in range(2)]
-        lease = client.lock("adopted", ttl=5).acquire(PATIENCE)
-        lease.downgrade()
-        client.close()
-        assert not any(one.held for one in (*permits, lease))
-        tree.until_empty(f"{ROOT}/adopted")
-        tree.until_empty("/lockkit/adopted")

@@ -8,146 +8,19 @@ import socket
 import struct
 import threading
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from kazoo.handlers.threading import SequentialThreadingHandler
 
 import lockkit
-from lockkit.backends.zookeeper.connection import _encrypted, outcome
-from lockkit.backends.zookeeper.quirks import (
-    DIRECT_BYTES_MAX,
-    Answer,
-    BoundedConnectionHandler,
-    InterruptibleClient,
-    end_session,
-    sync_and_list,
-)
+from lockkit.backends.zookeeper.connection import Answer, _encrypted, outcome
+from lockkit.backends.zookeeper.quirks import end_session
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit_tools.servers import ZooKeeperServer, wait_until
 from tests.backends.zookeeper.support import PATIENCE, Connect, answer, sessions_of
-from tests.interrupts import CallStrike, elsewhere
 
 LONG = 60.0
-
-
-class PiecewiseSocket:
-    """A socket of which some bytes can be read at a time, and on which everything or nothing can be sent."""
-
-    def __init__(self, inner: socket.socket, *, room: bool = True) -> None:
-        """Pass everything else on."""
-        self._inner = inner
-        self.room = room
-
-    def recv(self, length: int) -> bytes:
-        """See `socket.socket.recv`."""
-        return self._inner.recv(min(length, 7))
-
-    def send(self, data: bytes, *flags: int) -> int:
-        """See `socket.socket.send`."""
-        if flags and not self.room:
-            raise BlockingIOError
-        return self._inner.send(data, *flags)
-
-    def fileno(self) -> int:
-        """See `socket.socket.fileno`."""
-        return self._inner.fileno()
-
-    def close(self) -> None:
-        """See `socket.socket.close`."""
-        self._inner.close()
-
-
-class InterruptedCondition(threading.Condition):
-    """Ctrl-C strikes when it has been locked, and before the ``with`` statement has begun that would unlock it."""
-
-    interrupted = False
-
-    def __enter__(self) -> bool:
-        """Lock it."""
-        locked = super().__enter__()
-        if not self.interrupted:
-            self.interrupted = True
-            raise KeyboardInterrupt
-        return locked
-
-
-HANDING_OVER = (
-    InterruptibleClient.hand_over,
-    InterruptibleClient._wake_thread,
-    BoundedConnectionHandler.send_queued,
-    BoundedConnectionHandler._send,
-    BoundedConnectionHandler.wake,
-)
-
-
-@pytest.mark.parametrize("room", [True, False], ids=["sent at once", "no room in the socket"])
-def test_interrupt_while_a_request_is_handed_over(server: ZooKeeperServer, connect: Connect, *, room: bool) -> None:
-    """At each instant it reaches the caller, and later requests get their answers, over the same connection."""
-    client = connect(server.url)
-    client.lock("warm").acquire(timeout=PATIENCE).release()
-    (session,) = sessions_of(client)
-    kazoos = session.client
-    number = missed = 0
-    while missed < 3:  # in single tries kazoo's thread is faster, and leaves fewer instants
-        kazoos._connection._socket = PiecewiseSocket(kazoos._connection._socket, room=room)
-        strike = CallStrike(number, *(function.__code__ for function in HANDING_OVER))
-        strike.during(lambda: sync_and_list(kazoos, "/", None))
-
-        assert elsewhere(client.ping), f"instant {number}"
-        kazoos._connection._socket = kazoos._connection._socket._inner
-        if strike.struck:
-            number, missed = number + 1, 0
-        else:
-            missed += 1
-
-    assert number > 5
-    assert session.watches.connections_count == 1
-    assert not kazoos._pending
-
-
-def test_requests_are_sent_by_the_thread_that_makes_them(
-    server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless there is no room in the socket, or they are large: then kazoo's thread waits for room."""
-    client = connect(server.url)
-    client.lock("warm").acquire(timeout=PATIENCE).release()
-    (session,) = sessions_of(client)
-    connection = session.client._connection
-    woken: list[int] = []
-    wake = connection.wake
-
-    def note_and_wake(requests_count: int = 1) -> None:
-        woken.append(requests_count)
-        wake(requests_count)
-
-    monkeypatch.setattr(connection, "wake", note_and_wake)
-
-    client.lock("small").acquire(timeout=PATIENCE).release()
-    assert woken == []
-
-    answer(session.client.set_async("/lockkit", b"x" * DIRECT_BYTES_MAX))
-    answer(session.client.set_async("/lockkit", b""))
-    assert woken == [1]
-    connection._socket = PiecewiseSocket(connection._socket, room=False)
-    client.lock("small").acquire(timeout=PATIENCE).release()
-    assert woken == [1, 2, 1]
-
-
-def test_answers_that_come_in_pieces(server: ZooKeeperServer, connect: Connect) -> None:
-    """However many bytes of how many answers are read at once."""
-    client = connect(server.url)
-    client.ping()
-    (session,) = sessions_of(client)
-    connection = session.client._connection
-    connection._socket = PiecewiseSocket(connection._socket)
-
-    with client.lock("pieces", metadata={"text": "x" * 100}, timeout=PATIENCE):
-        (holder,) = client.holders("pieces")
-
-    assert holder.metadata["text"] == "x" * 100
 
 
 def test_session_has_one_thread(server: ZooKeeperServer, connect: Connect) -> None:
@@ -168,23 +41,7 @@ def test_end_of_a_session_is_answered(server: ZooKeeperServer, connect: Connect)
     assert answer(end_session(session.client), PATIENCE / 4) is True
 
 
-def test_interrupted_wait_leaves_no_lock_taken() -> None:
-    """Kazoo's thread can deliver the answer."""
-    result = SequentialThreadingHandler().async_result()
-    result._condition = InterruptedCondition()
-    with pytest.raises(KeyboardInterrupt):
-        drive(outcome(BlockingRuntime(), result))
-
-    delivery = threading.Thread(target=result.set, args=("answer",), daemon=True)
-    delivery.start()
-    delivery.join(PATIENCE / 4)
-
-    assert not delivery.is_alive()
-    assert drive(outcome(BlockingRuntime(), result)) == "answer"
-
-
-@pytest.mark.parametrize("make", [Answer, lambda: SequentialThreadingHandler().async_result()])
-def test_error_of_a_signal_handler_is_no_answer(make: Callable[[], Any]) -> None:
+def test_error_of_a_signal_handler_is_no_answer() -> None:
     """A time limit, as Celery and RQ raise it, strikes the wait: it ends the call, which is not tried again."""
 
     class TimeLimitError(Exception):
@@ -196,7 +53,7 @@ def test_error_of_a_signal_handler_is_no_answer(make: Callable[[], Any]) -> None
 
     def wait() -> None:
         timer.start()
-        drive(outcome(BlockingRuntime(), make(), PATIENCE))
+        drive(outcome(BlockingRuntime(), Answer(), PATIENCE))
 
     before = signal.signal(signal.SIGUSR1, strike)
     timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))

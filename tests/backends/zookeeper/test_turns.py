@@ -8,7 +8,7 @@ import pytest
 
 from lockkit.backend import Mode, Request
 from lockkit.backends.zookeeper.path import READ_MARK, contenders, node_prefix, slot_mark
-from lockkit.backends.zookeeper.turns import blocker, held, lowest_free_slot, would_wait
+from lockkit.backends.zookeeper.queue import blocker, held, lowest_free_slot, would_wait
 from lockkit.runtime import BlockingRuntime
 
 

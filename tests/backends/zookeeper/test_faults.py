@@ -60,38 +60,6 @@ def through(proxy: FaultProxy) -> str:
 class TestLostAnswers:
     """The server carried out a request, and the client cannot know."""
 
-    def test_creation_whose_answer_was_lost_is_found_by_its_owner(
-        self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """One node, which holds the lock; nothing is left after the release."""
-        client, other = connect(through(proxy)), connect(server.url)
-        client.ping()
-        dropped = proxy.drop_next_reply(match=b"__lock__")
-
-        lease = client.lock("created", ttl=LONG).acquire(timeout=PATIENCE)
-
-        assert dropped.wait(PATIENCE)
-        (node,) = tree.nodes("/lockkit/created")
-        assert node.startswith(lease.owner)
-        assert busy(other.lock("created", ttl=LONG))
-        lease.release()
-        assert tree.nodes("/lockkit/created") == []
-
-    def test_the_same_with_asyncio(self, tree: Tree, proxy: FaultProxy) -> None:
-        """The sync and async APIs share the algorithm, but wait for answers in different ways."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(through(proxy)) as client:
-                await client.ping()
-                dropped = proxy.drop_next_reply(match=b"__lock__")
-                async with client.lock("created-aio", ttl=LONG, timeout=PATIENCE) as lease:
-                    assert await asyncio.to_thread(dropped.wait, PATIENCE)
-                    (node,) = tree.nodes("/lockkit/created-aio")
-                    assert node.startswith(lease.owner)
-
-        asyncio.run(scenario())
-        assert tree.nodes("/lockkit/created-aio") == []
-
     def test_creation_that_arrives_late_is_removed(
         self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
@@ -170,23 +138,6 @@ class TestLostAnswers:
             client.lock("connected", ttl=LONG).acquire(PATIENCE).release()
         tree.until_empty("/lockkit/next")
 
-    def test_release_whose_answer_was_lost_frees_nobody_else_s_lock(
-        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """It can be called again, and reports no loss: the client held the lock until then."""
-        client, other = connect(through(proxy)), connect(server.url)
-        lease = client.lock("released", ttl=LONG).acquire(PATIENCE)
-        dropped = proxy.drop_next_reply(match=b"/lockkit/released/")
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            lease.release()
-        assert dropped.wait(PATIENCE)
-        after = other.lock("released", ttl=LONG).acquire(timeout=PATIENCE)
-        lease.release()
-
-        assert after.confirm()
-        after.release()
-
     def test_lease_released_in_vain_is_removed_when_the_server_is_back(
         self, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
@@ -204,22 +155,6 @@ class TestLostAnswers:
 
 class TestSessions:
     """What ends with a session, and what survives a connection."""
-
-    def test_client_that_is_cut_off_loses_its_lease_by_the_deadline(
-        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """No other client is granted the lock before; the session that the server ended does no harm."""
-        client, other = connect(through(proxy)), connect(server.url)
-        lease = client.lock("cut-off", ttl=TTL).acquire(PATIENCE)
-        proxy.blackhole()
-
-        after = other.lock("cut-off", ttl=LONG).acquire(timeout=PATIENCE)
-
-        assert lease.lost
-        assert after.token > lease.token
-        after.release()
-        proxy.heal()
-        client.lock("cut-off", ttl=TTL).acquire(timeout=PATIENCE).release()
 
     def test_expired_session_is_told_at_once_and_the_next_one_is_fresh(
         self, server: ZooKeeperServer, connect: Connect

@@ -92,45 +92,6 @@ async def takes(seconds: float, call: Coroutine[Any, Any, object]) -> None:
 class TestHungServer:
     """It takes connections and bytes, and answers nothing."""
 
-    def test_acquiring_ends_in_time(self, server: ZooKeeperServer, face: Face) -> None:
-        """Over a connection that worked a moment ago, and while one is being made."""
-
-        async def body(driver: FaceDriver) -> None:
-            for connected in (True, False):
-                client = await driver.connect()
-                if connected:
-                    await (await client.lock("warm", ttl=LONG).acquire()).release()
-                server.pause()
-                try:
-                    await takes(0, client.lock("a", ttl=LONG).acquire(0))
-                    await takes(1, client.lock("b", ttl=LONG).acquire(1))
-                    await takes(0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
-                    await takes(0.5, client.lock("d", ttl=LONG / 2).acquire(0.5))
-                    await takes(CLOSING, client.ping())
-                finally:
-                    server.resume()
-
-        play(face, server.url, body)
-
-    def test_acquiring_ends_in_time_without_a_connection(self, server: ZooKeeperServer, face: Face) -> None:
-        """The connection broke, and a new one gets no answer."""
-
-        async def body(driver: FaceDriver) -> None:
-            client = await driver.connect()
-            lease = await client.lock("broken", ttl=LONG).acquire()
-            proxy.blackhole()
-            proxy.cut()
-            await takes(0, client.lock("a", ttl=LONG).acquire(0))
-            await takes(1, client.lock("b", ttl=LONG).acquire(1))
-            await takes(0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
-            lease.check()
-            proxy.heal()
-            await client.close()
-            assert not lease.held
-
-        with FaultProxy(server.host, server.port) as proxy:
-            play(face, f"zookeeper://{proxy.address}", body)
-
     def test_closing_has_one_bound_for_all_leases(self, server: ZooKeeperServer, face: Face) -> None:
         """In several sessions."""
 

@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for members in sorted(groups.values(), key=_rank) for item in members]
 
 
-SUITE = "tests/conformance/test_suite.py"
+SUITE = ("tests/conformance/test_suite.py", "tests/conformance/test_faults.py")
 # Their tests share nothing: no server, no fixture that takes long.
 SINGLE = ("tests/simulation/", "tests/docs/", "tests/examples/", "tests/backends/test_hung_servers.py")
 EMBEDDED = {"memory", "file", "sqlite"}
@@ -151,7 +151,7 @@ WITH_SERVERS = ("tests/backends/", "tests/storage/", "tests/cli/", "tests/integr
 def group_of(nodeid: str) -> str:
     """Name what a test runs together with, by its id."""
     file = nodeid.partition("::")[0]
-    if file == SUITE and nodeid.endswith("]"):
+    if file in SUITE and nodeid.endswith("]"):
         target = nodeid.rpartition("[")[2].removesuffix("]").removesuffix("-blocking").removesuffix("-asyncio")
         return nodeid if target in EMBEDDED else target
     return nodeid if file.startswith(SINGLE) else file

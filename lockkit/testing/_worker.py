@@ -137,7 +137,7 @@ class Orders:
     async def _as_child(self, lease: aio.Lease, name: str) -> dict[str, object]:
         """What a forked child sees of its parent's lease, and whether it can work with the client."""
         seen: dict[str, object] = {"held": lease.held, "lost": lease.lost}
-        for what, attempt in (("check", self._check), ("release", type(lease).release)):
+        for what, attempt in (("check", self._check), ("release", lambda held: held.release())):
             try:
                 await attempt(lease)
                 seen[what] = None

@@ -20,23 +20,25 @@ a body that suspended would be an error. It is the same idea as in `lockkit.runt
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import lockkit
-from lockkit import aio
+from lockkit import aio, sync
+from lockkit.aio.once import Attempt, Once
 from lockkit.backend import Capabilities
-from lockkit.engine.listing import Kind
 from lockkit.runtime import drive, monotonic
-from lockkit.sync.once import Attempt as _SyncAttempt  # noqa: F401 - named in quotes
-from lockkit.sync.once import Once as _SyncOnce  # noqa: F401 - named in quotes
+from lockkit.sync.once import Attempt as SyncAttempt
+from lockkit.sync.once import Once as SyncOnce
 from lockkit.testing.processes import Worker
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Face, Target
@@ -153,14 +155,14 @@ class FaceDriver(ABC):
 
     # -- what differs ----------------------------------------------------------------------------------------------
 
-    async def connect(self, **options: Any) -> aio.Client:
-        """Make a client, which is closed after the case."""
-        client = self.make_client(**options)
+    async def connect(self, target: Target | None = None, **options: Any) -> aio.Client:
+        """Make a client, of another target than the driver's if one is given; it is closed after the case."""
+        client = self.make_client(target, **options)
         self._exit.push_async_callback(client.close)
         return client
 
     @abstractmethod
-    def make_client(self, **options: Any) -> aio.Client:
+    def make_client(self, target: Target | None = None, **options: Any) -> aio.Client:
         """Make a client that the caller closes."""
 
     def spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
@@ -245,6 +247,8 @@ class FaceDriver(ABC):
             except lockkit.BackendUnavailable:
                 if self.now() > deadline:
                     raise
+            # A call that fails at once would leave an event loop no turn to connect again.
+            await self.sleep(ASK_PAUSE_MAX)
 
     async def renewed(self, attempt: Callable[[Seconds], Awaitable[T]]) -> T:
         """
@@ -298,10 +302,10 @@ class SyncDriver(FaceDriver):
         """See `FaceDriver.run_bare`."""
         return drive(body)
 
-    def make_client(self, **options: Any) -> aio.Client:
+    def make_client(self, target: Target | None = None, **options: Any) -> aio.Client:
         """See `FaceDriver.make_client`."""
         # The adapter has the interface of aio.Client; each of its coroutines is one blocking call.
-        return cast("aio.Client", _Client(self.target.connect(**options)))
+        return cast("aio.Client", adapt((target or self.target).connect(**options)))
 
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         return _ThreadCall(body)
@@ -373,17 +377,45 @@ class _ThreadCall(BackgroundCall[T]):
         assert self.done, f"a thread of the case did not end within {PATIENCE:g} s after its clients were closed"
 
 
-class _Adapter(Generic[P]):
-    """`lockkit.aio`'s interface on a blocking object: what is local goes through, what does I/O can be awaited."""
+def _twins() -> dict[type, type]:
+    """Return the classes of the sync API with those of the async API that have the same names."""
+    public = [getattr(sync, name) for name in sync.__all__] + [SyncOnce, SyncAttempt]
+    others = {other.__name__: other for other in (*(getattr(aio, name) for name in aio.__all__), Once, Attempt)}
+    return {one: others[one.__name__] for one in public if isinstance(one, type) and one.__name__ in others}
 
-    def __init__(self, inner: P) -> None:
+
+TWINS = _twins()
+
+
+def adapt(value: Any) -> Any:  # noqa: ANN401 - whatever the sync API gives
+    """Give an object of the sync API the interface of its twin in the async API; leave others as they are."""
+    if isinstance(value, Iterator):
+        return _read(value)
+    return Adapter(value) if type(value) in TWINS else value
+
+
+class Adapter:
+    """
+    `lockkit.aio`'s interface on an object of the sync API: what is a coroutine there is one blocking call here.
+
+    It looks up each name in the class of the async API, so it knows of a new method without being told.
+    """
+
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - of any class in TWINS
         self.inner = inner
+        self._twin = TWINS[type(inner)]
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the blocking object has
-        return getattr(self.inner, name)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the object has
+        value = getattr(self.inner, name)
+        if not callable(value):
+            return adapt(value)
+        # `campaign` is none there: it returns an object that can be awaited or entered.
+        if inspect.iscoroutinefunction(getattr(self._twin, name, None)) or name == "campaign":
+            return partial(_call, value)
+        return lambda *arguments, **keywords: adapt(value(*arguments, **keywords))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Adapter) and self.inner is other.inner
+        return isinstance(other, Adapter) and self.inner is other.inner
 
     def __hash__(self) -> int:
         return hash(self.inner)
@@ -394,219 +426,42 @@ class _Adapter(Generic[P]):
     def __repr__(self) -> str:
         return repr(self.inner)
 
-
-class _Client(_Adapter["lockkit.Client"]):
-    def lock(self, name: str, **options: Any) -> _Lock:
-        return _Lock(self.inner.lock(name, **options))
-
-    def semaphore(self, name: str, **options: Any) -> _Semaphore:
-        return _Semaphore(self.inner.semaphore(name, **options))
-
-    def rwlock(self, name: str, **options: Any) -> _RWLock:
-        return _RWLock(self.inner.rwlock(name, **options))
-
-    def locks(self, names: Iterable[str], **options: Any) -> _LockSet:
-        return _LockSet(self.inner.locks(names, **options))
-
-    def election(self, name: str, **options: Any) -> _Election:
-        return _Election(self.inner.election(name, **options))
-
-    def once(self, key: str, **options: Any) -> _Once:
-        return _Once(self.inner.once(key, **options))
-
-    async def holders(self, name: str) -> list[lockkit.Holder]:
-        return self.inner.holders(name)
-
-    def names(self, prefix: str = "", kind: Kind = "lock") -> AsyncIterator[str]:
-        return _read(self.inner.names(prefix, kind))
-
-    async def break_lock(self, name: str, *, force: bool = False) -> bool:
-        return self.inner.break_lock(name, force=force)
-
-    async def ping(self) -> None:
-        self.inner.ping()
-
-    async def close(self) -> None:
-        self.inner.close()
-
-    async def __aenter__(self) -> Self:
-        self.inner.__enter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inner.__exit__(kind, error, trace)
-
-
-async def _read(names: Iterator[str]) -> AsyncIterator[str]:
-    for name in names:
-        yield name
-
-
-class _Election(_Adapter["lockkit.Election"]):
-    async def campaign(self, *arguments: Any, **keywords: Any) -> _Term:
-        return _Term(self.inner.campaign(*arguments, **keywords))
-
-    async def run(
-        self, work: Callable[[_Term], Coroutine[Any, Any, T]], stop: threading.Event | None = None
-    ) -> T | None:
-        return self.inner.run(lambda term: drive(work(_Term(term))), stop)
-
-    async def leader(self) -> lockkit.Leader | None:
-        return self.inner.leader()
-
-    async def observe(self) -> AsyncIterator[lockkit.Leader | None]:
-        for leader in self.inner.observe():
-            yield leader
-
-
-class _Lock(_Adapter["lockkit.Lock"]):
-    async def acquire(self, *arguments: Any, **keywords: Any) -> _Lease:
-        return _Lease(self.inner.acquire(*arguments, **keywords))
-
-    async def try_acquire(self, *arguments: Any, **keywords: Any) -> _Lease | None:
-        lease = self.inner.try_acquire(*arguments, **keywords)
-        return None if lease is None else _Lease(lease)
-
-    async def locked(self) -> bool:
-        return self.inner.locked()
-
-    async def __aenter__(self) -> _Lease:
-        return _Lease(self.inner.__enter__())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inner.__exit__(kind, error, trace)
-
-    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
-        return self.inner(function)
-
-
-class _Semaphore(_Lock):
-    async def available(self) -> int:
-        return cast("lockkit.Semaphore", self.inner).available()
-
-    async def holders(self) -> list[lockkit.Holder]:
-        return cast("lockkit.Semaphore", self.inner).holders()
-
-    async def break_permit(self, slot: int) -> bool:
-        return cast("lockkit.Semaphore", self.inner).break_permit(slot)
-
-    async def cap(self) -> int | None:
-        return cast("lockkit.Semaphore", self.inner).cap()
-
-    async def set_cap(self, cap: int | None) -> None:
-        cast("lockkit.Semaphore", self.inner).set_cap(cap)
-
-
-class _RWLock(_Adapter["lockkit.RWLock"]):
-    def read(self) -> _Lock:
-        return _Lock(self.inner.read())
-
-    def write(self) -> _Lock:
-        return _Lock(self.inner.write())
-
-
-class _Once(_Adapter["_SyncOnce"]):
-    async def __aenter__(self) -> _Attempt:
-        return _Attempt(self.inner.__enter__())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inner.__exit__(kind, error, trace)
-
-    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
-        return self.inner(function)
-
-    async def state(self) -> lockkit.OnceRunning | lockkit.OnceDone | None:
-        return self.inner.state()
-
-    async def forget(self) -> bool:
-        return self.inner.forget()
-
-
-class _Attempt(_Adapter["_SyncAttempt"]):
-    async def done(self, result: Any = None) -> None:  # noqa: ANN401 - any JSON
-        self.inner.done(result)
-
-
-class _Lease(_Adapter["lockkit.Lease"]):
-    async def confirm(self) -> bool:
-        return self.inner.confirm()
-
-    async def extend(self, *arguments: Any, **keywords: Any) -> None:
-        self.inner.extend(*arguments, **keywords)
-
-    async def update(self, metadata: Any) -> None:  # noqa: ANN401 - also what is wrong
-        self.inner.update(metadata)
-
-    async def downgrade(self) -> None:
-        self.inner.downgrade()
-
-    async def release(self) -> None:
-        self.inner.release()
-
-    async def wait_lost(self, *arguments: Any, **keywords: Any) -> bool:
-        return self.inner.wait_lost(*arguments, **keywords)
-
-    async def __aenter__(self) -> Self:
-        self.inner.__enter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inner.__exit__(kind, error, trace)
-
-
-class _LockSet(_Adapter["lockkit.LockSet"]):
-    async def acquire(self, *arguments: Any, **keywords: Any) -> _LeaseSet:
-        return _LeaseSet(self.inner.acquire(*arguments, **keywords))
-
-    async def try_acquire(self, *arguments: Any, **keywords: Any) -> _LeaseSet | None:
-        leases = self.inner.try_acquire(*arguments, **keywords)
-        return None if leases is None else _LeaseSet(leases)
-
-    async def __aenter__(self) -> _LeaseSet:
-        return _LeaseSet(self.inner.__enter__())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.inner.__exit__(kind, error, trace)
-
-
-class _LeaseSet(_Adapter["lockkit.LeaseSet"]):
-    def __getitem__(self, name: str) -> _Lease:
-        return _Lease(self.inner[name])
-
-    def __iter__(self) -> Iterator[_Lease]:
-        return map(_Lease, self.inner)
-
     def __len__(self) -> int:
         return len(self.inner)
 
-    async def confirm(self) -> bool:
-        return self.inner.confirm()
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - whatever the object has
+        return adapt(self.inner[key])
 
-    async def extend(self, *arguments: Any, **keywords: Any) -> None:
-        self.inner.extend(*arguments, **keywords)
+    def __iter__(self) -> Iterator[Any]:
+        return map(adapt, self.inner)
 
-    async def release(self) -> None:
-        self.inner.release()
+    def __call__(self, function: Callable[..., T]) -> Callable[..., T]:
+        wrapper: Callable[..., T] = self.inner(function)
+        return wrapper
+
+    async def __aenter__(self) -> Any:  # noqa: ANN401 - whatever the object has
+        entered = self.inner.__enter__()
+        return self if entered is self.inner else adapt(entered)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.inner.__exit__(kind, error, trace)
 
 
-class _Term(_Lease):
-    inner: lockkit.Term
+async def _call(method: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of any method
+    """Make the blocking call, with a function in place of a coroutine function (as that of `lockkit.Election.run`)."""
+    given = [_blocking(one) if inspect.iscoroutinefunction(one) else one for one in arguments]
+    return adapt(method(*given, **keywords))
 
-    async def must_stop(self, *arguments: Any, **keywords: Any) -> bool:
-        return self.inner.must_stop(*arguments, **keywords)
 
-    async def resign(self) -> None:
-        self.inner.resign()
+def _blocking(work: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    return lambda *arguments: drive(work(*map(adapt, arguments)))
+
+
+async def _read(values: Iterator[Any]) -> AsyncIterator[Any]:
+    for value in values:
+        yield value
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
@@ -633,9 +488,9 @@ class AsyncDriver(FaceDriver):
         assert not problems, f"the event loop reported {problems}"
         return result
 
-    def make_client(self, **options: Any) -> aio.Client:
+    def make_client(self, target: Target | None = None, **options: Any) -> aio.Client:
         """See `FaceDriver.make_client`."""
-        return self.target.connect_aio(**options)
+        return (target or self.target).connect_aio(**options)
 
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         return TaskCall(body)

@@ -27,7 +27,11 @@ PROPERTY = "lockkit"
 
 # The cases' assertions are in modules that are imported, not collected.
 pytest.register_assert_rewrite(
-    "lockkit.testing.conformance", "lockkit.testing.face_driver", "lockkit.testing.witness", "lockkit.testing.processes"
+    "lockkit.testing.conformance",
+    "lockkit.testing.faults",
+    "lockkit.testing.face_driver",
+    "lockkit.testing.witness",
+    "lockkit.testing.processes",
 )
 
 

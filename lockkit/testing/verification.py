@@ -10,19 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
+from urllib.parse import quote
 
 import pytest
 
 import lockkit
-from lockkit.configuration import profiles
-from lockkit.runtime import monotonic
+from lockkit import url as urls
+from lockkit.configuration import profiles, registry
+from lockkit.configuration.detached import DetachedHost
+from lockkit.runtime import drive, monotonic
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, backend_part, promise, skip_reason
-from lockkit.testing.scratch_space import ScratchSpace, scratch_space
 from lockkit.testing.temporary import TemporaryDirectory
 
 __all__ = ["CaseResult", "Outcome", "Verification", "verify"]
@@ -231,3 +234,67 @@ def _quiet() -> Iterator[Path]:
             else:
                 os.environ[name] = value
         sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchSpace:
+    """
+    Where the suite may do what it likes.
+
+    Attributes:
+        url: For `lockkit.connect`. **Its text holds the password.**
+        options: For `lockkit.connect`, too: those given, and those that make the space its own. **May hold passwords.**
+        name: What marks everything in it; None if the backend has no way to keep clients apart.
+        above: A directory above it that was not there before.
+    """
+
+    url: urls.Url = field(repr=False)
+    options: Mapping[str, Any] = field(repr=False)
+    name: str | None
+    above: Path | None = None
+
+    def erase(self) -> None:
+        """
+        Remove whatever is in it. Blocks.
+
+        Raises:
+            LockError: The backend cannot be reached, or does not allow it.
+        """
+        if self.name is not None:
+            drive(self._erase())
+
+    async def _erase(self) -> None:
+        host = DetachedHost()
+        backend, _ = registry.open_backend(self.url, self.options, host)
+        try:
+            await backend.erase()
+        finally:
+            await backend.close()
+        if self.above is not None:
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                self.above.rmdir()
+
+
+def scratch_space(given: urls.Url, options: Mapping[str, Any]) -> ScratchSpace:
+    """
+    Find a space of one's own at a backend: a key prefix, a table, or a directory. No I/O.
+
+    Args:
+        given: The backend.
+        options: Given beside its URL.
+
+    Raises:
+        ConfigurationError: The URL is wrong, or a driver is missing.
+    """
+    name = f"lockkit_verify_{secrets.token_hex(6)}"
+    backend_class = registry.find(given.scheme, options.get("mode", dict(given.query).get("mode")))
+    for option in ("prefix", "table"):
+        if option in backend_class.options:
+            return ScratchSpace(given, {**options, option: name}, name)
+    if given.base == "file":
+        backend, _ = registry.open_backend(given, options, DetachedHost())
+        above = Path(cast("Any", backend).url.removeprefix("file://"))
+        made = None if above.exists() else above
+        _, question, query = given.text.partition("?")
+        return ScratchSpace(urls.parse(f"file://{quote(f'{above}/{name}')}{question}{query}"), options, name, made)
+    return ScratchSpace(given, options, None)

@@ -10,7 +10,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from lockkit.testing.scratch_space import scratch_space
+from lockkit.testing.verification import scratch_space
 from lockkit.url import parse
 from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.cli.support import Cli

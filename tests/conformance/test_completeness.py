@@ -11,10 +11,18 @@ import pytest
 
 import lockkit
 from lockkit.configuration import registry
-from lockkit.testing.conformance import ConformanceSuite, Need, cases
+from lockkit.testing.conformance import Need, cases
 from lockkit.testing.plugin import CASE_MARK
 from tests.conformance import test_suite
-from tests.conformance.selection import ENGINE_OWNED, ENGINE_TARGETS, TOPOLOGY_FREE, VARIANTS
+from tests.conformance.faulty import FAULTS
+from tests.conformance.selection import (
+    ENGINE_OWNED,
+    ENGINE_TARGETS,
+    FAULT_CASES,
+    TOPOLOGY_FAULTS,
+    TOPOLOGY_FREE,
+    VARIANTS,
+)
 from tests.conformance.targets import TARGETS
 
 # With the cases that only lockkit's own backends have to pass.
@@ -66,6 +74,11 @@ def test_targets_have_names_of_their_own() -> None:
     assert len(set(ids)) == len(ids)
 
 
+def test_every_server_can_be_ill_treated() -> None:
+    """The fault suite runs on each target that has a server."""
+    assert set(FAULTS) == {entry.id for entry in TARGETS} - {"memory", "file", "sqlite"}
+
+
 @pytest.mark.parametrize("target", [entry.id for entry in TARGETS])
 def test_every_case_is_collected_for_both_faces(target: str, nightly: set[tuple[str, str, str]]) -> None:
     """Nothing is lost between the suite and what pytest runs at night."""
@@ -91,6 +104,12 @@ def test_case_that_is_left_out_somewhere_runs_where_its_code_is(daily: set[tuple
 
         assert case in CASES, f"there is no case {case}: take it from tests/conformance/selection.py"
         assert targets >= (ENGINE_TARGETS if case in ENGINE_OWNED else set(VARIANTS.values())), case
+
+
+def test_faults_of_topology_are_cases() -> None:
+    """A name that no case has would leave one out."""
+    assert TOPOLOGY_FAULTS <= FAULT_CASES
+    assert not FAULT_CASES & set(CASES)
 
 
 def test_lists_of_the_daily_run_are_sound() -> None:
@@ -127,7 +146,8 @@ def test_most_cases_are_for_both_faces() -> None:
 
 def test_no_case_hides_another() -> None:
     """The groups of the suite are one class: a name that two groups use would drop one of them."""
-    names = [name for group in ConformanceSuite.__bases__ for name in vars(group) if name.startswith("test_")]
+    groups = test_suite.TestConformance.__mro__
+    names = [name for group in groups for name in vars(group) if name.startswith("test_")]
 
     assert len(set(names)) == len(names)
-    assert set(names) == set(cases(ConformanceSuite))
+    assert set(names) == set(CASES)

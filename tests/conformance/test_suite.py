@@ -16,12 +16,12 @@ import pytest
 from lockkit.testing.conformance import ConformanceSuite, Target
 from lockkit.testing.conformance.base import FaceDriver, case
 from lockkit.testing.timing import PATIENCE
-from tests.conformance.selection import is_daily
+from tests.conformance.selection import EngineCases, is_daily
 from tests.conformance.targets import TARGETS, Entry
 
 
-class TestConformance(ConformanceSuite):
-    """All cases, each on all targets that it is to run on."""
+class TestConformance(ConformanceSuite, EngineCases):
+    """All cases, with those that the engine alone decides, each on all targets that it is to run on."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give each case its targets, and its faces."""

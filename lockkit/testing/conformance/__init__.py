@@ -42,12 +42,9 @@ from lockkit.testing.conformance.names import Names
 from lockkit.testing.conformance.once import Onces
 from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.readwrite import ReadWrite
-from lockkit.testing.conformance.reentrancy import Reentrancy
-from lockkit.testing.conformance.release import Blocks, Releasing
+from lockkit.testing.conformance.release import Releasing
 from lockkit.testing.conformance.semaphores import Semaphores
-from lockkit.testing.conformance.several import Several
 from lockkit.testing.conformance.tokens import Tokens
-from lockkit.testing.conformance.usage import Decorating, ThreadingLocks
 from lockkit.testing.conformance.waiting import GivingUp, Timeouts
 
 __all__ = ["Cases", "ConformanceSuite", "Need", "Target", "case", "cases", "needs"]
@@ -59,20 +56,15 @@ class ConformanceSuite(
     Expiry,
     Loss,
     Releasing,
-    Blocks,
     Timeouts,
     GivingUp,
     Queueing,
-    Reentrancy,
     ReadWrite,
     Semaphores,
-    Several,
     Names,
     Inspection,
     Listing,
     Arguments,
-    Decorating,
-    ThreadingLocks,
     Closing,
     Leftovers,
     Crashes,

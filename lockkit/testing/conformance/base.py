@@ -72,6 +72,10 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         "it frees a dead holder's lock when the ttl is over, not before (crash_release 'ttl' or 'session')",
         lambda capabilities: capabilities.crash_release in {"process", "connection"},
     )
+    survives_node_loss = Need(
+        "a held lock may be lost with one of its servers (not survives_node_loss)",
+        lambda capabilities: capabilities.survives_node_loss,
+    )
     own_ttl = Need(
         "its ttl is that of a session, which the server bounds and nobody extends (crash_release 'session')",
         lambda capabilities: capabilities.crash_release != "session",
@@ -107,7 +111,7 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
 
 
 def case(
-    *needed: Need, faces: Sequence[Face] = FACES
+    *needed: Need, faces: Sequence[Face] = FACES, faults: Sequence[str] = ()
 ) -> Callable[[Callable[Concatenate[S, P], Coroutine[Any, Any, None]]], Callable[Concatenate[S, P], None]]:
     """
     Make a case of an ``async def`` method with a parameter ``driver``.
@@ -115,6 +119,7 @@ def case(
     Args:
         *needed: Promises without which the case does not apply.
         faces: On which faces it runs: both, unless it is about something that only one of them has.
+        faults: Of a case of `lockkit.testing.faults`: what must be done to the server.
     """
 
     def decorate(body: Callable[Concatenate[S, P], Coroutine[Any, Any, None]]) -> Callable[Concatenate[S, P], None]:
@@ -125,7 +130,9 @@ def case(
             assert isinstance(driver, FaceDriver)
             driver.run(body(self, *arguments, **fixtures))
 
-        marked: Callable[Concatenate[S, P], None] = pytest.mark.lockkit_case(needs=needed, faces=tuple(faces))(run)
+        marked: Callable[Concatenate[S, P], None] = pytest.mark.lockkit_case(
+            needs=needed, faces=tuple(faces), faults=faults
+        )(run)
         return marked
 
     return decorate
@@ -169,12 +176,17 @@ class Cases:
     @pytest.fixture
     def driver(self, request: pytest.FixtureRequest, lockkit_target: Target, lockkit_face: Face) -> FaceDriver:
         """Where the case plays; skips it if the backend does not promise what it is about."""
-        capabilities = _capabilities(request.config, lockkit_target)
-        mark = request.node.get_closest_marker(CASE_MARK)
-        for need in mark.kwargs["needs"]:
-            if not need.met(capabilities):
-                pytest.skip(f"{NOT_PROMISED}{need.otherwise}")
-        return DRIVERS[lockkit_face](lockkit_target, capabilities)
+        return make_driver(request, lockkit_target, lockkit_face)
+
+
+def make_driver(request: pytest.FixtureRequest, target: Target, face: Face) -> FaceDriver:
+    """Make the driver of a case; skip the case if the backend does not promise what it is about."""
+    capabilities = _capabilities(request.config, target)
+    mark = request.node.get_closest_marker(CASE_MARK)
+    for need in mark.kwargs["needs"]:
+        if not need.met(capabilities):
+            pytest.skip(f"{NOT_PROMISED}{need.otherwise}")
+    return DRIVERS[face](target, capabilities)
 
 
 _ASKED = pytest.StashKey[dict[str, "Capabilities"]]()

@@ -142,21 +142,3 @@ class Exclusion(Cases):
 
         async with lock:
             pass
-
-    @case()
-    async def test_body_never_runs_without_the_lock(self, driver: FaceDriver) -> None:
-        """Entering a busy lock raises; the body is not run."""
-        client, other = await driver.connect(), await driver.connect()
-        name = driver.name()
-        ran = False
-
-        async def enter() -> None:
-            nonlocal ran
-            async with other.lock(name, ttl=driver.timing.long, timeout=0):
-                ran = True
-
-        async with client.lock(name, ttl=driver.timing.long):
-            with pytest.raises(lockkit.LockTimeout):
-                await driver.answered(enter)
-
-        assert not ran

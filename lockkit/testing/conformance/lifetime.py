@@ -109,30 +109,6 @@ class Closing(Cases):
         assert await holder.holders(name) == []
 
     @case()
-    async def test_close_wakes_who_waits_for_a_loss(self, driver: FaceDriver) -> None:
-        """The lease was released, so it was not lost."""
-        client = driver.make_client()
-        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
-        waiting = driver.spawn(lease.wait_lost())
-
-        await client.close()
-
-        assert not await waiting.result()
-
-    @case()
-    async def test_client_is_a_context_manager(self, driver: FaceDriver) -> None:
-        """It is closed at the end."""
-        other = await driver.connect()
-        name = driver.name()
-        async with driver.make_client() as client:
-            lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-
-        assert not lease.held
-        assert await other.holders(name) == []
-        with pytest.raises(lockkit.LockError, match="closed"):
-            await client.ping()
-
-    @case()
     async def test_close_leaves_other_clients_alone(self, driver: FaceDriver) -> None:
         """Also those of the same backend in the same process."""
         client, other = driver.make_client(), await driver.connect()
@@ -225,14 +201,6 @@ class Leftovers(Cases):
         ] == []
 
     @case()
-    async def test_lease_cannot_be_pickled(self, driver: FaceDriver) -> None:
-        """A TypeError that says what to do instead."""
-        client = await driver.connect()
-        async with client.lock(driver.name(), ttl=driver.timing.long) as lease:
-            with pytest.raises(TypeError, match="token"):
-                pickle.dumps(lease)
-
-    @case()
     async def test_errors_can_be_pickled(self, driver: FaceDriver) -> None:
         """With their message, lock and backend."""
         client = await driver.connect()
@@ -275,18 +243,6 @@ class Leftovers(Cases):
         gc.collect()
         await driver.eventually(lambda: threading.active_count() <= threads, "the threads of the clients end")
         await driver.eventually(lambda: open_fds() <= descriptors, "the descriptors of the clients are closed")
-
-    @case()
-    async def test_collected_lock_objects_keep_nothing(self, driver: FaceDriver) -> None:
-        """Lock objects hold nothing themselves: dropping one while its lease is held changes nothing."""
-        client = await driver.connect()
-        name = driver.name()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        gc.collect()
-
-        lease.check()
-        assert await lease.confirm()
-        await lease.release()
 
     @case(faces=["asyncio"])
     async def test_asyncio_client_belongs_to_one_event_loop(self, driver: FaceDriver) -> None:

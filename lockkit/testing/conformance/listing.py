@@ -164,22 +164,6 @@ class Listing(Cases):
         assert await _names(other, mark, "once") == []
 
     @case()
-    async def test_unknown_kind_is_refused(self, driver: FaceDriver) -> None:
-        """At the call, before anything is read."""
-        client = await driver.connect()
-        for kind in ("locks", "", None, 5):
-            with pytest.raises(lockkit.ConfigurationError, match="kind"):
-                client.names("", kind)  # type: ignore[arg-type]
-
-    @case()
-    async def test_what_cannot_begin_a_name_is_refused(self, driver: FaceDriver) -> None:
-        """At the call, before anything is read: no str, NUL, not UTF-8, longer than a name may be."""
-        client = await driver.connect()
-        for prefix in ("\0", "a\0b", "\ud800", "x" * 256, "é" * 128, None, 5, b"x", ["x"]):
-            with pytest.raises(lockkit.ConfigurationError, match="prefix"):
-                client.names(prefix)  # type: ignore[arg-type]
-
-    @case()
     async def test_listing_that_is_not_promised_is_refused(self, driver: FaceDriver) -> None:
         """`Unsupported` says what to do instead; never a list that leaves out what is held."""
         client = await driver.connect()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case
 from lockkit.testing.timing import PATIENCE
-
-
-class _Stopped(BaseException):
-    """Derives from BaseException alone, as KeyboardInterrupt and SystemExit do."""
 
 
 async def _lost_lease(driver: FaceDriver, client: aio.Client, name: str) -> aio.Lease:
@@ -58,18 +52,6 @@ class Releasing(Cases):
 
         assert await after.confirm()
         await after.release()
-
-    @case()
-    async def test_released_lease_is_not_held(self, driver: FaceDriver) -> None:
-        """Work that checks its lease after the release gets LockLost."""
-        client = await driver.connect()
-        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
-        await lease.release()
-
-        with pytest.raises(lockkit.LockLost, match="released"):
-            lease.check()
-        assert not await lease.confirm()
-        assert not await lease.wait_lost(0)
 
     @case()
     async def test_release_after_expiry_raises_and_leaves_the_next_holder_alone(self, driver: FaceDriver) -> None:
@@ -142,106 +124,4 @@ class Releasing(Cases):
         assert await driver.answered(lock.try_acquire) is None
         leave.set()
         await actor.result()
-        assert await client.holders(name) == []
-
-    @case()
-    async def test_lease_is_a_context_manager(self, driver: FaceDriver) -> None:
-        """Leaving the block of a lease releases it."""
-        client = await driver.connect()
-        name = driver.name()
-
-        async with await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE) as lease:
-            lease.check()
-
-        assert not lease.held
-        assert await client.holders(name) == []
-
-    @case()
-    async def test_lease_is_true(self, driver: FaceDriver) -> None:
-        """Also when it was released: a lease is never a way to say no."""
-        client = await driver.connect()
-        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
-        assert lease
-        await lease.release()
-        assert lease
-
-
-class Blocks(Cases):
-    """What leaving ``with`` does."""
-
-    backend_part = "`release`, which the engine calls however a block ends."
-
-    @case()
-    async def test_exception_of_the_body_goes_on_unchanged(self, driver: FaceDriver) -> None:
-        """And the lock is free."""
-        client = await driver.connect()
-        name = driver.name()
-        error = ValueError("the body's own")
-
-        with pytest.raises(ValueError, match="the body's own") as caught:
-            async with client.lock(name, ttl=driver.timing.long):
-                raise error
-
-        assert caught.value is error
-        assert not hasattr(error, "__notes__")
-        assert await client.holders(name) == []
-
-    @case()
-    async def test_exception_of_the_body_is_not_hidden_by_a_loss(self, driver: FaceDriver) -> None:
-        """The loss is a note on it."""
-        client = await driver.connect()
-        error = ValueError("the body's own")
-
-        with pytest.raises(ValueError, match="the body's own") as caught:  # noqa: PT012 - the body is the point
-            async with client.lock(driver.name(), ttl=driver.timing.short, renew=False) as lease:
-                assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
-                raise error
-
-        assert caught.value is error
-        assert any("lost" in note for note in error.__notes__)
-
-    @case()
-    async def test_leaving_after_a_loss_raises(self, driver: FaceDriver) -> None:
-        """The work was not protected to its end."""
-        client = await driver.connect()
-
-        with pytest.raises(lockkit.LockLost):
-            async with client.lock(driver.name(), ttl=driver.timing.short, renew=False) as lease:
-                assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
-
-    @case()
-    async def test_leaving_after_a_loss_is_only_logged_on_request(
-        self, driver: FaceDriver, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """With raise_on_lost=False."""
-        client = await driver.connect()
-        name = driver.name()
-
-        with caplog.at_level(logging.WARNING, "lockkit"):
-            async with client.lock(name, ttl=driver.timing.short, renew=False, raise_on_lost=False) as lease:
-                assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
-            # The holder is notified first, so a log that is slow delays nobody.
-            await driver.eventually(lambda: any(name in one.getMessage() for one in caplog.records), "the message")
-
-    @case()
-    async def test_lock_is_released_on_every_base_exception(self, driver: FaceDriver) -> None:
-        """Not only on Exception."""
-        client = await driver.connect()
-        name = driver.name()
-
-        with pytest.raises(_Stopped):
-            async with client.lock(name, ttl=driver.timing.long):
-                raise _Stopped
-
-        assert await client.holders(name) == []
-
-    @case()
-    async def test_block_whose_lease_was_released_inside_ends_quietly(self, driver: FaceDriver) -> None:
-        """Releasing early is no error."""
-        client = await driver.connect()
-        name = driver.name()
-
-        async with client.lock(name, ttl=driver.timing.long) as lease:
-            await lease.release()
-
         assert await client.holders(name) == []

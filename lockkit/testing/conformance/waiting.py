@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import signal
 import threading
 from contextlib import suppress
-from datetime import timedelta
 from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -24,9 +22,6 @@ from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
 from lockkit.units import Instant, Seconds
 
-ACCEPTED: list[float | timedelta | None] = [0, 0.0, 0.01, 1, timedelta(0), timedelta(milliseconds=10), 10**9, None]
-REFUSED: list[Any] = [-1, -0.001, timedelta(seconds=-1), math.nan, math.inf, -math.inf, True, "1", b"1", [], object()]
-
 
 class Timeouts(Cases):
     """How long a caller waits."""
@@ -36,39 +31,6 @@ class Timeouts(Cases):
         "between `try_acquire` and `wait` must wake the waiter too: subscribe and return at once, or enter a queue in "
         "`try_acquire`. `abandon` cleans up after a wait that timed out."
     )
-
-    @case()
-    async def test_accepted_timeouts_are_accepted_everywhere(self, driver: FaceDriver) -> None:
-        """Seconds as int or float from 0 on, timedelta, and None: one table for lock, acquire and try_acquire."""
-        client = await driver.connect()
-
-        def lock(**options: Any) -> aio.Lock:
-            # Another name for each try: one that was not answered may hold its lock for a moment.
-            made: aio.Lock = client.lock(driver.name(), ttl=driver.timing.long, **options)
-            return made
-
-        for timeout in ACCEPTED:
-            async with await driver.answered(lambda timeout=timeout: lock(timeout=timeout).acquire()):
-                pass
-            await (await driver.answered(lambda timeout=timeout: lock().acquire(timeout))).release()
-            lease = await driver.answered(lambda timeout=timeout: lock().try_acquire(timeout))
-            assert lease is not None
-            await lease.release()
-
-    @case()
-    async def test_refused_timeouts_are_refused_everywhere(self, driver: FaceDriver) -> None:
-        """With ConfigurationError at the call, and nothing is acquired."""
-        client = await driver.connect()
-        name = driver.name()
-        for timeout in REFUSED:
-            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
-                client.lock(name, timeout=timeout)
-            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
-                await client.lock(name).acquire(timeout)
-            with pytest.raises(lockkit.ConfigurationError, match="timeout"):
-                await client.lock(name).try_acquire(timeout)
-
-        assert await client.holders(name) == []
 
     @case()
     async def test_timeout_of_zero_tries_once(self, driver: FaceDriver) -> None:
@@ -100,21 +62,6 @@ class Timeouts(Cases):
                 with pytest.raises(lockkit.LockTimeout):
                     await driver.answered(contender.lock(name, ttl=driver.timing.long).acquire, 0.3)
                 assert 0.3 <= driver.now() - began < PATIENCE
-
-    @case()
-    async def test_timeout_counts_while_standing_in_line(self, driver: FaceDriver) -> None:
-        """One deadline for the whole call, also behind other waiters of the client."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        async with other.lock(name, ttl=driver.timing.long):
-            lock = client.lock(name, ttl=driver.timing.long)
-            first = driver.spawn(lock.acquire())
-            await driver.until_waiting(client, name)
-
-            assert await driver.answered(lock.try_acquire, 0.1) is None
-            assert await driver.answered(lock.try_acquire, 0) is None
-
-        await (await first.result()).release()
 
     @case()
     async def test_waiter_that_timed_out_leaves_nothing_behind(self, driver: FaceDriver) -> None:

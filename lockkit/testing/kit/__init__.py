@@ -82,7 +82,7 @@ def assert_fenced(
         AssertionError: Storage accepted the older token, or rejected the newer one.
     """
     from lockkit.backends.lock_state import wall_clock_us  # noqa: PLC0415 - pytest loads this module in every run
-    from lockkit.testing.kit.done import Done  # noqa: PLC0415 - see above
+    from lockkit.testing.kit.clock import Done  # noqa: PLC0415 - see above
 
     # Above all that memory has granted so far, which the storage may have seen, and below all that it will grant.
     older = wall_clock_us()
@@ -103,7 +103,7 @@ def assert_fenced(
 def _in_loop(check: Coroutine[Any, Any, None]) -> Awaitable[None]:
     import asyncio  # noqa: PLC0415 - see above
 
-    from lockkit.testing.kit.done import Done  # noqa: PLC0415 - see above
+    from lockkit.testing.kit.clock import Done  # noqa: PLC0415 - see above
 
     try:
         asyncio.get_running_loop()

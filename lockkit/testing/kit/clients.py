@@ -15,8 +15,7 @@ from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.settings import LockSettings
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.runtime import drive
-from lockkit.testing.kit.clock import AsyncioKitRuntime, BlockingKitRuntime, Clock, KitRuntime
-from lockkit.testing.kit.done import Done
+from lockkit.testing.kit.clock import AsyncioKitRuntime, BlockingKitRuntime, Clock, Done, KitRuntime
 from lockkit.units import Instant, Seconds
 
 __all__ = ["AioKitClient", "Granted", "KitClient"]

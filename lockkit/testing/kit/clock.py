@@ -548,3 +548,13 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
 
 
 KitRuntime = BlockingKitRuntime | AsyncioKitRuntime
+
+
+class Done:
+    """The result of a call that has been done already, and may be awaited all the same."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Return at once."""
+        yield from ()

@@ -879,13 +879,6 @@ class TestOptions:
         with pytest.raises(lockkit.ConfigurationError, match=problem):
             lockkit.connect(url)
 
-    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
-        """The address is in the message."""
-        with EtcdServer() as member:
-            address = member.address
-        with pytest.raises(lockkit.BackendUnavailable, match=address):
-            connect(f"etcd://{address}").ping()
-
     @pytest.mark.parametrize("moment", [0.0, 4e9], ids=["past", "future"])
     @pytest.mark.parametrize("face", ["sync", "async"])
     def test_calls_do_not_depend_on_the_wall_clock_of_python(

@@ -82,25 +82,6 @@ def confirmed(lease: Lease) -> bool:
 class TestOneMember:
     """``etcd://`` with one host."""
 
-    @pytest.mark.parametrize("fault", ["kill", "pause"])
-    def test_dead_or_frozen_member_ends_the_lease_by_its_deadline(self, connect: Connect, fault: str) -> None:
-        """The holder is notified in time, calls end with a clear error, and the client recovers."""
-        with EtcdServer() as member:
-            client = connect(member.url)
-            lease = client.lock("x", ttl=TTL).acquire()
-            getattr(member, fault)()
-            watch = Stopwatch()
-
-            with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
-                client.lock("y").acquire(timeout=0)
-            assert lease.wait_lost(PATIENCE)
-            assert watch.stop() < 12
-
-            member.start() if fault == "kill" else member.resume()
-            again = client.lock("x", ttl=TTL).acquire(PATIENCE)
-            assert again.token > lease.token
-            again.release()
-
     def test_error_message_names_a_full_database(self, connect: Connect) -> None:
         """With the alarm NOSPACE etcd grants nothing, and the message says why; a release still works."""
         with EtcdServer(settings={"quota-backend-bytes": str(2 * 1024 * 1024)}) as member:
@@ -124,19 +105,6 @@ class TestOneMember:
             member.etcdctl("defrag", "--cluster")
             member.etcdctl("alarm", "disarm")
             client.lock("y", ttl=30).acquire(timeout=PATIENCE).release()
-
-    def test_member_that_comes_back_empty_ends_the_session(self, connect: Connect) -> None:
-        """The next renewal notifies the holder."""
-        with EtcdServer() as member:
-            client = connect(member.url)
-            lease = client.lock("x", ttl=6).acquire()
-            reasons: list[str] = []
-            lease.on_lost(lambda _, reason: reasons.append(reason))
-
-            member.restart(keep_data=False, crash=True)
-
-            assert lease.wait_lost(PATIENCE)
-            client.lock("x", ttl=6).acquire(PATIENCE).release()
 
 
 class TestLongOutage:
@@ -366,40 +334,6 @@ class TestLostAnswers:
         assert value_of(server, "lockkit+note/noted") == b"second"
         assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
         lease.release()
-
-    def test_release_can_be_called_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """A release whose answer was lost raises; the second one does not touch another client's lock."""
-        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
-        lease = client.lock("lost release", ttl=30).acquire()
-        dropped = proxy.drop_next_reply(match=b"lockkit/lost release", until=http2_call_ended)
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            lease.release()
-
-        assert dropped.wait(PATIENCE)
-        newer = other.lock("lost release", ttl=30).acquire(PATIENCE)
-        lease.release()
-        assert newer.confirm()
-        newer.release()
-
-    def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """It keeps its place in the queue, watches again, and gets the lock in its turn."""
-        holder, waiter, third = connect(server.url), connect(f"etcd://{proxy.address}"), connect(server.url)
-        lease = holder.lock("cut waiter", ttl=120).acquire()
-        first = Waiting(waiter.lock("cut waiter", ttl=120))
-        until_waiting(holder, "cut waiter")
-        second = Waiting(third.lock("cut waiter", ttl=120))
-        until_waiting(holder, "cut waiter", 2)
-        for _ in range(3):
-            proxy.cut(reset=True)
-            time.sleep(0.3)
-
-        lease.release()
-
-        got = first.lease()
-        assert second.waits
-        got.release()
-        second.lease().release()
 
     def test_compaction_does_not_reach_a_waiter(self, server: EtcdServer, connect: Connect) -> None:
         """Neither one that waits already, nor a later one."""
@@ -690,25 +624,6 @@ class TestUnknownOutcomes:
 
 class TestThreeMembers:
     """A cluster."""
-
-    def test_leader_dies_while_held_and_while_waiting(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """The holder keeps its lease, the waiter its place."""
-        holder, waiter = connect(cluster.url), connect(cluster.url)
-        lease = holder.lock("x", ttl=60).acquire()
-        waiting = Waiting(waiter.lock("x", ttl=60))
-        until_waiting(holder, "x")
-
-        leader = cluster.leader
-        leader.kill()
-
-        wait_until(lambda: None if confirmed(lease) else "not confirmed yet", timeout=PATIENCE)
-        lease.extend()
-        assert waiting.waits
-        lease.release()
-        after = waiting.lease()
-        assert after.token > lease.token
-        after.release()
-        leader.start()
 
     def test_leader_dies_while_readers_and_permits_are_held(self, connect: Connect, cluster: EtcdCluster) -> None:
         """All of them keep their leases and slots; the writer that waits gets the lock after the last reader."""

@@ -25,13 +25,12 @@ from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync import Client, Lease
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, token_in, woken
+from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 from tests.tries import busy, have_time_to_answer, until_async, until_renewed
 
 pytestmark = pytest.mark.timeout(180)
 
-TTL = 2.0
 PATIENCE = 60.0
 
 
@@ -55,29 +54,6 @@ def eventually_acquired(client: Client, name: str = "x", ttl: float = 30.0) -> L
 class TestOneNode:
     """``redis://``."""
 
-    @pytest.mark.parametrize("fault", ["kill", "pause"])
-    def test_dead_or_frozen_server_ends_the_lease_by_its_deadline(
-        self, server: RedisServer, connect: Connect, fault: str
-    ) -> None:
-        """Loss is told in time though nothing answers, and the client recovers by itself."""
-        client = connect(server.url, socket_timeout=0.5)
-        lease = client.lock("x", ttl=TTL).acquire()
-        reasons: list[str] = []
-        lease.on_lost(lambda _, reason: reasons.append(reason))
-        getattr(server, fault)()
-        watch = Stopwatch()
-
-        assert lease.wait_lost(PATIENCE)
-
-        assert watch.stop() <= TTL + 0.5
-        wait_until(lambda: None if reasons == ["expired"] else f"told {reasons}")
-        with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
-            client.lock("y").acquire(timeout=0)
-        server.start() if fault == "kill" else server.resume()
-        again = eventually_acquired(client)
-        assert again.token > lease.token
-        again.release()
-
     def test_call_to_a_frozen_server_is_bounded(self, server: RedisServer, connect: Connect) -> None:
         """The default time limits end a call within five seconds."""
         client = connect(server.url)
@@ -92,19 +68,6 @@ class TestOneNode:
         server.resume()
         client.ping()
 
-    def test_server_that_comes_back_empty_gives_a_higher_token(self, server: RedisServer, connect: Connect) -> None:
-        """Without persistence a restart forgets the lock: the holder is told at its next renewal, tokens go on."""
-        holder, other = connect(server.url), connect(server.url)
-        lease = holder.lock("x", ttl=TTL).acquire()
-
-        server.restart(crash=True)
-
-        second = eventually_acquired(other)
-        assert second.token > lease.token
-        assert lease.wait_lost(PATIENCE)
-        assert not lease.held
-        second.release()
-
     def test_restart_is_noticed_and_all_leases_are_asked_for(self, server: RedisServer, connect: Connect) -> None:
         """The first new connection sees another server, long before the renewals are due."""
         client = connect(server.url)
@@ -114,19 +77,6 @@ class TestOneNode:
         client.ping()
 
         assert all(lease.wait_lost(PATIENCE) for lease in leases)
-
-    def test_append_only_file_keeps_a_lease_over_a_crash(self, connect: Connect) -> None:
-        """With ``appendfsync always`` the lock is there after the restart, and nobody else gets it meanwhile."""
-        with RedisServer(appendonly=True, appendfsync="always") as server:
-            holder, other = connect(server.url), connect(server.url)
-            lease = holder.lock("x", ttl=120).acquire()
-
-            server.restart(crash=True)
-
-            assert lease.confirm()
-            assert busy(other.lock("x"))
-            lease.extend()
-            lease.release()
 
     def test_output_that_is_paused_is_waited_for(self, server: RedisServer, connect: Connect) -> None:
         """CLIENT PAUSE delays; the deadline counts from before the request."""
@@ -200,18 +150,6 @@ class TestOneNode:
         assert len(warnings) == 1
         assert "volatile-lru" in warnings[0]
 
-    def test_wrong_password_is_not_retried_and_not_shown(self, connect: Connect) -> None:
-        """It is an error of configuration, at once."""
-        with RedisServer(password="right one") as server:  # noqa: S106 - of a throw-away server
-            url = f"redis://:wr%6Fng-secret@{server.address}/0"
-            began = time.monotonic()
-            for client in (connect(url), connect(f"{url}?protocol=3"), connect(f"redis://{server.address}/0")):
-                with pytest.raises(lockkit.ConfigurationError, match="refuses the login") as caught:
-                    client.lock("x").acquire(timeout=PATIENCE)
-                shown = f"{caught.value} {caught.value.backend} {caught.value.__cause__!r}"
-                assert "secret" not in shown
-            assert time.monotonic() - began < PATIENCE / 2
-
     @pytest.mark.parametrize("protocol", [2, 3])
     def test_missing_password_is_said_to_be_missing(self, connect: Connect, protocol: int) -> None:
         """Not to be wrong. With RESP3, which is redis-py's default, the server says it in other words."""
@@ -219,15 +157,6 @@ class TestOneNode:
             client = connect(f"redis://{server.address}/0?protocol={protocol}")
 
             with pytest.raises(lockkit.ConfigurationError, match=r"requires a password\. Give it in the URL"):
-                client.lock("x").acquire(timeout=PATIENCE)
-
-    def test_missing_rights_are_an_error_of_configuration(self, connect: Connect) -> None:
-        """Retrying cannot mend them."""
-        users = {"app": "on >secret ~other:* &* +@all"}
-        with RedisServer(users=users, login=("app", "secret")) as server:
-            client = connect(server.url)
-
-            with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
                 client.lock("x").acquire(timeout=PATIENCE)
 
     def test_missing_right_to_a_command_within_a_script_is_too(self, connect: Connect) -> None:
@@ -249,15 +178,6 @@ class TestOneNode:
             with pytest.raises(lockkit.BackendUnavailable, match=r"read-only replica: give the address of the master"):
                 client.lock("x").acquire(timeout=0.2)
 
-    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
-        """The address is in the message."""
-        with RedisServer() as server:
-            address = server.address
-        client = connect(f"redis://{address}")
-
-        with pytest.raises(lockkit.BackendUnavailable, match=address):
-            client.ping()
-
 
 class TestLostAnswers:
     """The request was carried out, and its answer never came."""
@@ -267,92 +187,6 @@ class TestLostAnswers:
         """Stands between client and server."""
         with FaultProxy(server.host, server.port, count_commands=True) as proxy:
             yield proxy
-
-    def test_grant_is_had_all_the_same(
-        self, server: RedisServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Asked again under the same owner, on a new connection."""
-        have_time_to_answer(monkeypatch)
-        client = connect(f"redis://{proxy.address}")
-        client.lock("x").acquire().release()
-        dropped = proxy.drop_next_reply(match=b"EVALSHA")
-
-        lease = client.lock("x").acquire(timeout=0)
-
-        assert dropped.wait(PATIENCE)
-        with server.connect() as connection:
-            assert connection.call("GET", "lockkit:x") == lease.owner
-            assert token_in(connection.call("GET", "{lockkit:x}:fence")) == str(lease.token)
-        lease.release()
-
-    def test_grant_to_a_client_that_is_cut_off_is_undone(
-        self, server: RedisServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """Nothing blocks the others once the client reaches the server again."""
-        client, other = connect(f"redis://{proxy.address}", socket_timeout=0.3), connect(server.url)
-        client.ping()
-        proxy.blackhole(to_server=False)
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            client.lock("x", ttl=600).acquire(timeout=0)
-
-        # The undoing got through, though its answer did not either.
-        other.lock("x").acquire(timeout=PATIENCE).release()
-
-    def test_release_is_sent_once_and_can_be_called_again(
-        self, server: RedisServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """A release whose answer was lost raises; nobody else's lock is touched by the second one."""
-        client, other = connect(f"redis://{proxy.address}"), connect(server.url)
-        client.lock("x").acquire().release()  # the server knows the scripts
-        lease = client.lock("x").acquire()
-        proxy.reset_counts()
-        dropped = proxy.drop_next_reply(match=b"EVALSHA")
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            lease.release()
-
-        assert dropped.wait(PATIENCE)
-        assert proxy.counts.commands["EVALSHA"] == 1
-        newer = other.lock("x").acquire(timeout=PATIENCE)
-        lease.release()
-        assert newer.confirm()
-        newer.release()
-
-    def test_kept_connection_that_the_server_closed_is_replaced(
-        self, server: RedisServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """An idle connection that was cut on the way is no error, not even for a single try."""
-        have_time_to_answer(monkeypatch)
-        client = connect(f"redis://{proxy.address}")
-        lock = client.lock("x")
-        for _ in range(5):
-            lock.acquire(timeout=0).release()
-            proxy.cut(reset=True)
-            lease = lock.acquire(timeout=0)
-            proxy.cut()
-            time.sleep(0.05)
-            lease.release()
-        assert server.running
-
-    def test_waiter_survives_cut_connections(self, server: RedisServer, proxy: FaultProxy, connect: Connect) -> None:
-        """It retries, subscribes anew, and is notified when its turn comes."""
-        holder, waiter = connect(server.url), connect(f"redis://{proxy.address}")
-        lease = holder.lock("x", ttl=600).acquire()
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
-        thread.start()
-        for _ in range(3):
-            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
-            proxy.cut(reset=True)
-            time.sleep(0.2)
-        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
-
-        lease.release()
-
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-        got[0].release()
 
     @pytest.mark.parametrize("protocol", [2, 3])
     def test_forgotten_subscription_is_noticed_while_waiting(

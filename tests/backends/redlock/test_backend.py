@@ -567,21 +567,6 @@ def test_nodes_that_come_back_are_found(nodes: RedisNodes, face: Face) -> None:
     face.run(scenario)
 
 
-def test_all_connections_closed_at_once(nodes: RedisNodes, face: Face) -> None:
-    """Idle connections that were cut are replaced within the call."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for node in nodes.nodes:
-                on(node)("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            await host.runtime.sleep(0.05)
-
-            granted(await backend.try_acquire(host.request()))
-
-    face.run(scenario)
-
-
 def test_hanging_node_is_waited_for_once(nodes: RedisNodes, face: Face) -> None:
     """A stopped node takes connections and answers nothing: after the first time it is not asked until it answers."""
 

@@ -32,9 +32,8 @@ from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.witness import Witness
-from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit_tools.servers import MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
     LONG,
     MODES,
@@ -458,105 +457,6 @@ class TestConnections:
             number += 1
         assert number > 10
         lease.release()
-
-
-class TestServers:
-    """Servers that die, hang, or are cut off."""
-
-    def test_crashed_server_ends_the_lease_and_tokens_go_on(self, place: ModeServer, connect: Connect) -> None:
-        """The holder is told; the client recovers by itself."""
-        client = connect(place.url)
-        lease = client.lock("crash", ttl=TTL).acquire()
-        place.server.kill()
-
-        assert lease.wait_lost(PATIENCE)
-        with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1"):
-            client.lock("crash").acquire(timeout=0)
-        place.server.start()
-
-        with client.lock("crash", ttl=LONG, timeout=PATIENCE) as again:
-            assert again.token > lease.token
-
-    def test_server_that_hangs_shorter_than_the_ttl_ends_nothing(self, place: ModeServer, connect: Connect) -> None:
-        """A renewal without an answer is no end of the connection that is the lock."""
-        client = connect(place.url)
-        lease = client.lock("hang", ttl=24.0).acquire()
-        backend: SessionBackend = client._engine.client.backend  # type: ignore[assignment]
-        place.server.pause()
-        try:
-            with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
-                lease.extend()
-        finally:
-            place.server.resume()
-
-        def ask() -> str | None:
-            try:
-                lease.extend()
-            except lockkit.BackendUnavailable as error:
-                return str(error)
-            return None
-
-        wait_until(ask)
-        assert lease.held
-        assert [holder.owner for holder in client.holders("hang")] == [lease.owner]
-        assert len(backend._sessions._all) == 1
-        lease.release()
-
-    def test_server_that_hangs_longer_ends_the_lease_by_its_deadline(self, place: ModeServer, connect: Connect) -> None:
-        """Loss is told in time though nothing answers, and calls end within five seconds."""
-        client = connect(place.url)
-        client.ping()
-        lease = client.lock("freeze", ttl=TTL).acquire()
-        place.server.pause()
-        try:
-            watch = Stopwatch()
-            assert lease.wait_lost(PATIENCE)
-            assert watch.stop() <= TTL + 1.0
-            watch = Stopwatch()
-            with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
-                client.holders("freeze")
-            assert watch.stop() < 8
-        finally:
-            place.server.resume()
-
-        with client.lock("freeze", ttl=LONG, timeout=PATIENCE) as again:
-            assert again.token > lease.token
-
-    def test_release_whose_answer_was_lost_is_neither_success_nor_loss(
-        self, on_postgresql: ModeServer, connect: Connect
-    ) -> None:
-        """The lock is free, but whether the release did that nobody can know; calling again is harmless."""
-        server = on_postgresql.server
-        assert isinstance(server, PostgresServer)
-        with FaultProxy(server.host, server.port) as proxy:
-            client = connect(f"{server.url_at(proxy.address)}?mode={on_postgresql.mode}")
-            other = connect(on_postgresql.url)
-            lease = client.lock("answer", ttl=LONG).acquire()
-            dropped = proxy.drop_next_reply(match=b"COMMIT")
-
-            with pytest.raises(lockkit.BackendUnavailable):
-                lease.release()
-
-            assert dropped.wait(PATIENCE)
-            with other.lock("answer", ttl=LONG, timeout=PATIENCE) as after:
-                lease.release()
-                assert after.confirm()
-
-    def test_partition_ends_the_lease_on_both_sides(self, on_postgresql: ModeServer, connect: Connect) -> None:
-        """Connections that stay open and carry nothing: the holder gives up, then the server throws it out."""
-        server = on_postgresql.server
-        assert isinstance(server, PostgresServer)
-        with FaultProxy(server.host, server.port) as proxy:
-            client = connect(f"{server.url_at(proxy.address)}?mode={on_postgresql.mode}")
-            other = connect(on_postgresql.url)
-            lease = client.lock("partition", ttl=TTL).acquire()
-            proxy.blackhole()
-
-            with other.lock("partition", ttl=LONG, timeout=PATIENCE) as after:
-                assert lease.lost
-                assert after.token > lease.token
-            proxy.heal()
-            proxy.cut()
 
 
 class TestGrants:

@@ -33,7 +33,6 @@ from tests.tries import busy, until
 
 pytestmark = pytest.mark.timeout(180)
 
-TTL = 3.0
 PATIENCE = 60.0
 
 
@@ -68,47 +67,6 @@ def in_background(client: Client, name: str = "x") -> tuple[threading.Thread, li
     thread.start()
     wait_until(lambda: None if waits(client, name) else "nobody waits")
     return thread, got
-
-
-@pytest.mark.parametrize("fault", ["kill", "pause"])
-def test_dead_or_frozen_server_ends_the_lease_by_its_deadline(
-    server: PostgresServer | MariaServer, connect: Connect, fault: str
-) -> None:
-    """Loss is told in time though nothing answers, a call is bounded, and the client recovers by itself."""
-    client = connect(server.url)
-    lease = client.lock("x", ttl=TTL).acquire()
-    reasons: list[str] = []
-    lease.on_lost(lambda _, reason: reasons.append(reason))
-    getattr(server, fault)()
-    struck = time.monotonic()
-
-    with pytest.raises(lockkit.BackendUnavailable):
-        client.lock("y").acquire(timeout=0)
-    assert time.monotonic() - struck < 30  # each of its waits has a limit; the machine may be busy
-    assert lease.wait_lost(PATIENCE)
-    wait_until(lambda: None if reasons == ["expired"] else f"told {reasons}")
-
-    server.start() if fault == "kill" else server.resume()
-    again = client.lock("x", ttl=600).acquire(timeout=PATIENCE)
-    assert again.token > lease.token
-    again.release()
-
-
-def test_lease_outlives_a_restart_of_the_server(server: PostgresServer | MariaServer, connect: Connect) -> None:
-    """The row is there after a crash; the holder goes on, and a waiter gets the lock when it is released."""
-    client, other = connect(server.url), connect(server.url)
-    lease = client.lock("x", ttl=120).acquire()
-    thread, got = in_background(other)
-
-    server.restart(crash=True)
-
-    assert lease.confirm()
-    lease.extend()
-    assert got == []
-    lease.release()
-    thread.join(PATIENCE)
-    assert got[0].token > lease.token
-    got[0].release()
 
 
 def test_ended_connections_of_holder_and_waiter(kept: PostgresServer | MariaServer, connect: Connect) -> None:
@@ -329,51 +287,6 @@ class TestLostAnswers:
         with FaultProxy(postgresql.host, postgresql.port) as proxy:
             yield proxy
 
-    def test_grant_is_had_all_the_same(self, postgresql: PostgresServer, proxy: FaultProxy, connect: Connect) -> None:
-        """Asked again under the same owner, on a new connection."""
-        client = connect(postgresql.url_at(proxy.address))
-        client.lock("lost").acquire().release()
-        dropped = proxy.drop_next_reply(match=b"lockkit_locks")
-
-        lease = client.lock("lost").acquire(timeout=PATIENCE)
-
-        assert dropped.wait(PATIENCE)
-        owner, token, _ = Look(postgresql.url).row("lost")
-        assert (owner, token) == (lease.owner, lease.token)
-        lease.release()
-
-    def test_grant_to_a_client_that_is_cut_off_is_undone(
-        self, postgresql: PostgresServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """Nobody waits for its ttl, once the client reaches the server again."""
-        client, other = connect(postgresql.url_at(proxy.address)), connect(postgresql.url)
-        client.lock("cut").acquire().release()
-        proxy.blackhole(to_server=False)
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            client.lock("cut", ttl=600).acquire(timeout=0)
-
-        proxy.heal()
-        proxy.cut()
-        other.lock("cut").acquire(timeout=PATIENCE).release()
-
-    def test_release_is_sent_once_and_can_be_called_again(
-        self, postgresql: PostgresServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """A release whose answer was lost raises; the second one touches nobody else's lock."""
-        client, other = connect(postgresql.url_at(proxy.address)), connect(postgresql.url)
-        lease = client.lock("once").acquire()
-        dropped = proxy.drop_next_reply(match=b"freed")
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            lease.release()
-
-        assert dropped.wait(PATIENCE)
-        newer = other.lock("once").acquire(timeout=PATIENCE)
-        lease.release()
-        assert newer.confirm()
-        newer.release()
-
     def test_cancellations_leave_nothing(self, postgresql: PostgresServer) -> None:
         """Whenever an asyncio acquisition is cancelled, no row is held and no connection lost."""
 
@@ -406,12 +319,6 @@ class TestRefused:
         assert "right one" not in shown
         assert "wrong" not in shown
         return str(caught.value)
-
-    def test_wrong_password(self, postgresql: PostgresServer, connect: Connect) -> None:
-        """The same for a user who is not there."""
-        for user in ("postgres:wr%6Fng", "nobody:wr%6Fng"):
-            url = f"postgresql://{user}@{postgresql.address}/postgres"
-            assert "refuses the login" in self.refusal(connect(url))
 
     def test_database_that_is_not_there(self, postgresql: PostgresServer, connect: Connect) -> None:
         """By its name."""
@@ -464,12 +371,6 @@ class TestRefused:
 
         assert "read-only" in self.refusal(connect(url))
         assert "read-only" in self.refusal(connect(url, table="not_there"))
-
-    def test_nobody_listens_at_the_port(self, connect: Connect) -> None:
-        """That is no error of configuration: it may come."""
-        for scheme in ("postgresql", "mariadb"):
-            with pytest.raises(lockkit.BackendUnavailable, match=r"127\.0\.0\.1:9"):
-                connect(f"{scheme}://127.0.0.1:9/x").ping()
 
 
 class TestPooler:

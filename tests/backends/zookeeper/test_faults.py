@@ -18,10 +18,8 @@ from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
 from lockkit.backends.zookeeper.quirks import create_and_list
 from lockkit.runtime import drive
 from lockkit.sync import Client
-from lockkit.testing.face_driver import FACES, FaceDriver
-from lockkit.testing.target import Face
 from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.support import broken_reason, play
+from tests.backends.support import broken_reason
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Connect,
@@ -59,27 +57,6 @@ def through(proxy: FaultProxy) -> str:
 
 class TestLostAnswers:
     """The server carried out a request, and the client cannot know."""
-
-    @pytest.mark.parametrize("face", FACES)
-    @pytest.mark.parametrize("word", ["lock", "rlock"])
-    def test_creation_whose_answer_was_lost_is_found_by_its_owner(
-        self, tree: Tree, proxy: FaultProxy, face: Face, word: str
-    ) -> None:
-        """One node, which holds the lock; nothing is left after the release."""
-        name = f"created-{word}-{face}"
-
-        async def body(driver: FaceDriver) -> None:
-            client = await driver.connect()
-            await client.ping()
-            dropped = proxy.drop_next_reply(match=f"__{word}__".encode())
-            lock = client.rwlock(name, ttl=LONG)
-            async with lock.write() if word == "lock" else lock.read() as lease:
-                assert await driver.call(dropped.wait, PATIENCE)
-                (node,) = await driver.call(tree.nodes, f"/lockkit/{name}")
-                assert node.startswith(lease.owner)
-
-        play(face, through(proxy), body)
-        assert tree.nodes(f"/lockkit/{name}") == []
 
     def test_creation_that_arrives_late_is_removed(
         self, server: ZooKeeperServer, tree: Tree, proxy: FaultProxy, connect: Connect
@@ -159,23 +136,6 @@ class TestLostAnswers:
             client.lock("connected", ttl=LONG).acquire(PATIENCE).release()
         tree.until_empty("/lockkit/next")
 
-    def test_release_whose_answer_was_lost_frees_nobody_else_s_lock(
-        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """It can be called again, and reports no loss: the client held the lock until then."""
-        client, other = connect(through(proxy)), connect(server.url)
-        lease = client.lock("released", ttl=LONG).acquire(PATIENCE)
-        dropped = proxy.drop_next_reply(match=b"/lockkit/released/")
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            lease.release()
-        assert dropped.wait(PATIENCE)
-        after = other.lock("released", ttl=LONG).acquire(timeout=PATIENCE)
-        lease.release()
-
-        assert after.confirm()
-        after.release()
-
     def test_lease_released_in_vain_is_removed_when_the_server_is_back(
         self, tree: Tree, proxy: FaultProxy, connect: Connect
     ) -> None:
@@ -193,22 +153,6 @@ class TestLostAnswers:
 
 class TestSessions:
     """What ends with a session, and what survives a connection."""
-
-    def test_client_that_is_cut_off_loses_its_lease_by_the_deadline(
-        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """No other client is granted the lock before; the session that the server ended does no harm."""
-        client, other = connect(through(proxy)), connect(server.url)
-        lease = client.lock("cut-off", ttl=TTL).acquire(PATIENCE)
-        proxy.blackhole()
-
-        after = other.lock("cut-off", ttl=LONG).acquire(timeout=PATIENCE)
-
-        assert lease.lost
-        assert after.token > lease.token
-        after.release()
-        proxy.heal()
-        client.lock("cut-off", ttl=TTL).acquire(timeout=PATIENCE).release()
 
     def test_expired_session_is_told_at_once_and_the_next_one_is_fresh(
         self, server: ZooKeeperServer, connect: Connect

@@ -80,30 +80,6 @@ async def takes(seconds: float, call: Coroutine[Any, Any, object]) -> None:
     assert watch.stop() < seconds + PROMISED + BUSY
 
 
-@pytest.mark.parametrize("face", FACES)
-class TestHungServer:
-    """It takes connections and bytes, and answers nothing."""
-
-    def test_acquiring_ends_in_time_without_a_connection(self, server: ZooKeeperServer, face: Face) -> None:
-        """The connection broke, and a new one gets no answer."""
-
-        async def body(driver: FaceDriver) -> None:
-            client = await driver.connect()
-            lease = await client.lock("broken", ttl=LONG).acquire()
-            proxy.blackhole()
-            proxy.cut()
-            await takes(0, client.lock("a", ttl=LONG).acquire(0))
-            await takes(1, client.lock("b", ttl=LONG).acquire(1))
-            await takes(0.5, client.lock("c", ttl=LONG).try_acquire(0.5))
-            lease.check()
-            proxy.heal()
-            await client.close()
-            assert not lease.held
-
-        with FaultProxy(server.host, server.port) as proxy:
-            play(face, f"zookeeper://{proxy.address}", body)
-
-
 class TestLeftBehind:
     """A client tries to remove a node until the server has confirmed that it is gone."""
 

@@ -1,0 +1,184 @@
+"""Connections that are cut, and answers that are lost or come late: the server did it, and the client cannot know."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import lockkit
+from lockkit import aio
+from lockkit.testing.conformance.base import NOT_GRANTED, FaceDriver, case
+from lockkit.testing.faults.base import (
+    FaultCases,
+    Faults,
+    connect_calm,
+    expect_message,
+    expect_no_second_holder,
+    struck,
+    survives,
+)
+from lockkit.testing.faults.outages import NOTICE_SECONDS, outage_ttl, told
+from lockkit.testing.timing import PATIENCE
+from lockkit.units import Seconds
+
+
+class Cuts(FaultCases):
+    """All connections are closed at once; new ones are accepted."""
+
+    @case(faults=["cut"])
+    async def test_connections_cut_while_held_and_while_waiting(self, driver: FaceDriver, faults: Faults) -> None:
+        """The lease goes on, or its holder is notified at once; the waiter gets the lock after that."""
+        holder, waiter, calm = await driver.connect(), await driver.connect(), await connect_calm(driver, faults)
+        name, ttl = driver.name(), driver.timing.long
+        lease = await holder.lock(name, ttl=ttl).acquire(PATIENCE)
+        waiting = driver.spawn(waiter.lock(name, ttl=ttl).acquire(2 * PATIENCE))
+        await driver.until_waiting(waiter, name)
+
+        for _ in range(2):
+            await driver.call(faults.cut)
+            await expect_no_second_holder(driver, lease, calm)
+
+        if await survives(driver, lease):
+            assert not waiting.done
+            await driver.answered(lease.release)
+        second = await waiting.result(2 * PATIENCE)
+        assert second.token > lease.token
+        await second.release()
+
+    @case(faults=["cut"])
+    async def test_idle_connections_that_were_cut_are_replaced(self, driver: FaceDriver, faults: Faults) -> None:
+        """That is no error, not even for a single try."""
+        client = await driver.connect()
+        name = driver.name()
+        async with client.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
+            pass
+        await driver.call(faults.cut)
+
+        lease = await driver.answered(client.lock(name, ttl=driver.timing.long).try_acquire)
+
+        assert lease is not None
+        await lease.release()
+
+
+class LostAnswers(FaultCases):
+    """A request is executed, its answer is lost, and the connection ends."""
+
+    async def _lease(self, driver: FaceDriver, name: str) -> tuple[aio.Client, aio.Lease]:
+        """Connect, use the connection once, and acquire."""
+        client = await driver.connect()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        return client, lease
+
+    @case(faults=["drop_answer"])
+    async def test_lost_answer_to_acquire(self, driver: FaceDriver, faults: Faults) -> None:
+        """The grant is found by asking again, or undone: nobody waits for its ttl."""
+        name, ttl = driver.name(), driver.timing.long
+        client, lease = await self._lease(driver, name)
+        await lease.release()
+        calm = await connect_calm(driver, faults)
+        dropped = await driver.call(faults.drop_answer, "acquire", name)
+
+        try:
+            second = await client.lock(name, ttl=ttl).acquire(PATIENCE)
+        except lockkit.BackendUnavailable as error:
+            expect_message(error, faults.secret)
+        else:
+            await expect_no_second_holder(driver, second, calm)
+            assert second.token > lease.token
+            assert await driver.answered(second.confirm)
+            await second.release()
+
+        assert dropped.wait(PATIENCE)
+        async with calm.lock(name, ttl=ttl, timeout=PATIENCE):
+            pass
+
+    @case(faults=["drop_answer"])
+    async def test_lost_answer_to_renew(self, driver: FaceDriver, faults: Faults) -> None:
+        """The lease goes on, or its holder is notified; nobody else holds the lock before."""
+        name = driver.name()
+        _, lease = await self._lease(driver, name)
+        calm = await connect_calm(driver, faults)
+        dropped = await driver.call(faults.drop_answer, "renew", name)
+
+        with suppress(lockkit.BackendUnavailable, lockkit.LockLost):
+            await lease.extend()
+
+        assert dropped.wait(PATIENCE)
+        await expect_no_second_holder(driver, lease, calm)
+        if await survives(driver, lease):
+            await driver.answered(lease.release)
+        async with calm.lock(name, ttl=driver.timing.long, timeout=PATIENCE) as second:
+            assert second.token > lease.token
+
+    @case(faults=["drop_answer"])
+    async def test_lost_answer_to_release(self, driver: FaceDriver, faults: Faults) -> None:
+        """It is sent once, and neither success nor loss; calling again touches nobody else's lock."""
+        name = driver.name()
+        _, lease = await self._lease(driver, name)
+        calm = await connect_calm(driver, faults)
+        dropped = await driver.call(faults.drop_answer, "release", name)
+
+        try:
+            await lease.release()
+        except lockkit.BackendUnavailable as error:
+            expect_message(error, faults.secret)
+
+        assert dropped.wait(PATIENCE)
+        second = await calm.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        await driver.answered(lease.release)
+        assert await second.confirm()
+        await second.release()
+
+
+class LateAnswers(FaultCases):
+    """The network keeps answers for longer than they are worth."""
+
+    @case(faults=["delay"])
+    async def test_late_answer_to_acquire(self, driver: FaceDriver, faults: Faults) -> None:
+        """A grant that comes after the call was given up is undone: nobody waits for its ttl."""
+        client, calm = await driver.connect(), await connect_calm(driver, faults)
+        name, ttl = driver.name(), driver.timing.long
+        async with client.lock(name, ttl=ttl, timeout=PATIENCE):
+            pass
+
+        async with struck(driver, lambda: faults.delay(0.9), faults.heal):
+            try:
+                lease = await client.lock(name, ttl=ttl).try_acquire(0.2)
+            except lockkit.BackendUnavailable as error:
+                expect_message(error, faults.secret)
+            else:
+                assert lease is not None
+                await lease.release()
+
+        async with calm.lock(name, ttl=ttl, timeout=PATIENCE):
+            pass
+
+    @case(faults=["delay"])
+    async def test_answers_that_come_after_the_ttl(self, driver: FaceDriver, faults: Faults) -> None:
+        """
+        Neither a grant nor a renewal is believed then: the deadline counts from before the request.
+
+        The holder is notified by its deadline, before another client is granted the lock.
+        """
+        client, calm = await driver.connect(), await connect_calm(driver, faults)
+        held, wanted, ttl = driver.name("held"), driver.name("wanted"), outage_ttl(driver)
+        async with client.lock(wanted, ttl=ttl, timeout=PATIENCE):
+            pass
+        reasons: list[str] = []
+        lease = await client.lock(held, ttl=ttl, on_lost=lambda _, reason: reasons.append(reason)).acquire(PATIENCE)
+
+        async with struck(driver, lambda: faults.delay(ttl + 0.2), faults.heal):
+            acquiring = driver.spawn(self._believed(client, wanted, ttl))
+            await told(lease, reasons, ttl + NOTICE_SECONDS)
+            assert not await acquiring.result()
+
+        for name in (held, wanted):
+            async with calm.lock(name, ttl=driver.timing.long, timeout=PATIENCE) as second:
+                assert name == wanted or second.token > lease.token
+
+    @staticmethod
+    async def _believed(client: aio.Client, name: str, ttl: Seconds) -> bool:
+        try:
+            lease = await client.lock(name, ttl=ttl).acquire(ttl + 0.7)
+        except NOT_GRANTED:
+            return False
+        return lease.held

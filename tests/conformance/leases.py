@@ -1,0 +1,353 @@
+"""What a lease and its block do by themselves: who is notified of a loss, and what leaving ``with`` makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import pickle
+
+import pytest
+
+import lockkit
+from lockkit.testing.conformance.base import Cases, FaceDriver, case
+from lockkit.testing.timing import PATIENCE
+
+
+class _Stopped(BaseException):
+    """Derives from BaseException alone, as KeyboardInterrupt and SystemExit do."""
+
+
+class Losses(Cases):
+    """A lease that ends before its holder wanted."""
+
+    @case()
+    async def test_passed_deadline_is_loss(self, driver: FaceDriver) -> None:
+        """Everything local says so, without asking the backend."""
+        client = await driver.connect()
+        lease = await client.lock(driver.name(), ttl=driver.timing.short, renew=False).acquire(20)
+
+        assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+
+        assert lease.lost
+        assert not lease.held
+        assert lease.remaining() == 0.0
+        assert not await lease.confirm()
+        with pytest.raises(lockkit.LockLost):
+            lease.check()
+
+    @case()
+    async def test_callbacks_are_called_once_each(self, driver: FaceDriver) -> None:
+        """Of the lock and of the lease, also one that is registered after the loss; with lease and reason."""
+        client = await driver.connect()
+        calls: list[tuple[str, int, str]] = []
+        lock = client.lock(
+            driver.name(),
+            ttl=driver.timing.short,
+            renew=False,
+            on_lost=lambda lease, reason: calls.append(("lock", lease.token, reason)),
+        )
+        lease = await lock.acquire(PATIENCE)
+        lease.on_lost(lambda lease, reason: calls.append(("lease", lease.token, reason)))
+        assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+        lease.on_lost(lambda lease, reason: calls.append(("late", lease.token, reason)))
+        with pytest.raises(lockkit.LockLost):
+            lease.check()
+        with pytest.raises(lockkit.LockLost):
+            await lease.release()
+
+        await driver.eventually(lambda: len(calls) >= 3, "three callbacks")
+        await client.close()
+
+        assert sorted(calls) == [(who, lease.token, "expired") for who in ("late", "lease", "lock")]
+
+    @case()
+    async def test_callback_is_not_called_without_a_loss(self, driver: FaceDriver) -> None:
+        """A release is no loss."""
+        client = await driver.connect()
+        calls: list[str] = []
+        lock = client.lock(driver.name(), ttl=driver.timing.long, on_lost=lambda _, reason: calls.append(reason))
+
+        async with lock:
+            pass
+        lease = await lock.acquire(20)
+        await client.close()
+
+        assert not lease.held
+        assert calls == []
+
+    @case()
+    async def test_exception_of_a_callback_is_contained(
+        self, driver: FaceDriver, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is logged, and neither the other callbacks nor later losses suffer."""
+        client = await driver.connect()
+        calls: list[str] = []
+
+        def fail(*_: object) -> None:
+            raise ValueError("from the callback")
+
+        for _ in range(2):
+            lease = await client.lock(driver.name(), ttl=driver.timing.short, renew=False, on_lost=fail).acquire(20)
+            lease.on_lost(lambda _, reason: calls.append(reason))
+            assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+
+        await driver.eventually(lambda: len(calls) == 2, "the second callback, twice")
+        await driver.eventually(lambda: "from the callback" in caplog.text, "a log record")
+
+    @case(faces=["asyncio"])
+    async def test_callback_may_be_a_coroutine_function(self, driver: FaceDriver) -> None:
+        """It is awaited."""
+        client = await driver.connect()
+        told = driver.signal()
+
+        async def on_lost(*_: object) -> None:
+            await asyncio.sleep(0)
+            told.set()
+
+        lease = await client.lock(driver.name(), ttl=driver.timing.short, renew=False, on_lost=on_lost).acquire(20)
+
+        await told.wait()
+        assert lease.lost
+
+    @case()
+    async def test_wait_lost_wakes_on_loss_release_and_timeout(self, driver: FaceDriver) -> None:
+        """True only when it was lost."""
+        client = await driver.connect()
+        lock = client.lock(driver.name(), ttl=driver.timing.long)
+        lease = await lock.acquire(PATIENCE)
+        assert not await lease.wait_lost(0.01)
+
+        waiting = driver.spawn(lease.wait_lost())
+        await lease.release()
+        assert not await waiting.result()
+
+        lease = await client.lock(driver.name(), ttl=driver.timing.short, renew=False).acquire(20)
+        assert await driver.spawn(lease.wait_lost()).result(driver.timing.beyond(lease.ttl))
+        assert await lease.wait_lost(0)
+
+    @case(faces=["asyncio"])
+    async def test_body_is_cancelled_on_request_when_the_lease_is_lost(self, driver: FaceDriver) -> None:
+        """cancel_on_lost: the cancellation comes out as LockLost, and the task goes on uncancelled."""
+        client = await driver.connect()
+        ended = False
+
+        with pytest.raises(lockkit.LockLost):  # noqa: PT012 - the body is the point
+            async with client.lock(driver.name(), ttl=driver.timing.short, renew=False, cancel_on_lost=True):
+                await asyncio.sleep(driver.timing.beyond(driver.timing.short))
+                ended = True
+
+        assert not ended
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    @case(faces=["asyncio"])
+    async def test_cancellation_from_outside_is_not_mistaken_for_a_loss(self, driver: FaceDriver) -> None:
+        """With cancel_on_lost a task that somebody else cancels ends cancelled, and its lock is free."""
+        client = await driver.connect()
+        name = driver.name()
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with client.lock(name, ttl=driver.timing.long, cancel_on_lost=True):
+                inside.set()
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_loss_is_logged(self, driver: FaceDriver, caplog: pytest.LogCaptureFixture) -> None:
+        """One WARNING that names the lock."""
+        client = await driver.connect()
+        name = driver.name()
+        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+
+        with caplog.at_level(logging.WARNING, "lockkit"):
+            assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+            # The holder is notified first, so a log that is slow delays nobody.
+            await driver.eventually(lambda: any(name in one.getMessage() for one in caplog.records), "the message")
+            await client.close()
+
+        records = [record for record in caplog.records if name in record.getMessage()]
+        assert [record.levelname for record in records] == ["WARNING"]
+
+    @case()
+    async def test_lease_cannot_be_pickled(self, driver: FaceDriver) -> None:
+        """A TypeError that says what to do instead."""
+        client = await driver.connect()
+        async with client.lock(driver.name(), ttl=driver.timing.long) as lease:
+            with pytest.raises(TypeError, match="token"):
+                pickle.dumps(lease)
+
+    @case()
+    async def test_collected_lock_objects_keep_nothing(self, driver: FaceDriver) -> None:
+        """Lock objects hold nothing themselves: dropping one while its lease is held changes nothing."""
+        client = await driver.connect()
+        name = driver.name()
+        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        gc.collect()
+
+        lease.check()
+        assert await lease.confirm()
+        await lease.release()
+
+    @case()
+    async def test_close_wakes_who_waits_for_a_loss(self, driver: FaceDriver) -> None:
+        """The lease was released, so it was not lost."""
+        client = driver.make_client()
+        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        waiting = driver.spawn(lease.wait_lost())
+
+        await client.close()
+
+        assert not await waiting.result()
+
+    @case()
+    async def test_client_is_a_context_manager(self, driver: FaceDriver) -> None:
+        """It is closed at the end."""
+        other = await driver.connect()
+        name = driver.name()
+        async with driver.make_client() as client:
+            lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+
+        assert not lease.held
+        assert await other.holders(name) == []
+        with pytest.raises(lockkit.LockError, match="closed"):
+            await client.ping()
+
+
+class Blocks(Cases):
+    """Leases and the end of ``with``."""
+
+    @case()
+    async def test_body_never_runs_without_the_lock(self, driver: FaceDriver) -> None:
+        """Entering a busy lock raises; the body is not run."""
+        client, other = await driver.connect(), await driver.connect()
+        name = driver.name()
+        ran = False
+
+        async def enter() -> None:
+            nonlocal ran
+            async with other.lock(name, ttl=driver.timing.long, timeout=0):
+                ran = True
+
+        async with client.lock(name, ttl=driver.timing.long):
+            with pytest.raises(lockkit.LockTimeout):
+                await driver.answered(enter)
+
+        assert not ran
+
+    @case()
+    async def test_released_lease_is_not_held(self, driver: FaceDriver) -> None:
+        """Work that checks its lease after the release gets LockLost."""
+        client = await driver.connect()
+        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        await lease.release()
+
+        with pytest.raises(lockkit.LockLost, match="released"):
+            lease.check()
+        assert not await lease.confirm()
+        assert not await lease.wait_lost(0)
+
+    @case()
+    async def test_lease_is_a_context_manager(self, driver: FaceDriver) -> None:
+        """Leaving the block of a lease releases it."""
+        client = await driver.connect()
+        name = driver.name()
+
+        async with await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE) as lease:
+            lease.check()
+
+        assert not lease.held
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_lease_is_true(self, driver: FaceDriver) -> None:
+        """Also when it was released: a lease is never a way to say no."""
+        client = await driver.connect()
+        lease = await client.lock(driver.name(), ttl=driver.timing.long).acquire(PATIENCE)
+        assert lease
+        await lease.release()
+        assert lease
+
+    @case()
+    async def test_exception_of_the_body_goes_on_unchanged(self, driver: FaceDriver) -> None:
+        """And the lock is free."""
+        client = await driver.connect()
+        name = driver.name()
+        error = ValueError("the body's own")
+
+        with pytest.raises(ValueError, match="the body's own") as caught:
+            async with client.lock(name, ttl=driver.timing.long):
+                raise error
+
+        assert caught.value is error
+        assert not hasattr(error, "__notes__")
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_exception_of_the_body_is_not_hidden_by_a_loss(self, driver: FaceDriver) -> None:
+        """The loss is a note on it."""
+        client = await driver.connect()
+        error = ValueError("the body's own")
+
+        with pytest.raises(ValueError, match="the body's own") as caught:  # noqa: PT012 - the body is the point
+            async with client.lock(driver.name(), ttl=driver.timing.short, renew=False) as lease:
+                assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+                raise error
+
+        assert caught.value is error
+        assert any("lost" in note for note in error.__notes__)
+
+    @case()
+    async def test_leaving_after_a_loss_raises(self, driver: FaceDriver) -> None:
+        """The work was not protected to its end."""
+        client = await driver.connect()
+
+        with pytest.raises(lockkit.LockLost):
+            async with client.lock(driver.name(), ttl=driver.timing.short, renew=False) as lease:
+                assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+
+    @case()
+    async def test_leaving_after_a_loss_is_only_logged_on_request(
+        self, driver: FaceDriver, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With raise_on_lost=False."""
+        client = await driver.connect()
+        name = driver.name()
+
+        with caplog.at_level(logging.WARNING, "lockkit"):
+            async with client.lock(name, ttl=driver.timing.short, renew=False, raise_on_lost=False) as lease:
+                assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
+            # The holder is notified first, so a log that is slow delays nobody.
+            await driver.eventually(lambda: any(name in one.getMessage() for one in caplog.records), "the message")
+
+    @case()
+    async def test_lock_is_released_on_every_base_exception(self, driver: FaceDriver) -> None:
+        """Not only on Exception."""
+        client = await driver.connect()
+        name = driver.name()
+
+        with pytest.raises(_Stopped):
+            async with client.lock(name, ttl=driver.timing.long):
+                raise _Stopped
+
+        assert await client.holders(name) == []
+
+    @case()
+    async def test_block_whose_lease_was_released_inside_ends_quietly(self, driver: FaceDriver) -> None:
+        """Releasing early is no error."""
+        client = await driver.connect()
+        name = driver.name()
+
+        async with client.lock(name, ttl=driver.timing.long) as lease:
+            await lease.release()
+
+        assert await client.holders(name) == []

@@ -33,7 +33,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 import lockkit
 from lockkit import aio
 from lockkit.backend import Capabilities
-from lockkit.engine.listing import Kind
+from lockkit.engine.lookup import Kind
 from lockkit.runtime import drive, monotonic
 from lockkit.sync.once import Attempt as _SyncAttempt  # noqa: F401 - named in quotes
 from lockkit.sync.once import Once as _SyncOnce  # noqa: F401 - named in quotes

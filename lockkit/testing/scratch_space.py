@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from lockkit import url
 from lockkit.configuration import registry
-from lockkit.configuration.detached import DetachedHost
+from lockkit.configuration.registry import DetachedHost
 from lockkit.runtime import drive
 
 __all__ = ["ScratchSpace", "scratch_space"]

@@ -33,8 +33,6 @@ RESTART_PAUSE_MAX = 1.0
 class Background:
     """One coroutine that does the work that `wake` announces, and ends when nothing is left to do."""
 
-    __slots__ = ("_ending", "_event", "_mutex", "_name", "_runtime", "_work", "running")
-
     def __init__(self, runtime: Runtime, name: str, work: Work, ending: Work | None = None) -> None:
         """
         Start nothing yet.
@@ -56,7 +54,7 @@ class Background:
         """Forget the thread: it is the parent's. Its mutex may stay taken there."""
         self._mutex = self._runtime.mutex()
         self._event = self._runtime.event()
-        self.running: object = None  # what `start` has marked it with, then True
+        self.running = False
 
     # -- from outside ----------------------------------------------------------------------------------------------
 
@@ -71,16 +69,14 @@ class Background:
         Raises:
             RuntimeError: No thread could be started, or the event loop has ended.
         """
-        me = object()
+        with self._mutex:
+            if self.running:
+                return
+            self.running = True
         try:
-            with self._mutex:
-                if self.running:
-                    return
-                self.running = me
-            self._runtime.spawn(self._name, partial(self._run, me), self._ending)
+            self._runtime.spawn(self._name, self._run, self._ending)
         except BaseException:
-            if self.running is me:  # else an interrupt struck when it had begun
-                self.running = None
+            self.running = False
             raise
 
     # -- by the work -----------------------------------------------------------------------------------------------
@@ -93,21 +89,19 @@ class Background:
         """Wait for `wake`, at most so many seconds."""
         await self._event.wait(max(0.0, seconds))
 
-    async def _run(self, me: object) -> None:
+    async def _run(self) -> None:
         try:
             while True:
-                with self._mutex:
-                    if self.running is not None and self.running is not me:
-                        return  # another thread has started it again
-                    self.running = True
                 self.clear()
                 await self._work_on()
                 # First the flag, then the event: `wake` sets the event before `start` looks at the flag.
-                self.running = None
-                if not self._event.is_set():
-                    return
+                self.running = False
+                with self._mutex:
+                    if self.running or not self._event.is_set():
+                        return  # it has been started again, or nothing is left to do
+                    self.running = True
         except BaseException:
-            self.running = None
+            self.running = False
             raise
 
     async def _work_on(self) -> None:

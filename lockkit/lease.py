@@ -1,4 +1,4 @@
-"""What the sync and async APIs share: the local part of a lease, and which lease belongs to which ``with`` block."""
+"""What the sync and async APIs share: all that looks at local state, and which lease belongs to which ``with``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,37 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
-from lockkit.backend import Mode, decode_metadata
+from lockkit import validation
+from lockkit.backend import Mode, decode_metadata, split_space
 from lockkit.engine import observation
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
-from lockkit.engine.settings import INHERIT, Inherit, LostCallback
+from lockkit.engine.settings import INHERIT, Inherit, LockSettings, LostCallback
 from lockkit.errors import LockError
+from lockkit.primitives.election import Candidate
+from lockkit.primitives.lock_set import LockSetCore
+from lockkit.units import Seconds
 
-__all__ = ["INHERIT", "BaseLease", "Inherit", "MakesLeases", "OtherApi", "SharedWithStack", "WithStack"]
+__all__ = [
+    "INHERIT",
+    "BaseElection",
+    "BaseLease",
+    "BaseLock",
+    "BaseLockSet",
+    "BaseRWLock",
+    "Inherit",
+    "MakesLeases",
+    "OtherApi",
+    "PermitFacts",
+    "SharedWithStack",
+    "WithStack",
+]
 
 
 class _WrongApiError(LockError, TypeError, AttributeError):
@@ -168,10 +187,7 @@ class BaseLease:
 
     def __del__(self) -> None:
         """Stop renewing a lease that was dropped without release; the lock goes at its ttl. No I/O."""
-        try:
-            record = self._record
-        except AttributeError:  # its constructor was interrupted
-            return
+        record = self._record
         if record.state is RELEASED:
             return
         if self._engine.leases.dropped(record):
@@ -293,3 +309,129 @@ def _generator_of(frame: FrameType | None) -> int | None:
     if frame is None or not frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         return None
     return id(frame)
+
+
+class BaseLock(MakesLeases):
+    """A named lock of a client, in both APIs."""
+
+    __slots__ = ("_blocks", "_engine", "_settings")
+    _api: ClassVar[str]
+
+    def __init__(self, engine: Engine[Any], settings: LockSettings) -> None:
+        """Made by the client."""
+        self._engine = engine
+        self._settings = settings
+        self._blocks: WithStack[Any] = WithStack() if settings.mode == "exclusive" else SharedWithStack()
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return self._settings.name
+
+    def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
+        return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
+
+    def __repr__(self) -> str:
+        """Show name and backend."""
+        return f"<{self._api}.Lock {self._settings.name!r} at {self._engine.url}>"
+
+
+class PermitFacts:
+    """What a semaphore of either API knows without asking; beside its `BaseLock`."""
+
+    __slots__ = ()
+    _api: ClassVar[str]
+    _engine: Engine[Any]
+    _settings: LockSettings
+
+    @property
+    def name(self) -> str:
+        """Name of the semaphore."""
+        return split_space(self._settings.name)[1]
+
+    @property
+    def limit(self) -> int:
+        """How many permits may be held at the same time."""
+        return self._settings.limit
+
+    def __repr__(self) -> str:
+        """Show name, limit and backend."""
+        return f"<{self._api}.Semaphore {self.name!r} limit={self.limit} at {self._engine.url}>"
+
+
+class BaseRWLock(MakesLeases, Generic[B]):
+    """A read/write lock, in both APIs: makes the locks of its two sides."""
+
+    __slots__ = ("_engine", "_settings")
+    _api: ClassVar[str]
+    _side: ClassVar[type[Any]]
+    """Makes a lock of the API."""
+
+    def __init__(self, engine: Engine[Any], settings: LockSettings) -> None:
+        """Made by ``Client.rwlock``."""
+        self._engine = engine
+        self._settings = settings
+
+    @property
+    def name(self) -> str:
+        """Name of the lock."""
+        return self._settings.name
+
+    def read(self) -> B:
+        """
+        Return the read side.
+
+        Raises:
+            Unsupported: The backend has no read locks.
+        """
+        self._engine.check_readers(self.name)
+        return cast("B", self._side(self._engine, replace(self._settings, mode="shared")))
+
+    def write(self) -> B:
+        """Return the write side."""
+        return cast("B", self._side(self._engine, self._settings))
+
+    def __repr__(self) -> str:
+        """Show name and backend."""
+        return f"<{self._api}.RWLock {self.name!r} at {self._engine.url}>"
+
+
+class BaseElection(MakesLeases):
+    """A named election of a client, in both APIs."""
+
+    __slots__ = ("_candidate",)
+    _api: ClassVar[str]
+
+    def __init__(self, candidate: Candidate[Any]) -> None:
+        """Made by ``Client.election``."""
+        self._candidate = candidate
+
+    @property
+    def name(self) -> str:
+        """Name of the election."""
+        return self._candidate.name
+
+    def __repr__(self) -> str:
+        """Show name and backend."""
+        return f"<{self._api}.Election {self.name!r} at {self._candidate.url}>"
+
+
+class BaseLockSet(MakesLeases):
+    """Several locks that are held together or not at all, in both APIs."""
+
+    __slots__ = ("_blocks", "_core")
+    _api: ClassVar[str]
+
+    def __init__(self, core: LockSetCore[Any]) -> None:
+        """Made by ``Client.locks`` and ``locks``."""
+        self._core = core
+        self._blocks: SharedWithStack[Any] = SharedWithStack()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they are acquired."""
+        return self._core.names
+
+    def __repr__(self) -> str:
+        """Show the names."""
+        return f"<{self._api}.LockSet {', '.join(map(repr, self.names))}>"

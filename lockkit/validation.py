@@ -93,13 +93,7 @@ _encode_unicode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separato
 
 @contextmanager
 def about(name: object, backend: str | None) -> Iterator[None]:
-    """
-    Have the `ConfigurationError` of a check say which call it was.
-
-    Args:
-        name: The lock; of any type, since it may be what is wrong.
-        backend: URL of its backend without the password.
-    """
+    """Have the `ConfigurationError` of a check say which call it was."""
     try:
         yield
     except ConfigurationError as error:
@@ -128,12 +122,7 @@ def lock_name(value: object) -> str:
 
 
 def flag(value: object, option: str) -> bool:
-    """
-    Check a switch: ``renew="no"`` would count as true.
-
-    Raises:
-        ConfigurationError: It is no bool.
-    """
+    """Check a switch: ``renew="no"`` would count as true."""
     if value is True or value is False:
         return value
     message = f"{option} must be True or False, not {shown(value)}"
@@ -141,15 +130,7 @@ def flag(value: object, option: str) -> bool:
 
 
 def label(value: object) -> str:
-    """
-    Check the label of a lock: what metrics count it under.
-
-    Args:
-        value: A non-empty text of at most 255 characters.
-
-    Raises:
-        ConfigurationError: The label is not valid.
-    """
+    """Check the label of a lock: what metrics count it under."""
     if isinstance(value, str) and 0 < len(value) <= NAME_BYTES_MAX:
         return str.__str__(value)  # as for a name
     message = f"label must be a str of 1 to {NAME_BYTES_MAX} characters, such as 'seat:{{seat}}', not {shown(value)}"
@@ -246,20 +227,7 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
 
 
 def ttl(value: object, min_ttl: Seconds, *, name: str | None = None) -> float:
-    """
-    Check a ttl: how long the backend keeps a lock that is not renewed.
-
-    Args:
-        value: Seconds, or a `datetime.timedelta`.
-        min_ttl: The backend's ``capabilities.min_ttl``, seconds.
-        name: The lock, for the error.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        ConfigurationError: Not finite, not above 0, below `min_ttl`, or not below `TTL_MAX`.
-    """
+    """Check a ttl: how long the backend keeps a lock that is not renewed."""
     if (type(value) is float or type(value) is int) and min_ttl <= value < TTL_MAX and value > 0:
         return float(value)
     number = _number(value)
@@ -280,20 +248,7 @@ def ttl(value: object, min_ttl: Seconds, *, name: str | None = None) -> float:
 
 
 def timeout(value: object, *, name: str | None = None, backend: str | None = None) -> float | None:
-    """
-    Check a timeout: how long the caller waits.
-
-    Args:
-        value: Seconds or a `datetime.timedelta`, at least 0 (0 tries once); None waits without limit.
-        name: The lock, for the error.
-        backend: URL of its backend without the password, for the error.
-
-    Returns:
-        Seconds, or None.
-
-    Raises:
-        ConfigurationError: Negative, not finite, or not a number.
-    """
+    """Check a timeout: how long the caller waits."""
     if value is None or (type(value) is float and 0.0 <= value < math.inf):
         return value
     number = _number(value)
@@ -336,12 +291,7 @@ def decode_json(text: str | bytes | bytearray, chars_max: int = JSON_CHARS_MAX) 
 
 
 def check_depth(text: str) -> None:
-    """
-    Check that JSON text is nested at most `JSON_DEPTH_MAX` deep.
-
-    Raises:
-        ValueError: It is deeper.
-    """
+    """Check that JSON text is nested at most `JSON_DEPTH_MAX` deep."""
     if text.count("[") + text.count("{") <= JSON_DEPTH_MAX:
         return
     depth = 0
@@ -412,16 +362,7 @@ def metadata(value: object, base: Mapping[str, object]) -> str:
 
 
 def on_lost(value: object, *, awaits: bool = True) -> Callable[..., object]:
-    """
-    Check the callback for a lost lease.
-
-    Args:
-        value: A callable that takes a lease and a reason.
-        awaits: It may be a coroutine function.
-
-    Raises:
-        ConfigurationError: It is none, or a coroutine function that nobody would await.
-    """
+    """Check the callback for a lost lease."""
     if callable(value):
         if not awaits and makes_coroutines(value):
             message = (
@@ -528,12 +469,7 @@ def percent_decode(text: str, *, strict: bool = False) -> str:
 
 
 def parse_seconds(value: object) -> float:
-    """
-    Parse an option: 0 or more seconds, as str, number or `datetime.timedelta`.
-
-    Raises:
-        ValueError: It is anything else, or not finite.
-    """
+    """Parse an option: 0 or more seconds, as str, number or `datetime.timedelta`."""
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 <= number < math.inf:
         message = f"must be 0 or more seconds{_without_unit(value)}"
@@ -564,12 +500,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_ttl(value: object) -> float:
-    """
-    Parse an option: a ttl in seconds, as str, number or `datetime.timedelta`.
-
-    Raises:
-        ValueError: It is anything else, not above 0, or not below `TTL_MAX`.
-    """
+    """Parse an option: a ttl in seconds, as str, number or `datetime.timedelta`."""
     number = _number(_float(value) if isinstance(value, str) else value)
     if number is None or not 0.0 < number < TTL_MAX:
         message = f"must be more than 0 and less than {TTL_MAX:g} seconds{_without_unit(value)}"
@@ -578,15 +509,7 @@ def parse_ttl(value: object) -> float:
 
 
 def parse_at_least(least: Seconds) -> Callable[[object], float]:
-    """
-    Make a parser for an option that is a time, as for `parse_ttl`.
-
-    Args:
-        least: The shortest time that is accepted, seconds.
-
-    Returns:
-        A function that raises `ValueError` for anything else.
-    """
+    """Make a parser for an option that is a time, as for `parse_ttl`."""
 
     def parse(value: object) -> float:
         seconds = parse_ttl(value)
@@ -604,12 +527,7 @@ def _without_unit(value: object) -> str:
 
 
 def parse_bool(value: object) -> bool:
-    """
-    Parse an option: a switch, as a bool, 0 or 1, or one of the usual words.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """Parse an option: a switch, as a bool, 0 or 1, or one of the usual words."""
     if isinstance(value, bool):
         return value
     if isinstance(value, (str, int)):
@@ -623,16 +541,7 @@ def parse_bool(value: object) -> bool:
 
 
 def parse_int(minimum: int, maximum: int | None = None) -> Callable[[object], int]:
-    """
-    Make a parser for an option that is a whole number.
-
-    Args:
-        minimum: The least value that is accepted.
-        maximum: The greatest, or None.
-
-    Returns:
-        A function that takes a str or an int and raises `ValueError` for anything else.
-    """
+    """Make a parser for an option that is a whole number."""
     accepted = (
         f"must be a whole number, {minimum} or more"
         if maximum is None
@@ -658,12 +567,7 @@ def parse_int(minimum: int, maximum: int | None = None) -> Callable[[object], in
 
 
 def parse_choice(*choices: str) -> Callable[[object], str]:
-    """
-    Make a parser for an option that is one of a few words.
-
-    Returns:
-        A function that raises `ValueError` for anything else.
-    """
+    """Make a parser for an option that is one of a few words."""
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in choices:
@@ -675,12 +579,7 @@ def parse_choice(*choices: str) -> Callable[[object], str]:
 
 
 def parse_text(value: object) -> str:
-    """
-    Parse an option: a non-empty string.
-
-    Raises:
-        ValueError: It is empty, or not a string.
-    """
+    """Parse an option: a non-empty string."""
     if not isinstance(value, str) or not value:
         message = "must be a non-empty string"
         raise ValueError(message)

@@ -99,32 +99,6 @@ def test_thread_that_cannot_be_started_is_tried_again_with_the_next_work(monkeyp
     assert done.wait(PATIENCE)
 
 
-def test_interrupted_start_leads_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C strikes while `start` waits for the thread, which runs already: the next start adds no other."""
-    start, go_on = threading.Thread.start, threading.Event()
-    runs: list[threading.Thread] = []
-
-    def interrupted_start(thread: threading.Thread) -> None:
-        start(thread)
-        until(lambda: runs)
-        raise KeyboardInterrupt
-
-    async def work() -> None:
-        runs.append(threading.current_thread())
-        go_on.wait(PATIENCE)
-
-    background = Background(BlockingRuntime(), "lockkit-test", work)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted_start)
-        with pytest.raises(KeyboardInterrupt):
-            background.start()
-    background.start()
-    go_on.set()
-
-    until(lambda: not background.running)
-    assert len(runs) == 1
-
-
 # -- renewals and losses -----------------------------------------------------------------------------------------------
 
 

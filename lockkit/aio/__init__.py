@@ -11,8 +11,7 @@ from lockkit.aio.election import Election, Term
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock
 from lockkit.aio.lock_set import LeaseSet, LockSet, locks
-from lockkit.aio.rwlock import RWLock
-from lockkit.aio.semaphore import Semaphore
+from lockkit.aio.sharing import RWLock, Semaphore
 
 __all__ = [
     "Client",

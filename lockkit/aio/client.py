@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
-from lockkit.aio.election import Election
+from lockkit import validation
+from lockkit.aio.election import Election, Term
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Lock, SkippingLock
 from lockkit.aio.lock_set import LockSet
 from lockkit.aio.once import Once
-from lockkit.aio.rwlock import RWLock
-from lockkit.aio.semaphore import Semaphore
+from lockkit.aio.sharing import RWLock, Semaphore
 from lockkit.backend import Capabilities, Holder
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
 from lockkit.engine.engine import Engine
-from lockkit.engine.listing import Kind, Listing
-from lockkit.engine.settings import INHERIT, Inherit, LockOptions, LostCallback, skipping_timeout
+from lockkit.engine.lookup import Kind, Listing
+from lockkit.engine.settings import INHERIT, LockOptions, skipping_timeout
 from lockkit.lease import OtherApi
 from lockkit.primitives import once as core
-from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
+from lockkit.primitives.election import Candidate
+from lockkit.primitives.lock_set import LockSetCore
 from lockkit.runtime import AsyncioRuntime
 from lockkit.units import Seconds
 
@@ -101,229 +101,48 @@ class Client:
         self,
         name: str,
         *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        cancel_on_lost: bool = False,
         on_busy: Literal["raise", "skip"] = "raise",
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
+        cancel_on_lost: bool = False,
+        **options: Unpack[LockOptions],
     ) -> Lock:
         """
-        Describe a lock. Nothing is sent yet. See `lockkit.Client.lock`.
+        Describe a lock. Nothing is sent yet.
 
         Args:
-            name: See there.
-            ttl: See there.
-            timeout: See there.
-            renew: See there.
-            reentrant: The task that holds the lock gets the same lease again, counted. On Python 3.11
-                ``asyncio.wait_for`` runs what it is given in another task, which waits for this one: use
-                ``asyncio.timeout``.
-            max_hold: See there.
-            metadata: See there.
-            on_lost: As there, and may be a coroutine function.
-            raise_on_lost: See there.
+            name: See `lockkit.Client.lock`.
+            on_busy: See there.
             cancel_on_lost: ``async with`` cancels its body when the lease is lost, and raises `LockLost` in place of
                 the cancellation, as `asyncio.timeout` does with `TimeoutError`.
-            on_busy: See there.
-            label: See there.
+            **options: See `lockkit.LockOptions`.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        if unknown:
-            raise unknown_parameter(Client.lock, unknown)
         if on_busy != "raise":
-            timeout = skipping_timeout(on_busy, timeout, name=name, backend=self._engine.url)
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-            label=label,
-        )
-        kind = Lock if on_busy == "raise" else SkippingLock
-        return kind(self._engine, settings, cancel_on_lost=cancel_on_lost, on_busy=on_busy)
+            options["timeout"] = skipping_timeout(on_busy, options.get("timeout", INHERIT), name, self._engine.url)
+        settings = self._engine.settings(name, Client.lock, **options)
+        settings.cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
+        settings.skips = on_busy != "raise"
+        return (SkippingLock if settings.skips else Lock)(self._engine, settings)
 
-    def rwlock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        cancel_on_lost: bool = False,
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
-    ) -> RWLock:
-        """
-        Describe a read/write lock. Nothing is sent yet. See `lockkit.Client.rwlock`.
-
-        Args:
-            name: See there.
-            ttl: See there.
-            timeout: See there.
-            renew: See there.
-            reentrant: The task that holds the write side gets its lease again for writing too.
-            max_hold: See there.
-            metadata: See there.
-            on_lost: As there, and may be a coroutine function.
-            raise_on_lost: See there.
-            cancel_on_lost: As for `lock`.
-            label: As for `lock`.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            LockError: The client is closed.
-        """
-        if unknown:
-            raise unknown_parameter(Client.rwlock, unknown)
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-            label=label,
-            nests=True,
-        )
-        return RWLock(self._engine, settings, cancel_on_lost=cancel_on_lost)
+    def rwlock(self, name: str, *, cancel_on_lost: bool = False, **options: Unpack[LockOptions]) -> RWLock:
+        """See `lockkit.Client.rwlock`; ``cancel_on_lost`` as for `lock`."""
+        settings = self._engine.settings(name, Client.rwlock, True, **options)  # noqa: FBT003 - nests
+        settings.cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
+        return RWLock(self._engine, settings)
 
     def semaphore(
-        self,
-        name: str,
-        limit: int,
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        cancel_on_lost: bool = False,
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
+        self, name: str, limit: int, *, cancel_on_lost: bool = False, **options: Unpack[LockOptions]
     ) -> Semaphore:
-        """
-        Describe a semaphore. Nothing is sent yet. See `lockkit.Client.semaphore`.
+        """See `lockkit.Client.semaphore`; ``cancel_on_lost`` as for `lock`."""
+        settings = self._engine.settings(name, Client.semaphore, **options)
+        settings.cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
+        return Semaphore(self._engine, self._engine.permit_settings(settings, limit))
 
-        Args:
-            name: See there.
-            limit: See there.
-            ttl: See there.
-            timeout: See there.
-            renew: See there.
-            reentrant: The task that holds a permit gets it again, counted.
-            max_hold: See there.
-            metadata: See there.
-            on_lost: As there, and may be a coroutine function.
-            raise_on_lost: See there.
-            cancel_on_lost: As for `lock`.
-            label: As for `lock`.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            Unsupported: The backend has no semaphores.
-            LockError: The client is closed.
-        """
-        if unknown:
-            raise unknown_parameter(Client.semaphore, unknown)
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-            label=label,
-        )
-        permits = self._engine.permit_settings(settings, limit)
-        return Semaphore(self._engine, permits, cancel_on_lost=cancel_on_lost)
-
-    def locks(
-        self,
-        names: Iterable[str],
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        cancel_on_lost: bool = False,
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
-    ) -> LockSet:
-        """
-        Describe several locks that are held together or not at all. Nothing is sent yet. See `lockkit.Client.locks`.
-
-        Args:
-            names: See there.
-            ttl: See there.
-            timeout: See there.
-            renew: See there.
-            reentrant: See `lock`.
-            max_hold: See there.
-            metadata: See there.
-            on_lost: As there, and may be a coroutine function.
-            raise_on_lost: See there.
-            cancel_on_lost: See `lock`; the loss of any of them cancels the body.
-            label: See `lock`; of each.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            LockError: The client is closed.
-        """
-        if unknown:
-            raise unknown_parameter(Client.locks, unknown)
-        within = self._engine.default_timeout if isinstance(timeout, Inherit) else timeout
-        members = [
-            SetMember(
-                self._engine,
-                self._engine.settings(
-                    name,
-                    ttl=ttl,
-                    timeout=timeout,
-                    renew=renew,
-                    reentrant=reentrant,
-                    max_hold=max_hold,
-                    metadata=metadata,
-                    on_lost=None,
-                    raise_on_lost=raise_on_lost,
-                    label=label,
-                ),
-            )
-            for name in names_of(names)
-        ]
-        return LockSet(LockSetCore(members, within, on_lost), cancel_on_lost=cancel_on_lost)
+    def locks(self, names: Iterable[str], *, cancel_on_lost: bool = False, **options: Unpack[LockOptions]) -> LockSet:
+        """See `lockkit.Client.locks`; with ``cancel_on_lost``, the loss of any of them cancels the body."""
+        return LockSet(LockSetCore.of_names(self._engine, names, Client.locks, options, cancel_on_lost=cancel_on_lost))
 
     def election(
         self,
@@ -335,7 +154,7 @@ class Client:
         label: str | None = None,
     ) -> Election:
         """See `lockkit.Client.election`."""
-        return Election(self._engine, name, ttl=ttl, grace=grace, value=value, label=label)
+        return Election(Candidate(self._engine, name, Term, ttl=ttl, grace=grace, value=value, label=label))
 
     def once(
         self,
@@ -348,23 +167,7 @@ class Client:
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
         label: str | None = None,
     ) -> Once:
-        """
-        Describe work that is done once per key. Nothing is sent yet. See `lockkit.Client.once`.
-
-        Args:
-            key: See there.
-            keep: See there.
-            ttl: See there.
-            timeout: See there.
-            match: See there.
-            store_errors: See there.
-            label: See there.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            Unsupported: The backend keeps no notes on locks.
-            LockError: The client is closed.
-        """
+        """See `lockkit.Client.once`."""
         described = core.Once.described(
             self._engine,
             key,

@@ -13,7 +13,7 @@ from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Cancellation
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
-from lockkit.lease import MakesLeases, OtherApi
+from lockkit.lease import BaseElection, OtherApi
 from lockkit.primitives.election import Candidate, Leader, Observer, ObservingEnded, StopSignal, Tenure, with_value
 from lockkit.units import Seconds
 
@@ -133,32 +133,14 @@ class Campaign:
         return await self._term.__aexit__(kind, error, trace)
 
 
-class Election(MakesLeases):
+class Election(BaseElection):
     """A named election of a client. Holds nothing itself: every campaign that is won is a `Term` of its own."""
 
-    __slots__ = ("_candidate",)
+    __slots__ = ()
     _lease_from = "term = await election.campaign()"
     __enter__ = OtherApi("election.campaign()")
-
-    def __init__(
-        self,
-        engine: Engine[Lease],
-        name: str,
-        *,
-        ttl: Seconds | timedelta | None,
-        grace: Seconds | timedelta | None,
-        value: object,
-        label: str | None = None,
-    ) -> None:
-        """Made by `Client.election`."""
-        self._candidate: Candidate[Term] = Candidate(
-            engine, name, ttl=ttl, grace=grace, value=value, make_term=Term, label=label
-        )
-
-    @property
-    def name(self) -> str:
-        """Name of the election."""
-        return self._candidate.name
+    _api = "lockkit.aio"
+    _candidate: Candidate[Term]
 
     def campaign(self, timeout: Seconds | timedelta | None = None, *, cancel_on_stop: bool = False) -> Campaign:
         """
@@ -202,10 +184,6 @@ class Election(MakesLeases):
     def observe(self) -> AsyncIterator[Leader | None]:
         """See `lockkit.Election.observe`."""
         return _Leaders(self._candidate.observe())
-
-    def __repr__(self) -> str:
-        """Show name and backend."""
-        return f"<lockkit.aio.Election {self.name!r} at {self._candidate.url}>"
 
 
 async def _follow(stop: asyncio.Event, signal: StopSignal) -> None:

@@ -8,16 +8,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast
 
-from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import LockSettings, LostCallback
+from lockkit.engine.settings import LostCallback, NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, BaseLease, Inherit, MakesLeases, OtherApi, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLease, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack
 from lockkit.units import Seconds
 
 __all__ = ["Attempt", "Block", "Cancellation", "Lock", "SkippingLock"]
@@ -26,37 +24,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock(MakesLeases):
+class Lock(BaseLock):
     """
     A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
 
     May be used again, by many tasks at once, as an async context manager, and as a decorator of coroutine functions.
     """
 
-    __slots__ = ("_blocks", "_cancel_on_lost", "_engine", "_on_busy", "_settings")
+    __slots__ = ()
     _lease_from = "lease = await lock.acquire()"
     __enter__ = OtherApi()
-
-    def __init__(
-        self,
-        engine: Engine[Lease],
-        settings: LockSettings,
-        *,
-        cancel_on_lost: bool,
-        on_busy: Literal["raise", "skip"] = "raise",
-    ) -> None:
-        """Made by `Client.lock`."""
-        self._engine = engine
-        self._settings = settings
-        self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
-        self._on_busy = on_busy
-        exclusive = settings.mode == "exclusive"
-        self._blocks: WithStack[Block[Lease]] = WithStack() if exclusive else SharedWithStack()
-
-    @property
-    def name(self) -> str:
-        """Name of the lock."""
-        return self._settings.name
+    _api = "lockkit.aio"
+    _engine: Engine[Lease]
+    _blocks: WithStack[Block[Lease]]
 
     async def acquire(
         self, timeout: Seconds | timedelta | Inherit | None = INHERIT, **unknown: Unpack[NoOthers]
@@ -108,7 +88,7 @@ class Lock(MakesLeases):
         await self._leave(block, error)
 
     def _block(self, lease: Lease, who: object) -> Block[Lease]:
-        return Block(lease, who if self._cancel_on_lost else None)
+        return Block(lease, who if self._settings.cancel_on_lost else None)
 
     def _leave(self, block: Block[Lease], error: BaseException | None) -> Coroutine[Any, Any, None]:
         """Return what releases the lease of a block, and raises if it was cancelled because the lease was lost."""
@@ -138,8 +118,8 @@ class Lock(MakesLeases):
 
         @functools.wraps(function)
         async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
-            lock = self._named(template.name(arguments, keywords))
-            async with lock.attempt(self._settings.timeout) if self._on_busy == "skip" else lock as lease:
+            lock = Lock(self._engine, self._engine.named(self._settings, template.name(arguments, keywords)))
+            async with lock.attempt(self._settings.timeout) if self._settings.skips else lock as lease:
                 if lease is None:
                     return None
                 result = function(*arguments, **keywords)
@@ -147,16 +127,6 @@ class Lock(MakesLeases):
                 return template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
 
         return cast("Callable[P, R]", hold)
-
-    def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
-        return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
-
-    def _named(self, name: str) -> Lock:
-        return Lock(self._engine, self._engine.named(self._settings, name), cancel_on_lost=self._cancel_on_lost)
-
-    def __repr__(self) -> str:
-        """Show name and backend."""
-        return f"<lockkit.aio.Lock {self._settings.name!r} at {self._engine.url}>"
 
 
 class SkippingLock(Lock):

@@ -13,7 +13,7 @@ from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.engine.settings import LostCallback
 from lockkit.errors import LockTimeout
-from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack
+from lockkit.lease import INHERIT, BaseLockSet, Inherit, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.units import Seconds
 
@@ -44,7 +44,7 @@ def locks(
         ConfigurationError: One of them is wrong.
     """
     members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit.aio")]  # noqa: SLF001 - of the same API
-    return LockSet(LockSetCore(members, timeout, on_lost), cancel_on_lost=cancel_on_lost)
+    return LockSet(LockSetCore(members, timeout, on_lost, cancel_on_lost=cancel_on_lost))
 
 
 class LeaseSet(BaseLeaseSet[Lease]):
@@ -78,38 +78,24 @@ class LeaseSet(BaseLeaseSet[Lease]):
         await self._core.leave(error)
 
 
-class LockSet(MakesLeases):
+class LockSet(BaseLockSet):
     """
     Several locks that are held together or not at all. See `lockkit.LockSet`.
 
     May be used again, by many tasks at once, as an async context manager, and as a decorator of coroutine functions.
     """
 
-    __slots__ = ("_blocks", "_cancel_on_lost", "_core")
+    __slots__ = ()
     _lease_from = "leases = await locks.acquire()"
     __enter__ = OtherApi()
-
-    def __init__(self, core: LockSetCore[Lease], *, cancel_on_lost: bool) -> None:
-        """Made by `Client.locks` and `locks`."""
-        self._core = core
-        self._cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
-        self._blocks: SharedWithStack[Block[LeaseSetCore[Lease]]] = SharedWithStack()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the locks, in the order in which they are acquired."""
-        return self._core.names
+    _api = "lockkit.aio"
+    _core: LockSetCore[Lease]
+    _blocks: SharedWithStack[Block[LeaseSetCore[Lease]]]
 
     async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
         """See `lockkit.LockSet.acquire`. Cancelling it leaves nothing behind at the backends."""
-        return LeaseSet(
-            await self._acquired(self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout))
-        )
-
-    async def _acquired(self, timeout: Seconds | None) -> LeaseSetCore[Lease]:
-        leases = LeaseSetCore(self._core)
-        await self._core.acquire(leases, timeout)
-        return leases
+        seconds = self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout)
+        return LeaseSet(await self._core.acquire(seconds))
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
         """See `lockkit.LockSet.try_acquire`. Keep the leases: ``if leases := await locks.try_acquire():``."""
@@ -120,10 +106,10 @@ class LockSet(MakesLeases):
 
     async def __aenter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
-        leases = await self._acquired(self._core.timeout)
+        leases = await self._core.acquire(self._core.timeout)
         leases.enter()
         who = self._core.runtime.current()
-        self._blocks.push(who, Block(leases, who if self._cancel_on_lost else None))
+        self._blocks.push(who, Block(leases, who if self._core.cancel_on_lost else None))
         return LeaseSet(leases)
 
     async def __aexit__(
@@ -156,13 +142,9 @@ class LockSet(MakesLeases):
         @functools.wraps(function)
         async def hold(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
             core = self._core.named([template.name(arguments, keywords) for template in templates])
-            async with LockSet(core, cancel_on_lost=self._cancel_on_lost):
+            async with LockSet(core):
                 return template.finished(
                     await cast("Awaitable[object]", function(*arguments, **keywords)), awaited=True
                 )
 
         return cast("Callable[P, R]", hold)
-
-    def __repr__(self) -> str:
-        """Show the names."""
-        return f"<lockkit.aio.LockSet {', '.join(map(repr, self.names))}>"

@@ -19,37 +19,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Attempt:
+class Attempt(core.BaseAttempt):
     """One attempt at the work of a key, made by ``async with client.once(…)``. See `lockkit.sync.once.Attempt`."""
 
-    __slots__ = ("_attempt",)
-
-    def __init__(self, attempt: core.Attempt) -> None:
-        """Made by `Once`."""
-        self._attempt = attempt
-
-    @property
-    def first(self) -> bool:
-        """The key is not known to be done: do the work, and call `done`."""
-        return self._attempt.first
-
-    @property
-    def key(self) -> str:
-        """The key, the same for each attempt: give it to a provider that recognises repeats itself."""
-        return self._attempt.key
-
-    @property
-    def result(self) -> Any:  # noqa: ANN401 - any JSON
-        """The stored result, or what `done` was called with; None without one."""
-        return self._attempt.result
+    __slots__ = ()
+    _api = "lockkit.aio"
 
     async def done(self, result: Any = None) -> None:  # noqa: ANN401 - any JSON
         """Store the result, and free the key. See `lockkit.sync.once.Attempt.done`."""
         await self._attempt.done(result)
-
-    def __repr__(self) -> str:
-        """Show key and state."""
-        return f"<lockkit.aio.Attempt {self.key!r} {'first' if self.first else 'repeat'}>"
 
 
 class Once:

@@ -18,8 +18,8 @@ from lockkit.backend import Holder
 from lockkit.cli.output import print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
-from lockkit.engine.listing import SPACE_OF, Kind
-from lockkit.engine.slots import SLOT_NAME_BYTES_MAX
+from lockkit.engine.lookup import SPACE_OF, Kind
+from lockkit.engine.semaphore import SLOT_NAME_BYTES_MAX
 from lockkit.runtime import drive
 from lockkit.sync import Client
 from lockkit.validation import plain

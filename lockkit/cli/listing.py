@@ -16,7 +16,7 @@ from lockkit.cli.inspection import holders_of, kind_text, local_time
 from lockkit.cli.output import in_options, print_json, refuse_private, say
 from lockkit.cli.status import Status
 from lockkit.cli.tables import print_table
-from lockkit.engine.listing import SPACE_OF, Kind
+from lockkit.engine.lookup import SPACE_OF, Kind
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.sync import Client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.detached import DetachedHost
+from lockkit.configuration.registry import DetachedHost
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import drive
 from lockkit.validation import plain

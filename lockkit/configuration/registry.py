@@ -15,8 +15,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lockkit.backend import Host, LockBackend, Option
+from lockkit.backend import Host, LockBackend, LossReason, Option
 from lockkit.errors import ConfigurationError
+from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN, Url, is_secret
 from lockkit.validation import nearest, parse_choice, parse_seconds, parse_ttl, shown
 
@@ -212,7 +213,10 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
             continue
         backend = backend_class.adopt(client, options, host)
         if backend is not None:
-            _refuse_driver_options(options, backend_class, client)
+            if of_driver := options.keys() - backend_class.options.keys():
+                name, kind = min(of_driver), type(client).__name__
+                message = f"the option {name!r} is for the driver, which made the {kind} already: give it to the {kind}"
+                raise ConfigurationError(message)
             return backend, engine_options
     if wrong_option is not None:
         raise wrong_option
@@ -225,13 +229,6 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
     raise ConfigurationError(message)
 
 
-def _refuse_driver_options(options: Mapping[str, Any], backend_class: type[LockBackend], client: object) -> None:
-    for name in options.keys() - backend_class.options.keys():
-        kind = type(client).__name__
-        message = f"the option {name!r} is for the driver, which made the {kind} already: give it to the {kind}"
-        raise ConfigurationError(message)
-
-
 def split_options(
     backend_class: type[LockBackend], url: Url | None, given: Mapping[str, object]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -239,21 +236,17 @@ def split_options(
     values: dict[str, object] = dict(url.query) if url is not None else {}
     values.update((name, value) for name, value in given.items() if value is not None)
     safe_url = url.redacted() if url is not None else None
-    engine_options = {name: option.default for name, option in ENGINE_OPTIONS.items()}
-    options = {name: option.default for name, option in backend_class.options.items()}
-    driver: Mapping[str, Option] | None = None
+    known: Mapping[str, Option] = {**backend_class.options, **ENGINE_OPTIONS}
+    parsed = {name: option.default for name, option in known.items()}
+    if not values.keys() <= known.keys():
+        known = {**_driver_options(backend_class, url), **known}
     for name, value in values.items():
-        if name in ENGINE_OPTIONS:
-            engine_options[name] = _parse(ENGINE_OPTIONS[name], name, value, backend_class, safe_url)
-        elif name in backend_class.options:
-            options[name] = _parse(backend_class.options[name], name, value, backend_class, safe_url)
-        else:
-            driver = _driver_options(backend_class, url) if driver is None else driver
-            if name not in driver:
-                raise _unknown_option(name, driver, backend_class, safe_url)
-            options[name] = _parse(driver[name], name, value, backend_class, safe_url)
+        if name not in known:
+            raise _unknown_option(name, known, backend_class, safe_url)
+        parsed[name] = _parse(known[name], name, value, backend_class, safe_url)
+    engine_options = {name: parsed.pop(name) for name in ENGINE_OPTIONS}
     _check_scope(engine_options["scope"], backend_class, safe_url)
-    return engine_options, options
+    return engine_options, parsed
 
 
 def _check_scope(wanted: str | None, backend_class: type[LockBackend], safe_url: str | None) -> None:
@@ -285,7 +278,7 @@ def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mappin
 
 
 def _unknown_option(
-    name: str, driver: Iterable[str], backend_class: type[LockBackend], safe_url: str | None
+    name: str, known: Iterable[str], backend_class: type[LockBackend], safe_url: str | None
 ) -> ConfigurationError:
     # A driver may have dozens of options, so the message may suggest one but does not list them.
     own = [*ENGINE_OPTIONS, *backend_class.options]
@@ -293,7 +286,7 @@ def _unknown_option(
     in_mode = f" in mode={mode.default}" if mode is not None else ""
     message = (
         f"unknown option {shown(name)} for {safe_url or backend_class.__name__}{in_mode}"
-        f"{nearest(name, [*own, *driver, 'profile'])}. Its options are {', '.join(own)}"
+        f"{nearest(name, [*known, 'profile'])}. Its options are {', '.join(own)}"
     )
     return ConfigurationError(message, backend=safe_url)
 
@@ -398,3 +391,17 @@ def load(scheme: str, target: str, hint: str) -> type[LockBackend]:
         message = f"{target}, registered for {scheme}: URLs, is not a subclass of lockkit.backend.LockBackend. {hint}"
         raise ConfigurationError(message)
     return backend_class
+
+
+class DetachedHost:
+    """A `lockkit.backend.Host` for blocking calls to a backend that holds no lock."""
+
+    def __init__(self) -> None:
+        """Start without threads."""
+        self.runtime = BlockingRuntime()
+
+    def lost(self, owner: str, reason: LossReason) -> None:
+        """Nothing is held."""
+
+    def confirm_soon(self) -> None:
+        """Nothing is held."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lockkit import validation
 from lockkit.backend import LockBackend
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.detached import DetachedHost
+from lockkit.configuration.registry import DetachedHost
 from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Finding, Severity
 from lockkit.engine.settings import DEFAULT_TTL

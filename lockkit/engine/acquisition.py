@@ -24,10 +24,10 @@ from lockkit.backend import CALL_SECONDS, Busy, Grant, Holder, LockBackend, Requ
 from lockkit.engine import lock_order, observation
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState
-from lockkit.engine.holder_lookup import HolderLookups, holder_of
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.engine.leases import Leases
 from lockkit.engine.local_queue import LocalQueues, Ticket
+from lockkit.engine.lookup import HolderLookups, holder_of
 from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, LockError, LockTimeout
 from lockkit.runtime import Event
@@ -86,21 +86,6 @@ class AcquisitionContext(Generic[L]):
         outages: By the text of an error: the outage of the calls that failed with it and retry.
         order: Records what is waited for while other locks are held; None unless the user debugs that.
     """
-
-    __slots__ = (
-        "admit",
-        "answered_at",
-        "cleanups",
-        "client",
-        "last_error",
-        "leases",
-        "lookups",
-        "order",
-        "outages",
-        "queues",
-        "unavailable_after",
-        "waiting",
-    )
 
     def __init__(
         self,
@@ -162,8 +147,6 @@ class Outage:
         tries: How many have failed so far, besides the first one of each call.
         over: Set when one of these calls has been answered: nobody pauses any more.
     """
-
-    __slots__ = ("__weakref__", "over", "queue", "tries")
 
     def __init__(self, queue: str, over: Event) -> None:
         """Begin with the first failure."""
@@ -233,11 +216,7 @@ class Acquisition(Generic[L]):
                 started = self._runtime.now()
             return lease
         finally:
-            try:
-                queues.leave(name, ticket)
-            except BaseException:
-                queues.leave(name, ticket)  # interrupted halfway; twice does no harm
-                raise
+            queues.leave(name, ticket)
 
     async def _wait_in_queue(self, ticket: Ticket) -> bool:
         """Wait behind other calls of this client; returns whether this call is at the head now."""
@@ -436,11 +415,7 @@ class Acquisition(Generic[L]):
                 pause = self._pause(OUTAGE_PAUSE_MAX, max(self._attempts, outage.tries))
                 await outage.over.wait(min(pause, left))
         finally:
-            try:
-                queues.leave(outage.queue, ticket)
-            except BaseException:
-                queues.leave(outage.queue, ticket)  # interrupted halfway; twice does no harm
-                raise
+            queues.leave(outage.queue, ticket)
 
     def _pause(self, longest: Seconds, attempts: int) -> float:
         """Jittered exponential back-off, seconds: half to all of ``min(longest, 0.01 * 2 ** attempts)``."""
@@ -586,10 +561,7 @@ class Acquisition(Generic[L]):
     def _warn_at_backend(self, waited: Seconds) -> None:
         """In the background: a backend that hangs must not make the wait longer than its timeout."""
         assert self._warn_at == inf, "warned once"
-        try:
-            self._runtime.spawn("lockkit-holders", lambda: self._warn_of_holders(waited))
-        except RuntimeError as error:
-            log.debug("asking for the holders of lock %r: %s", self._settings.name, error)
+        self._client.spawn("lockkit-holders", lambda: self._warn_of_holders(waited))
 
     async def _warn_of_holders(self, waited: Seconds) -> None:
         name = self._settings.name

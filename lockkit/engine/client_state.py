@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
+from typing import TypeVar
 
 from lockkit.backend import Capabilities, LockBackend
-from lockkit.errors import ConfigurationError, LockError
-from lockkit.runtime import Event, Runtime
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.runtime import Event, Runtime, Work
 from lockkit.units import Instant, Seconds
+
+log = logging.getLogger("lockkit")
+
+T = TypeVar("T")
 
 RENEWAL_SHARE_MAX = 1 / 3
 """Two renewals may fail before the deadline comes near."""
@@ -58,20 +64,6 @@ class ClientState:
             its event loop, has stood still.
         renewal_share: Share of its ttl after which a lease is renewed.
     """
-
-    __slots__ = (
-        "_capabilities",
-        "_open_backend",
-        "backend",
-        "close_by",
-        "closed",
-        "mutex",
-        "renewal_share",
-        "runtime",
-        "sleeping",
-        "url",
-        "watch_at",
-    )
 
     def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
         """Start as open."""
@@ -175,3 +167,19 @@ class ClientState:
         wrapped = type(error)(message, name=name, backend=self.url)
         wrapped.__cause__ = error.__cause__ or error
         return wrapped
+
+    async def asked(self, answer: Awaitable[T], action: str, name: str | None) -> T:
+        """Await an answer of the backend; without one, see `unavailable`."""
+        try:
+            return await answer
+        except BackendUnavailable as error:
+            raise self.unavailable(error, action, name) from error.__cause__ or error
+
+    def spawn(self, name: str, work: Work) -> bool:
+        """Start what is of use but not needed; False if nothing can be started (no more threads, or no event loop)."""
+        try:
+            self.runtime.spawn(name, work)
+        except RuntimeError as error:
+            log.debug("%s could not be started: %s", name, error)
+            return False
+        return True

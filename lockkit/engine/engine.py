@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, Unpack, cast
 
 from lockkit import observers, validation
 from lockkit.backend import (
@@ -53,23 +53,32 @@ from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState, check_host
 from lockkit.engine.lease_record import RELEASED, LeaseRecord
 from lockkit.engine.leases import Leases
-from lockkit.engine.listing import SPACE_OF, Kind, Listing
-from lockkit.engine.notes import Notes
+from lockkit.engine.lookup import SPACE_OF, Kind, Listing, Notes
 from lockkit.engine.observation import ObservedCall
-from lockkit.engine.permits import PermitAcquisition
 from lockkit.engine.release import Releases
 from lockkit.engine.renewal import Renewer
-from lockkit.engine.semaphore_caps import SemaphoreCaps, limit_of, with_limit
+from lockkit.engine.semaphore import (
+    CAPS_NAME,
+    SLOT_NAME_BYTES_MAX,
+    PermitAcquisition,
+    SemaphoreCaps,
+    SlotSearch,
+    limit_of,
+    slot_name,
+    with_limit,
+)
 from lockkit.engine.settings import (
     DEFAULT_TTL,
     DEFAULT_UNAVAILABLE_AFTER,
     INHERIT,
     LIMIT_MAX,
     Inherit,
+    LockOptions,
     LockSettings,
     LostCallback,
+    NoOthers,
+    unknown_parameter,
 )
-from lockkit.engine.slots import SLOT_NAME_BYTES_MAX, SlotSearch, slot_name
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
 from lockkit.runtime import Event, Runtime, drive, in_forked_child, monotonic, wall_clock
 from lockkit.units import Instant, Seconds
@@ -182,19 +191,24 @@ class Engine(Generic[L]):
     def settings(
         self,
         name: str,
+        function: Callable[..., object] | None = None,
+        nests: bool = False,  # noqa: FBT001, FBT002 - no option of the user's can have its name
+        /,
         *,
-        ttl: Seconds | timedelta | None,
-        timeout: Seconds | timedelta | Inherit | None,
+        ttl: Seconds | timedelta | None = None,
+        timeout: Seconds | timedelta | Inherit | None = INHERIT,
         renew: bool = True,
         reentrant: bool = False,
         max_hold: Seconds | timedelta | None = None,
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
-        nests: bool = False,
         label: str | None = None,
+        **unknown: Unpack[NoOthers],
     ) -> LockSettings:
-        """Validate the arguments of `Client.lock`. Nothing is sent."""
+        """Validate the arguments of `function`, such as `Client.lock`. Nothing is sent."""
+        if unknown:
+            raise unknown_parameter(function or self.settings, unknown, LockOptions.__annotations__)
         if self.client.closed:
             raise self.client.closed_error()
         try:
@@ -249,13 +263,8 @@ class Engine(Generic[L]):
         backend = self.client.ready()
         if settings.about is not self._about:
             self._name_this_process(settings)
-        if self.leases.reentrant:
-            if settings.mode == "exclusive":
-                await self.leases.refuse_write_inside_read(settings)
-            is_slot = settings.mode == "permit" and self.capabilities.permits == "slots"
-            lease = self._reenter_slot(settings) if is_slot else self.leases.reenter(settings)
-            if lease is not None:
-                return cast("L", lease)  # made by make_lease
+        if self.leases.reentrant and (lease := await self._reenter(settings)) is not None:
+            return cast("L", lease)  # made by make_lease
         if observers.active is not None and settings.on_wait is None:
             return await self._acquire_observed(settings, timeout, name_holder=name_holder)
         if settings.mode != "permit":
@@ -271,8 +280,12 @@ class Engine(Generic[L]):
                 await acquisition.name_holder(error)
             raise
 
-    def _reenter_slot(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - as `Leases.reenter`
-        """See `Leases.reenter`: of a permit where the backend has locks only."""
+    async def _reenter(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - as `Leases.reenter`
+        """See `Leases.reenter`; of a semaphore whose slots are locks, a permit in any of them."""
+        if settings.mode == "exclusive":
+            await self.leases.refuse_write_inside_read(settings)
+        if settings.mode != "permit" or self.capabilities.permits != "slots":
+            return self.leases.reenter(settings)
         slots = range(settings.limit if settings.reentrant else 0)
         leases = (self.leases.reenter(replace(settings, name=slot_name(settings.name, slot))) for slot in slots)
         return next((lease for lease in leases if lease is not None), None)
@@ -375,10 +388,7 @@ class Engine(Generic[L]):
         with validation.about(grant.name, self.url):
             wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
         action = f"extend lock {grant.name!r}"
-        try:
-            outcome = await self.renewer.extend(record, client.ready(), wanted)
-        except BackendUnavailable as error:
-            raise client.unavailable(error, action, grant.name) from error.__cause__ or error
+        outcome = await client.asked(self.renewer.extend(record, client.ready(), wanted), action, grant.name)
         if isinstance(outcome, Unknown):
             failure = BackendUnavailable(str(outcome.error))
             raise client.unavailable(failure, action, grant.name) from outcome.error
@@ -397,10 +407,7 @@ class Engine(Generic[L]):
             raise Unsupported(message, name=name, backend=url)
         with validation.about(name, url):
             text = validation.metadata(metadata, self._about)
-        try:
-            gone = await client.ready().update(grant, text)
-        except BackendUnavailable as error:
-            raise client.unavailable(error, f"update the metadata of lock {name!r}", name) from error.__cause__ or error
+        gone = await client.asked(client.ready().update(grant, text), f"update the metadata of lock {name!r}", name)
         if gone is not None:
             self.leases.lose(record, gone.reason)
             record.check()
@@ -411,13 +418,8 @@ class Engine(Generic[L]):
         """Ask the backend whether the lease still holds the lock; a "no" marks it as lost."""
         if not record.held:
             return False
-        backend, name = self.client.ready(), record.grant.name
-        try:
-            gone = await backend.confirm(record.grant)
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
-                error.__cause__ or error
-            )
+        name, answer = record.grant.name, self.client.ready().confirm(record.grant)
+        gone = await self.client.asked(answer, f"ask for the holders of lock {name!r}", name)
         if gone is None:
             return record.held
         self.leases.lose(record, gone.reason)
@@ -430,11 +432,7 @@ class Engine(Generic[L]):
         if record.mode != "exclusive":
             message = f"the lease of lock {grant.name!r} at {self.url} is no write lease: only those can be downgraded"
             raise LockError(message, name=grant.name, backend=self.url)
-        backend = client.ready()
-        try:
-            held = await backend.downgrade(grant)
-        except BackendUnavailable as error:
-            raise client.unavailable(error, f"downgrade lock {grant.name!r}", grant.name) from error.__cause__ or error
+        held = await client.asked(client.ready().downgrade(grant), f"downgrade lock {grant.name!r}", grant.name)
         if not held:
             self.leases.lose(record, "gone")
         record.check()
@@ -462,13 +460,8 @@ class Engine(Generic[L]):
         return await self._holders(apart(space, name))
 
     async def _holders(self, name: str) -> list[Holder]:
-        backend = self.client.ready()
-        try:
-            return list(await backend.holders(name))
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"ask for the holders of lock {name!r}", name) from (
-                error.__cause__ or error
-            )
+        answer = self.client.ready().holders(name)
+        return list(await self.client.asked(answer, f"ask for the holders of lock {name!r}", name))
 
     def names(self, prefix: str, kind: Kind = "lock") -> Listing:
         """List what is held of a kind. Nothing is sent yet."""
@@ -489,11 +482,7 @@ class Engine(Generic[L]):
         return await self._broken(backend.break_unproven(name) if force else backend.break_lock(name), name)
 
     async def _broken(self, work: Awaitable[bool], name: str) -> bool:
-        given = split_space(name)[1]
-        try:
-            broken = await work
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, f"break lock {name!r}", given) from error.__cause__ or error
+        broken = await self.client.asked(work, f"break lock {name!r}", split_space(name)[1])
         if broken:
             log.warning("lock %r at %s was broken by force", name, self.url)
         return broken
@@ -524,13 +513,35 @@ class Engine(Generic[L]):
             return await self._broken(backend.break_permit(settings.name, slot), settings.name)
         return await self._broken(backend.break_lock(slot_name(settings.name, slot)), settings.name)
 
+    async def cap(self, settings: LockSettings) -> int | None:
+        """Ask for the cap of a semaphore; None if it has none."""
+        name = split_space(settings.name)[1]
+        self.caps.require(name)
+        self.client.ready()
+        return (await self.caps.read()).get(name)
+
+    async def set_cap(self, settings: LockSettings, cap: int | None) -> None:
+        """Set or remove the cap of a semaphore."""
+        name = split_space(settings.name)[1]
+        self.caps.require(name)
+        given: object = cap
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= LIMIT_MAX):
+            shown = validation.shown(cap)
+            message = f"the cap of a semaphore must be a whole number from 0 to {LIMIT_MAX}, or None, not {shown}"
+            raise ConfigurationError(message, name=name, backend=self.url)
+        of_caps = replace(self.settings("semaphores"), name=CAPS_NAME)
+        lease = await self.acquire(of_caps, of_caps.timeout)
+        record: LeaseRecord = cast("Any", lease)._record  # noqa: SLF001 - made by make_lease
+        try:
+            await self.caps.write(record, name, cap)
+        except BaseException as error:
+            await self.releases.leave(record, error)
+            raise
+        await self.releases.leave(record, None)
+
     async def ping(self) -> None:
         """Ask the backend for any answer."""
-        backend = self.client.ready()
-        try:
-            await backend.ping()
-        except BackendUnavailable as error:
-            raise self.client.unavailable(error, "ping the backend", None) from error.__cause__ or error
+        await self.client.asked(self.client.ready().ping(), "ping the backend", None)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -79,8 +79,7 @@ class RenewalPlan:
         next_at: When to renew next; ``inf`` for never.
         until: No renewal is sent after this time (``max_hold``).
         grace: How long before the deadline the holder stops, seconds.
-        in_flight: Whose renewal is about to be sent, or has been sent and not been answered: the renewer's, or that of
-            a call of ``extend``. None if there is none.
+        in_flight: A renewal is about to be sent, or has been sent and not been answered.
         in_jeopardy: The last renewal failed.
         unanswered_ttl: The shortest ttl of a renewal that was not answered: the server may still run it.
         unanswered_ttl_max: The longest one: so long the server may keep the lock.
@@ -105,7 +104,7 @@ class RenewalPlan:
         self.next_at = 0.0 if settings.renew else inf
         self.until = inf if settings.max_hold is None else since + settings.max_hold
         self.grace = settings.grace
-        self.in_flight: object = None
+        self.in_flight = False
         self.in_jeopardy = False
         self.unanswered_ttl = inf
         self.unanswered_ttl_max = 0.0
@@ -120,13 +119,13 @@ class RenewalPlan:
         """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
         self.unanswered_ttl = min(self.unanswered_ttl, ttl)
         self.unanswered_ttl_max = max(self.unanswered_ttl_max, ttl)
-        self.unanswered_until = max(self.unanswered_until, sent + LATE_SECONDS)  # an interrupted call may be older
+        self.unanswered_until = max(self.unanswered_until, sent + LATE_SECONDS)
 
     def finish(self) -> None:
         """Note that no renewal is in flight any more."""
-        assert self.in_flight is not None, "each renewal ends once"
+        assert self.in_flight, "each renewal ends once"
+        self.in_flight = False
         self.wake_waiters()
-        self.in_flight = None  # last: an interrupt before it leaves the renewal unfinished, for another call
 
     def wake_waiters(self) -> None:
         """Wake the calls that wait for the renewal in flight: it has ended, or will not be sent."""
@@ -136,7 +135,7 @@ class RenewalPlan:
     @property
     def may_have_renewed(self) -> bool:
         """Whether the server may have renewed the lease without lockkit having received the answer."""
-        return self.next_at != inf or self.in_flight is not None or self.unanswered_ttl != inf
+        return self.next_at != inf or self.in_flight or self.unanswered_ttl != inf
 
 
 class LossHandler(Protocol):
@@ -285,7 +284,7 @@ class LeaseRecord:
         client, plan = self.client, self.renewal
         late = client.runtime.now() - client.watch_at
         # Without renewals the deadline passes whether the process runs or not.
-        renews = plan.next_at != inf or plan.in_flight is not None
+        renews = plan.next_at != inf or plan.in_flight
         if renews and client.watch_at <= self.valid_until and late >= self.grant.ttl * PAUSED_SHARE:
             self.stood_still = late
         return self.stood_still > 0.0

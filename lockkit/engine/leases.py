@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import timedelta
 from itertools import islice, takewhile
@@ -17,7 +16,7 @@ from lockkit.engine import observation
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import HELD, LOST, RELEASED, LeaseRecord, LeaseState
-from lockkit.engine.report import Report
+from lockkit.engine.observation import Report
 from lockkit.engine.settings import LockSettings, LostCallback
 from lockkit.errors import LockError
 from lockkit.units import Seconds
@@ -36,6 +35,9 @@ given the lease."""
 HAND_OVER_LOOK = 0.01
 """Pause between two looks at that, seconds."""
 
+CALLBACK_SECONDS = 60.0
+"""How long a callback of a loss may have to wait for a thread, seconds: one after the other in that of the cleanups."""
+
 _look_at = attrgetter("look_at")
 
 
@@ -50,7 +52,6 @@ class Leases:
         self.reentrant: dict[tuple[object, str], LeaseRecord] = {}
         self.early_losses: dict[str, LossReason] = {}  # reported by the backend, of owners that are not known here
         self.unlogged: deque[str] = deque()  # of leases that were dropped
-        self.uncalled: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()  # callbacks for which no thread started
         self.report = Report(client, self.all)
 
     def forked(self) -> None:
@@ -62,7 +63,6 @@ class Leases:
         self.reentrant = {}
         self.early_losses = {}
         self.unlogged.clear()
-        self.uncalled.clear()
         self.report.forked()
 
     # -- which there are -------------------------------------------------------------------------------------------
@@ -274,33 +274,9 @@ class Leases:
             except Exception:
                 log.exception("on_lost callback of lock %r raised", name)
 
-        async def call_it_and_others() -> None:
-            await call()
-            await self._call_uncalled()
-
         # In the background: a slow callback must delay neither the loss of other leases nor the caller of check().
-        try:
-            runtime.spawn("lockkit-on-lost", call_it_and_others)
-        except RuntimeError as error:  # no more threads, or the event loop has ended: the watch must survive that
-            self.uncalled.append(call)
-            self.report.later("could not call the on_lost callback of a lock yet, %r: %s", name, error)
-
-    def call_again(self) -> bool:
-        """Call the callbacks for which no thread could be started; returns False if none can be started now either."""
-        try:
-            self._client.runtime.spawn("lockkit-on-lost", self._call_uncalled)
-        except RuntimeError as error:
-            log.debug("calling %d on_lost callbacks: %s", len(self.uncalled), error)
-            return False
-        return True
-
-    async def _call_uncalled(self) -> None:
-        while True:
-            try:
-                call = self.uncalled.popleft()
-            except IndexError:
-                return
-            await call()
+        if not self._client.spawn("lockkit-on-lost", call):  # thousands of leases may be lost at once
+            self._cleanups.add(CALLBACK_SECONDS, call)
 
     async def wait_lost(self, record: LeaseRecord, timeout: Seconds | timedelta | None) -> bool:
         """Wait until the lease is lost (True) or released, or the time is over (False)."""
@@ -324,13 +300,9 @@ class Leases:
         with self._client.mutex:
             records = self.all()
             ended = [record for record in records if record.state is HELD]
-            # An interrupt may have cut a release short before it was sent. The backend compares the owner: sending it
-            # twice does no harm.
-            cut_short = [record for record in records if record.state is not HELD]
             for record in records:
                 unreleased[record.grant.owner] = record.grant
-            for record in ended:
-                if record.body:
+                if record.body and record.state is HELD:
                     callbacks += [(record, callback) for callback in self._mark_lost(record, "session")]
                 else:
                     record.state = RELEASED
@@ -338,8 +310,6 @@ class Leases:
                     record.renewal.wake_waiters()
                 if record.lost_event is not None:
                     record.lost_event.set()
-            for record in cut_short:
-                self.drop(record)
         assert all(record.state is not HELD for record in ended), "each is either lost or released"
         for record in ended:
             lost = record.lost_reason is not None

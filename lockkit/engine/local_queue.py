@@ -33,8 +33,6 @@ class Ticket:
 class LocalQueues:
     """All queues of one client. Nothing is awaited while the mutex is held."""
 
-    __slots__ = ("_closed", "_drained", "_mutex", "_queues", "_runtime")
-
     def __init__(self, runtime: Runtime) -> None:
         """Start without queues."""
         self._runtime = runtime
@@ -82,11 +80,7 @@ class LocalQueues:
         return False
 
     def leave(self, name: str, ticket: Ticket) -> None:
-        """
-        Leave the queue, which may be gone already; the next becomes the head. Allowed to be called again.
-
-        An interrupt strikes between any two instructions: call it again then, or the next is woken late.
-        """
+        """Leave the queue, which may be gone already; the next becomes the head."""
         with self._mutex:
             queue = self._queues.get(name)
             if queue is None:

@@ -6,7 +6,7 @@ import logging
 from math import inf
 
 from lockkit import observers
-from lockkit.backend import Grant
+from lockkit.backend import CALL_SECONDS, Grant
 from lockkit.engine import observation
 from lockkit.engine.cleanup import RELEASE_SECONDS, PendingCleanups
 from lockkit.engine.client_state import ClientState
@@ -66,12 +66,9 @@ class Releases:
                 raise
             finally:
                 if begun:
-                    try:
-                        self._end(record, ours is not None)
-                    except BaseException:
-                        self._end(record, ours is not None)  # interrupted; twice does no harm
-                        raise
-            await other.wait(None)
+                    self._end(record, ours is not None)
+            if not await other.wait(CALL_SECONDS) and record.state is RELEASING:
+                record.state = UNCONFIRMED  # an interrupt tore the other thread out of its `_end`
         # A release that is sent again may find that the first one was run.
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
@@ -94,15 +91,15 @@ class Releases:
         record.state = RELEASING
         record.release_done = None
         self._leases.drop(record)
-        if record.renewal.in_flight is not None:
+        if record.renewal.in_flight:
             record.renewal.wake_waiters()  # it may not be sent any more: an extend() must not wait for it
         if record.lost_event is not None:
             record.lost_event.set()
 
     def _end(self, record: LeaseRecord, answered: bool) -> None:  # noqa: FBT001 - faster than by its name
-        """Note how the release that `_begin` began has ended. Allowed to be called again."""
+        """Note how the release that `_begin` began has ended."""
         with self._client.mutex:
-            if record.state is RELEASING:  # else an interrupt struck before it had begun, or this is the second call
+            if record.state is RELEASING:
                 record.state = RELEASED if answered else UNCONFIRMED
             assert not answered or record.state is RELEASED, "the backend's answer ends a release"
             waited_for = record.release_done

@@ -9,24 +9,25 @@ Two coroutines per client, whatever the number of leases, each started when firs
 
 They share the client's mutex; nothing is awaited, started or logged while it is held.
 
-The watch looks at a lease only when something is due for it: it has an `Agenda`. A new lease is not added to it at
-once, since most are released before anything is due. The watch sleeps no longer than until the first of them is due,
-and adds all that are still held whenever it wakes up.
+The watch looks at a lease only when something is due for it: it has an agenda, a heap of times and owners. Nothing is
+removed from it before its time: a lease that has ended, or is due later than planned, is found out then. (By owner, so
+a lease that has ended does not stay in memory.) A new lease is not added at once, since most are released before
+anything is due. The watch sleeps no longer than until the first of them is due, and adds all that are still held
+whenever it wakes up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from math import inf
-from operator import attrgetter
 from typing import Any
 
 from lockkit import observers
 from lockkit.backend import Gone, LockBackend, LossReason, Renewal, Renewed, Unknown
 from lockkit.background import Background
 from lockkit.engine import observation
-from lockkit.engine.agenda import Agenda
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.lease_record import HELD, LOST, LeaseRecord
 from lockkit.engine.leases import Leases
@@ -41,17 +42,15 @@ BATCH_SHARE = 1 / 30
 """Renewals due within this share of their ttl go along. Larger batches more and renews earlier than needed."""
 
 OUTDATED_MIN = 1000
-"""From how many entries on an agenda is made anew once most of them are of leases that have ended. More keeps more of
-them in memory; fewer makes small ones again and again."""
+"""From how many entries on, besides four for each lease, an agenda is made anew: most are of leases that have ended.
+More keeps more of them in memory; fewer makes small ones again and again."""
 
 SLEEP_SECONDS_MAX = 5.0
 """Longest single wait of the watch, seconds. A wait does not count the time in which the machine was suspended; longer
 notices later what became due meanwhile, and shorter wakes up more often for nothing."""
 
 RETRY_START = 0.1
-"""When to try again to start the renewer or a callback that could not be started (no more threads), seconds."""
-
-_valid_until = attrgetter("valid_until")
+"""When to try again to start the renewer if no thread could be had, seconds."""
 
 
 class Renewer:
@@ -71,9 +70,8 @@ class Renewer:
     def forked(self) -> None:
         """Forget what is due, and the threads: they are the parent's."""
         self._wake_at = inf
-        self._agenda = Agenda()
+        self._agenda: list[tuple[Instant, str]] = []
         self._due: list[LeaseRecord] = []
-        self._in_flight: list[list[str]] = []  # what the agenda has of them
         self._last_work: tuple[Work, Event] | None = None
         self._watching.forked()
         self._renewing.forked()
@@ -87,31 +85,9 @@ class Renewer:
             at = next_at
         # The watch adds a new one itself, if it is still held when the watch wakes up.
         if look_at is not None and at < look_at:
-            self._agenda.add(at, record.grant.owner)
+            heappush(self._agenda, (at, record.grant.owner))
             record.look_at = at
         # In a row of short leases the later ones are due later than the first: no thread is woken for them.
-        if at < self._wake_at:
-            self._wake_at = at
-            self._watching.wake()
-
-    def _reschedule_all(self, records: list[LeaseRecord]) -> None:
-        """As `reschedule`, for leases of which most are due at the same time."""
-        agenda, earliest, last, owners = self._agenda, inf, inf, []
-        for record in records:
-            at, next_at, look_at = record.valid_until, record.renewal.next_at, record.look_at
-            if next_at < at:  # noqa: PLR1730 - as above
-                at = next_at
-            if look_at is not None and at < look_at:
-                if at != last:
-                    last, owners = at, agenda.owners_at(at)
-                owners.append(record.grant.owner)
-                record.look_at = at
-            if at < earliest:  # noqa: PLR1730 - as above
-                earliest = at
-        self._wake_by(earliest)
-
-    def _wake_by(self, at: Instant) -> None:
-        """Make sure that the watch wakes up at this time or earlier."""
         if at < self._wake_at:
             self._wake_at = at
             self._watching.wake()
@@ -180,7 +156,7 @@ class Renewer:
             for record in expired:
                 self._leases.lose(record, "expired")
             started = not self._due or self._start_renewer()
-            if (self._leases.uncalled and not self._leases.call_again()) or not started:
+            if not started:
                 at = min(at, now + RETRY_START)
             now = self._runtime.now()
             self._client.watch_at = min(at, now + SLEEP_SECONDS_MAX)
@@ -199,7 +175,7 @@ class Renewer:
 
     def _start_agenda(self) -> None:
         """Begin anew with an empty agenda. Under the mutex."""
-        self._agenda = Agenda()
+        self._agenda = []
         for record in self._leases.all():
             record.look_at = None
 
@@ -207,31 +183,30 @@ class Renewer:
         """Find what has expired, what is to be renewed (marked as in flight), and when to look again."""
         expired: list[LeaseRecord] = []
         due: list[LeaseRecord] = []
-        if len(self._agenda) > OUTDATED_MIN + 2 * len(self._leases.records):
+        if len(self._agenda) > OUTDATED_MIN + 4 * len(self._leases.records):
             self._start_agenda()
         for record in self._leases.unplanned():
             record.look_at = min(record.renewal.next_at, record.valid_until)
-            self._agenda.add(record.look_at, record.grant.owner)
+            heappush(self._agenda, (record.look_at, record.grant.owner))
         self._look(now, now, expired, due)
         if due:
             self._client.draw_renewal_share()
             self._look(now + BATCH_SHARE * due[0].grant.ttl, now, expired, due)
-            # Should the renewal hang, all of them are looked at when the first would be lost.
-            batch = [record.grant.owner for record in due]
-            self._agenda.add_batch(min(map(_valid_until, due)), batch)
-            self._in_flight.append(batch)
         # A lease may be among the expired twice: by an entry of its own, and by that of a renewal in flight.
         if len(self._leases.records) <= len(set(expired)):
             # The watch becomes idle, and must not sleep until a lease that was released would have been due.
-            self._agenda = Agenda()
-        look_again = self._agenda.next_at()
+            self._agenda = []
+        look_again = self._agenda[0][0] if self._agenda else inf
         assert look_again > now, "the watch sleeps before it looks again"
         return expired, due, look_again
 
     def _look(self, until: Instant, now: Instant, expired: list[LeaseRecord], due: list[LeaseRecord]) -> None:
         """Look at the leases that are on the agenda for `until` or earlier, and plan when to look at each again."""
         agenda, records = self._agenda, self._leases.records
-        for owner in agenda.take(until):
+        owners = []
+        while agenda and agenda[0][0] <= until:
+            owners.append(heappop(agenda)[1])
+        for owner in owners:
             record = records.get(owner)
             if record is None:
                 continue  # released, dropped or lost meanwhile
@@ -241,15 +216,16 @@ class Renewer:
                 expired.append(record)
                 record.look_at = inf
                 continue
-            if plan.next_at < at and plan.in_flight is None:
+            if plan.next_at < at and not plan.in_flight:
                 if plan.next_at <= now + record.grant.ttl * BATCH_SHARE:
-                    plan.in_flight = self
+                    plan.in_flight = True
                     record.look_at = inf
                     due.append(record)
+                    heappush(agenda, (at, owner))  # should the renewal hang
                     continue
                 at = plan.next_at
             if at < look_at or look_at <= until:  # else it is on the agenda for then already
-                agenda.add(at, owner)
+                heappush(agenda, (at, owner))
                 record.look_at = at
 
     # -- the renewer -----------------------------------------------------------------------------------------------
@@ -272,20 +248,17 @@ class Renewer:
             with self._client.mutex:
                 now = self._runtime.now()
                 due, self._due = self._due, []
-                in_flight, self._in_flight = self._in_flight, []
                 backend = self._client.backend
                 if not due and (self._is_over() or now >= idle_since + LINGER):
                     return
             if due:
                 idle_since = now
-                await self._renew_due(backend, due, in_flight, now)
+                await self._renew_due(backend, due, now)
             else:
                 await self._renewing.wait(idle_since + LINGER - self._runtime.now())
 
-    async def _renew_due(
-        self, backend: LockBackend | None, due: list[LeaseRecord], in_flight: list[list[str]], now: Instant
-    ) -> None:
-        """Renew what was due when the watch looked; `in_flight` is what the agenda has of it."""
+    async def _renew_due(self, backend: LockBackend | None, due: list[LeaseRecord], now: Instant) -> None:
+        """Renew what was due when the watch looked."""
         assert due, "the renewer sleeps when nothing is due"
         if batch := [
             record
@@ -293,14 +266,11 @@ class Renewer:
             if (record.state is HELD and now <= record.renewal.until) or self._is_due(record, now)
         ]:
             await self._renew_batch(backend, batch)
-        with self._client.mutex:
-            for owners in in_flight:
-                owners.clear()  # each lease that is still held has been planned anew
 
     def _is_due(self, record: LeaseRecord, now: Instant) -> bool:
         """Tell whether a lease is still to be renewed: the batch before may have taken long."""
         plan = record.renewal
-        assert plan.in_flight is self, "the survey marks what is due"
+        assert plan.in_flight, "the survey marks what is due"
         if record.released:
             return False
         if now > plan.until:
@@ -358,6 +328,7 @@ class Renewer:
                     planned.append(plan.next_at)
                     recovered += record.renewed(outcome, started)
                     renewed.append(record)
+                    self.reschedule(record)
                     continue
                 reason = self._apply_failure(record, outcome, started, now)
                 if reason is not None:
@@ -366,7 +337,6 @@ class Renewer:
                     self._plan_retry(record, now, spread)
                     if not in_jeopardy:
                         failed.append((record, outcome.error))
-            self._reschedule_all(renewed)
         if failed:
             self._leases.report.jeopardy(failed)
         if recovered:
@@ -382,7 +352,7 @@ class Renewer:
         self, record: LeaseRecord, outcome: Renewal, started: Instant, now: Instant
     ) -> LossReason | None:
         """Apply an answer that does not renew a lease; returns the reason if it is lost. Under the mutex."""
-        assert record.renewal.in_flight is None, "it has been answered"
+        assert not record.renewal.in_flight, "it has been answered"
         if isinstance(outcome, Unknown):
             record.renewal.note_unanswered(record.grant.ttl, started)
         if record.state is not HELD:
@@ -409,12 +379,10 @@ class Renewer:
 
     async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: Seconds) -> Renewal:
         """Renew one lease for another ttl."""
+        await self._wait_for_turn(record)
         outcome: Renewal = Unknown(InterruptedError("cut short"))
-        call, started = object(), self._runtime.now()
+        started = self._runtime.now()
         try:
-            await self._wait_for_turn(record, call)
-            assert record.renewal.in_flight is call, "one renewal of a lease at a time"
-            started = self._runtime.now()
             with self._client.mutex:
                 # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
                 record.shorten_deadline(started, ttl)
@@ -422,18 +390,14 @@ class Renewer:
             (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
             _forget_frames([outcome])
         finally:
-            try:
-                self._apply_extension(record, call, outcome, ttl, started)
-            except BaseException:
-                self._apply_extension(record, call, outcome, ttl, started)  # interrupted; twice does no harm
-                raise
+            self._apply_extension(record, outcome, ttl, started)
         if isinstance(outcome, Gone):
             self._leases.lose(record, outcome.reason)
         return outcome
 
-    async def _wait_for_turn(self, record: LeaseRecord, call: object) -> None:
+    async def _wait_for_turn(self, record: LeaseRecord) -> None:
         """
-        Wait until no renewal of this lease is in flight, and mark that of this call as being so.
+        Wait until no renewal of this lease is in flight, and mark one as being so.
 
         Without it: A (the renewer) sends ttl=30, B (extend) sends ttl=60; the server runs B, then A;
         B's caller believes in 60 s, the server keeps 30.
@@ -442,8 +406,8 @@ class Renewer:
         while True:
             record.check()
             with self._client.mutex:
-                if plan.in_flight is None:
-                    plan.in_flight = call
+                if not plan.in_flight:
+                    plan.in_flight = True
                     return
                 if plan.answered is None:
                     plan.answered = self._runtime.event()
@@ -451,15 +415,11 @@ class Renewer:
                 answered = plan.answered
             await answered.wait(record.remaining())
 
-    def _apply_extension(
-        self, record: LeaseRecord, call: object, outcome: Renewal, ttl: Seconds, started: Instant
-    ) -> None:
+    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: Instant) -> None:
         """Change the deadline according to the answer, unless the lease has ended meanwhile."""
         plan = record.renewal
         extended = recovered = False
         with self._client.mutex:
-            if plan.in_flight is not call:
-                return  # the lease ended, or an interrupt struck, before it was this call's turn
             if isinstance(outcome, Unknown):
                 plan.note_unanswered(ttl, started)
             # The clock comes first: a "yes" that arrives past the deadline brings nothing back.

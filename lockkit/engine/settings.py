@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
 from lockkit.backend import Mode
@@ -38,17 +39,54 @@ LostCallback = Callable[[Any, str], object]
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of `Client.lock` in both APIs, for its overloads; what they mean stands there."""
+    """
+    The options of locks: of `Client.lock`, `Client.rwlock`, `Client.semaphore` and `Client.locks` in both APIs.
+
+    For the signature of a function that passes them on: ``**options: Unpack[LockOptions]``.
+    """
 
     ttl: Seconds | timedelta | None
+    """
+    Seconds after which the backend frees the lock unless it is renewed: how long others wait for a crashed holder.
+    None: the client's default (30 s unless configured).
+    """
+
     timeout: Seconds | timedelta | Inherit | None
+    """
+    Seconds that the caller waits; None without limit, 0 tries once. By default the client's (without limit unless
+    configured).
+    """
+
     renew: bool
+    """Extend the ttl in the background while held (the default). With False the lease ends at its ttl."""
+
     reentrant: bool
+    """
+    The thread that holds the lock through this client gets the same lease again, counted. In the async API, and in a
+    thread that runs an event loop: the task that holds it. On Python 3.11 ``asyncio.wait_for`` runs what it is given in
+    another task, which waits for this one: use ``asyncio.timeout``.
+    """
+
     max_hold: Seconds | timedelta | None
+    """Seconds after which renewal ends, so that a stuck holder loses the lock. By default never."""
+
     metadata: str | Mapping[str, object] | None
+    """Text or a mapping of JSON values, shown by ``holders``. Never a secret."""
+
     on_lost: LostCallback | None
+    """
+    Called once with ``(lease, reason)`` if the lease is lost: from a thread of its own, or in a task under asyncio,
+    where it may be a coroutine function.
+    """
+
     raise_on_lost: bool
+    """Leaving ``with`` after a loss raises `LockLost` (the default); False only logs it."""
+
     label: str | None
+    """
+    The label under which metrics count the lock, such as ``seat:{seat}``; see `lockkit.add_observer`. By default the
+    decorator's name with its fields; without a decorator, none.
+    """
 
 
 @dataclass(slots=True)
@@ -83,6 +121,10 @@ class LockSettings:
     """Makes the lease from the engine and the record, in place of the client's lease class."""
     label: str | None = None
     """Template of the name, for observers."""
+    skips: bool = False
+    """A decorated call whose lock stays busy returns None: ``on_busy="skip"``."""
+    cancel_on_lost: bool = False
+    """``async with`` cancels its body when the lease is lost."""
     on_wait: Callable[[], None] | None = None
     """Called when the acquisition begins to wait, perhaps several times. Set if observers are told how it ends."""
 
@@ -98,7 +140,7 @@ def drift_margin(ttl: Seconds) -> float:
 
 
 def skipping_timeout(
-    on_busy: object, timeout: Seconds | timedelta | Inherit | None, *, name: object, backend: str
+    on_busy: object, timeout: Seconds | timedelta | Inherit | None, name: object, backend: str
 ) -> Seconds | timedelta:
     """Check ``on_busy`` where it is not "raise", and decide how long a call waits before it is skipped."""
     name = name if isinstance(name, str) else None
@@ -113,3 +155,61 @@ def skipping_timeout(
         )
         raise ConfigurationError(message, name=name, backend=backend)
     return 0 if isinstance(timeout, Inherit) else timeout
+
+
+# -- the parameters of other locking libraries -----------------------------------------------------------------------
+
+_TIMEOUT = "use timeout=, the seconds that the caller waits (0 tries once, None waits without limit)"
+_TTL = "use ttl=, the seconds after which the backend frees a lock that is not renewed"
+_METADATA = "use metadata= for what holders() shows; lockkit draws the owner id at random for each acquisition"
+_RENEWAL = "use renew=; lockkit renews a held lock by default, every third of its ttl"
+_POLL = "leave it out: waiters are woken, or poll at intervals that lockkit sets; timeout= limits the wait"
+
+ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("acquire_timeout", "blocking_timeout", "max_wait", "retry_count", "retry_delay", "retry_times",
+             "wait_time", "wait_timeout"),
+            _TIMEOUT,
+        ),
+        **dict.fromkeys(
+            ("additional_time", "auto_release_time", "duration", "expire", "expire_in", "expires", "expires_in",
+             "lease_time", "lease_timeout", "lifetime", "lock_timeout", "replace_ttl"),
+            _TTL,
+        ),
+        **dict.fromkeys(("id", "identifier", "owner", "token"), _METADATA),
+        **dict.fromkeys(("auto_renewal", "auto_renew", "autorenew", "renewal"), _RENEWAL),
+        **dict.fromkeys(("check_interval", "interval", "poll_interval", "sleep", "sleep_interval"), _POLL),
+        "fail_when_locked": "use timeout=0, which tries once and raises LockTimeout if the lock is busy",
+        "thread_local": "leave it out: ownership belongs to the lease, which any thread may release",
+    }
+)  # fmt: skip
+"""Parameter of another library (redis-py, python-redis-lock, pottery, filelock, portalocker, kazoo, etcd3, Redisson and
+others) to what to do in lockkit. Only for error messages."""
+
+
+class NoOthers(TypedDict):
+    """
+    No keyword at all: the type of ``**unknown`` in a signature whose unknown keywords get an error with advice.
+
+    ``**unknown: Unpack[NoOthers]`` lets type checkers refuse them as well. A wrapper around the method, which catches
+    Python's own error, would cost a twentieth of an acquisition.
+    """
+
+
+def unknown_parameter(
+    function: Callable[..., object], unknown: Mapping[str, object], options: Iterable[str] = ()
+) -> TypeError:
+    """Make the error for keywords that a function does not have, as Python words it, with what to do."""
+    import inspect  # noqa: PLC0415 - `import lockkit` stays light
+
+    name, value = next(iter(unknown.items()))
+    if name in {"blocking", "block", "wait"}:
+        advice = "use timeout=0 to try once; by default the call waits"
+        if value:
+            advice = "leave it out: the call waits unless you use timeout=0"
+    else:
+        advice = ADVICE.get(name, "")
+    message = f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+    known = [*options, *[*inspect.signature(function).parameters][1:-1]]
+    return TypeError(f"{message}: {advice}" if advice else f"{message}{nearest(name, known)}")

@@ -40,8 +40,6 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, Lo
 from lockkit.runtime import Event, Runtime
 from lockkit.units import Instant, Seconds
 
-__all__ = ["Candidate", "Leader", "Observer", "ObservingEnded", "StopSignal", "Tenure", "with_value"]
-
 log = logging.getLogger("lockkit")
 
 T = TypeVar("T", bound="HasTenure")
@@ -114,12 +112,7 @@ class Tenure:
     __slots__ = ("_record", "_runtime", "_signal", "_wake", "failed", "over")
 
     def __init__(self, record: LeaseRecord) -> None:
-        """
-        Begin a term.
-
-        Args:
-            record: Of its lease, which was just granted: nothing waits for its loss yet.
-        """
+        """Begin a term."""
         assert record.lost_event is None, "a term begins with its lease"
         self._record = record
         self._runtime: Runtime = record.client.runtime
@@ -166,18 +159,7 @@ class Tenure:
         return LockLost(message, name=name, backend=url)
 
     async def must_stop(self, seconds: float | timedelta | None) -> bool:
-        """
-        Wait until the leader must stop.
-
-        Args:
-            seconds: How long at most; None without limit.
-
-        Returns:
-            Whether it must stop.
-
-        Raises:
-            ConfigurationError: The time is wrong.
-        """
+        """Wait until the leader must stop, at most so many seconds; tell whether it must."""
         name, url = self._record.grant.name, self._record.client.url
         wait = validation.timeout(seconds, name=name, backend=url)
         until = inf if wait is None else self._runtime.now() + wait
@@ -191,8 +173,6 @@ class Tenure:
 
 class _Relay:
     """The event of a lease's end, which also wakes those who ask whether they must stop."""
-
-    __slots__ = ("_event", "_other")
 
     def __init__(self, event: Event, other: Event) -> None:
         self._event = event
@@ -214,8 +194,6 @@ class _Relay:
 
 class StopSignal:
     """Ends `Candidate.run`: its campaign or its term."""
-
-    __slots__ = ("_engine", "_event", "_name", "_set", "done")
 
     def __init__(self, engine: Engine[Any], name: str) -> None:
         """Not set. `done` is set by the faces when `Candidate.run` has returned."""
@@ -257,35 +235,18 @@ def with_value(record: LeaseRecord, metadata: str | Mapping[str, object] | None)
 class Candidate(Generic[T]):
     """One client's part in an election."""
 
-    __slots__ = ("_engine", "_grace", "_settings")
-
     def __init__(
         self,
         engine: Engine[Any],
         name: str,
+        make_term: Callable[[Engine[Any], LeaseRecord], T],
         *,
         ttl: Seconds | timedelta | None,
         grace: Seconds | timedelta | None,
         value: object,
-        make_term: Callable[[Engine[Any], LeaseRecord], T],
-        label: str | None = None,
+        label: str | None,
     ) -> None:
-        """
-        Describe an election. Nothing is sent.
-
-        Args:
-            engine: The client's.
-            name: See `lockkit.Client.election`, as for those that follow.
-            ttl: See there.
-            grace: See there.
-            value: See there.
-            make_term: The term class of the API in use.
-            label: See there.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            LockError: The client is closed.
-        """
+        """Describe an election as ``Client.election`` does; `make_term` is the term class of the API in use."""
         metadata = None if value is None else {"value": value}
         settings = engine.settings(name, ttl=ttl, timeout=None, metadata=metadata, label=label)
         self._engine = engine
@@ -316,13 +277,7 @@ class Candidate(Generic[T]):
         return self._engine.url
 
     def check_run(self, work: object, stop: object) -> None:
-        """
-        Check the arguments of `run` as the application gave them.
-
-        Raises:
-            ConfigurationError: `work` is no function, or a coroutine function in the sync API; or `stop` is an event of
-                the other API, which could not end the run, or whose wait would stop the event loop.
-        """
+        """Check the arguments of `run` as the application gave them."""
         awaits = self._engine.runtime.kind != "blocking"
         wait, is_set = getattr(stop, "wait", None), getattr(stop, "is_set", None)
         if not callable(work):
@@ -342,16 +297,7 @@ class Candidate(Generic[T]):
         return StopSignal(self._engine, self.name)
 
     def watch(self, signal: StopSignal, wait: Callable[[], bool]) -> None:
-        """
-        Set the signal from the background when the application's own event is set.
-
-        Args:
-            signal: Of one call of `run`.
-            wait: Waits for the event for a while and tells whether it is set.
-
-        Raises:
-            LockError: No thread can be started.
-        """
+        """Set the signal when `wait`, which waits for a while, tells that the application's own event is set."""
         runtime = self._engine.runtime
 
         async def look() -> None:
@@ -360,28 +306,12 @@ class Candidate(Generic[T]):
                     signal.set()
                     return
 
-        try:
-            runtime.spawn("lockkit-election-stop", look)
-        except RuntimeError as error:
-            message = f"cannot watch the stop event of election {self.name!r} at {self.url}: {error}"
-            raise LockError(message, name=self.name, backend=self.url) from error
+        runtime.spawn("lockkit-election-stop", look)
 
     # -- campaign ----------------------------------------------------------------------------------------------------
 
     async def campaign(self, timeout: Seconds | timedelta | None) -> T:
-        """
-        Wait to be elected.
-
-        Args:
-            timeout: Seconds; None without limit, 0 tries once.
-
-        Raises:
-            LockTimeout: Another leader stayed for the whole wait.
-            BackendUnavailable: No answer to the end of the wait, or for ``unavailable_after`` without a timeout.
-            ConfigurationError: The timeout is wrong; or the backend granted a shorter ttl, for which the grace is too
-                long.
-            LockError: The client is closed.
-        """
+        """Wait to be elected."""
         seconds = validation.timeout(timeout, name=self.name, backend=self.url)
         return await self._campaign(self._settings, seconds)
 
@@ -426,20 +356,7 @@ class Candidate(Generic[T]):
     # -- run ---------------------------------------------------------------------------------------------------------
 
     async def run(self, work: Callable[[T], Any], signal: StopSignal) -> Any:  # noqa: ANN401 - what the work returns
-        """
-        Campaign and do the work, again after each loss.
-
-        Args:
-            work: Called with the term.
-            signal: Ends the campaign or the term.
-
-        Returns:
-            What `work` returned when it ended by itself or on the signal; None if the signal came during a campaign.
-
-        Raises:
-            BackendUnavailable: No answer for ``unavailable_after`` during a campaign.
-            LockError: The client is closed.
-        """
+        """Campaign and do the work, again after each loss; None if the signal came during a campaign."""
         settings = replace(self._settings, given_up=signal.is_set)
         while not signal.is_set():
             try:
@@ -477,12 +394,7 @@ class Candidate(Generic[T]):
     # -- who leads -----------------------------------------------------------------------------------------------------
 
     async def leader(self) -> Leader | None:
-        """
-        Ask the backend who leads now.
-
-        Raises:
-            BackendUnavailable: It cannot be asked.
-        """
+        """Ask the backend who leads now."""
         holders = await self._engine.holders(self.name)
         return _leader_of(holders[0]) if holders else None
 
@@ -504,8 +416,6 @@ class Observer:
     missed. During an outage it retries, and reports nothing.
     """
 
-    __slots__ = ("_candidate", "_engine", "_failing", "_newest", "_pause_max", "_seen", "_stale")
-
     def __init__(self, engine: Engine[Any], candidate: Candidate[Any]) -> None:
         """Made by `Candidate.observe`."""
         self._engine = engine
@@ -517,13 +427,7 @@ class Observer:
         self._failing = False
 
     async def next(self) -> Leader | None:
-        """
-        Return the present leader at the first call, then wait for each change; None while nobody leads.
-
-        Raises:
-            ObservingEnded: The client was closed.
-            ConfigurationError: The server refuses the credentials.
-        """
+        """Return the leader, None while there is none: the first at once, then each change, to `ObservingEnded`."""
         client = self._engine.client
         while not client.closed:
             try:

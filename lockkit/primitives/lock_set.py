@@ -28,21 +28,10 @@ from lockkit.engine.acquisition import ANSWER_GRACE, UNDO_SECONDS, UNDO_SECONDS_
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
-from lockkit.engine.settings import LockSettings, LostCallback
+from lockkit.engine.settings import INHERIT, Inherit, LockOptions, LockSettings, LostCallback
 from lockkit.errors import ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.runtime import Runtime
 from lockkit.units import Instant, Seconds
-
-__all__ = [
-    "NAMES_MAX",
-    "BaseLeaseSet",
-    "LeaseSetCore",
-    "LockSetCore",
-    "SetMember",
-    "members_of",
-    "name_templates",
-    "names_of",
-]
 
 log = logging.getLogger("lockkit")
 
@@ -57,28 +46,8 @@ T = TypeVar("T")
 # -- which locks -------------------------------------------------------------------------------------------------------
 
 
-def names_of(names: Iterable[str]) -> list[str]:
-    """
-    Return the names that the caller gave for a set.
-
-    Raises:
-        ConfigurationError: A single name, or no list.
-    """
-    return _listed(names, "locks() takes a list of lock names, such as ['acct:1', 'acct:2']")
-
-
 def members_of(locks: Iterable[T], lock_class: type[T], module: str) -> list[T]:
-    """
-    Return the locks that the caller gave for a set across clients.
-
-    Args:
-        locks: What the caller gave.
-        lock_class: The lock of the API in use.
-        module: Where that API is imported from.
-
-    Raises:
-        ConfigurationError: One of them is no lock of that API.
-    """
+    """Return the locks that the caller gave for a set across clients."""
     given = _listed(locks, f"{module}.locks() takes a list of locks, such as [client.lock('a'), other.lock('b')]")
     for lock in given:
         if not isinstance(lock, lock_class):
@@ -169,25 +138,41 @@ class LockSetCore(Generic[L]):
         members: In the order in which they are acquired; each lock once.
         timeout: Seconds for all of them together; None without limit.
         on_lost: Called when the first lease of a set is lost.
+        cancel_on_lost: ``async with`` cancels its body then.
     """
 
-    __slots__ = ("members", "on_lost", "timeout")
+    __slots__ = ("cancel_on_lost", "members", "on_lost", "timeout")
 
     def __init__(
         self,
         members: Sequence[SetMember[L]],
         timeout: Seconds | timedelta | None,
         on_lost: LostCallback | None,
+        *,
+        cancel_on_lost: bool = False,
     ) -> None:
-        """
-        Check and sort. Nothing is sent.
-
-        Raises:
-            ConfigurationError: None, too many, or a wrong timeout or callback.
-        """
+        """Check and sort. Nothing is sent."""
         self.members = _in_order(members)
         self.timeout = validation.timeout(timeout)
+        self.cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
         self.on_lost = None if on_lost is None else validation.on_lost(on_lost, awaits=self.awaits)
+
+    @classmethod
+    def of_names(
+        cls,
+        engine: Engine[L],
+        names: Iterable[str],
+        function: Callable[..., object],
+        options: LockOptions,
+        *,
+        cancel_on_lost: bool = False,
+    ) -> LockSetCore[L]:
+        """Make a set of one client's locks from the arguments of `function`: ``Client.locks`` of the API in use."""
+        on_lost, timeout = options.pop("on_lost", None), options.get("timeout", INHERIT)
+        listed = _listed(names, "locks() takes a list of lock names, such as ['acct:1', 'acct:2']")
+        members = [SetMember(engine, engine.settings(name, function, **options)) for name in listed]
+        within = engine.default_timeout if isinstance(timeout, Inherit) else timeout
+        return cls(members, within, on_lost, cancel_on_lost=cancel_on_lost)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -208,30 +193,17 @@ class LockSetCore(Generic[L]):
         """Return a set with other names: those of `members`, in that order, with their fields filled in."""
         assert len(names) == len(self.members), "a name for each lock"
         members = [member.named(name) for member, name in zip(self.members, names, strict=True)]
-        return LockSetCore(members, self.timeout, self.on_lost)
+        return LockSetCore(members, self.timeout, self.on_lost, cancel_on_lost=self.cancel_on_lost)
 
-    async def acquire(self, leases: LeaseSetCore[L], timeout: Seconds | None) -> None:
-        """
-        Acquire all of them, or none.
-
-        Args:
-            leases: An empty set, which is filled. It is empty again if this raises.
-            timeout: Seconds for all together, None without limit, 0 to try each once.
-
-        Raises:
-            LockTimeout: One was busy to the end of the wait.
-            LockLost: One was lost while lockkit waited for the others.
-            BackendUnavailable: No answer to the end of the wait.
-            LockError: A client was closed.
-        """
-        runtime = self.runtime
+    async def acquire(self, timeout: Seconds | None) -> LeaseSetCore[L]:
+        """Acquire all of them, or none, within `timeout` seconds for all together."""
+        runtime, leases = self.runtime, LeaseSetCore(self)
         began = runtime.now()
         answer_by = inf if timeout is None else began + timeout + ANSWER_GRACE
         member = self.members[0]
         try:
             left = timeout
             for member in self.members:
-                # `append` is looked up before the call that acquires, so no interrupt strikes between the two.
                 leases.acquired.append((member, await member.engine.acquire(member.settings, left)))
                 left = None if timeout is None else max(0.0, began + timeout - runtime.now())
             leases.complete(self.on_lost)
@@ -243,6 +215,7 @@ class LockSetCore(Generic[L]):
         except BaseException:
             await leases.undo(answer_by)
             raise
+        return leases
 
     def _timed_out(self, error: LockTimeout, member: SetMember[L], waited: Seconds) -> LockError:
         """Say which lock was busy, and what the set as a whole has waited."""
@@ -253,17 +226,7 @@ class LockSetCore(Generic[L]):
 def name_templates(
     core: LockSetCore[Any], function: Callable[..., Any], *, coroutine: bool = False
 ) -> list[NameTemplate]:
-    """
-    Bind the names of a set to the function that it decorates.
-
-    Args:
-        core: The set.
-        function: To be decorated.
-        coroutine: It must be a coroutine function.
-
-    Raises:
-        ConfigurationError: It cannot be decorated, or a field names no parameter.
-    """
+    """Bind the names of a set to the function that it decorates."""
     templates = [NameTemplate(member.template, function, backend=member.engine.url) for member in core.members]
     first = templates[0]
     if first.wraps_coroutine or (coroutine and not first.is_coroutine):
@@ -319,12 +282,7 @@ class LeaseSetCore(Generic[L]):
         return 0.0 if self.released else min(record.remaining() for record in self.records)
 
     def check(self) -> None:
-        """
-        Raise unless all are held.
-
-        Raises:
-            LockLost: One is not.
-        """
+        """Raise unless all are held."""
         if self.released:
             raise self._released_error()
         for record in self.records:
@@ -395,13 +353,7 @@ class LeaseSetCore(Generic[L]):
         self.check()
 
     async def release(self) -> None:
-        """
-        Release all, the last first; each is tried.
-
-        Raises:
-            LockLost: One was lost before.
-            BackendUnavailable: No answer for one; call again, or leave it to the ttl.
-        """
+        """Release all, the last first; each is tried."""
         self.released = True
 
         async def give_back(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
@@ -410,15 +362,7 @@ class LeaseSetCore(Generic[L]):
         await self._each(give_back, RELEASE_SECONDS)
 
     async def leave(self, error: BaseException | None) -> None:
-        """
-        Release all at the end of a ``with`` block, as `Releases.leave` does with one.
-
-        Args:
-            error: What the body raised.
-
-        Raises:
-            LockLost: The body ended well, but one was lost before.
-        """
+        """Release all at the end of a ``with`` block, as `Releases.leave` does with one."""
         self.released = True
 
         async def leave(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
@@ -427,12 +371,7 @@ class LeaseSetCore(Generic[L]):
         await self._each(leave, RELEASE_SECONDS)
 
     async def leave_cancelled(self) -> NoReturn:
-        """
-        Release all at the end of a block whose body was cancelled because a lease was lost.
-
-        Raises:
-            LockLost: Always.
-        """
+        """Release all at the end of a block whose body was cancelled because a lease was lost."""
         lost = next(record for record in self.records if record.lost)
         await self.leave(None)
         raise lost.lost_error()  # leave() does not raise it with raise_on_lost=False
@@ -443,9 +382,6 @@ class LeaseSetCore(Generic[L]):
 
         Takes at most about `UNDO_SECONDS`, and not longer than the caller has time; what the backend has not answered
         by then goes on in the background.
-
-        Args:
-            answer_by: When the caller must be back, client monotonic clock.
         """
         self.released = True
         if not self.acquired:
@@ -474,12 +410,13 @@ class LeaseSetCore(Generic[L]):
         errors: list[LockError] = []
         runtime = self.locks.runtime
         until = runtime.now() + seconds
-        counts = [(entry, _record(entry[1]).count) for entry in reversed(self.acquired)]
+        left, self.acquired = self.acquired, []
         try:
-            await self._each_once(counts, action, until, errors)
+            await self._each_of(left, action, until, errors)
         except BaseException as interrupt:
-            # Cut short between two leases or within one. Nothing that a further cancellation could stop.
-            await runtime.settle(self._each_once(counts, action, until, errors, again=True), seconds)
+            # Cut short within one lease, whose release is sent all the same. Nothing that a further cancellation could
+            # stop.
+            await runtime.settle(self._each_of(left, action, until, errors), seconds)
             _add_notes(interrupt, errors)
             raise
         try:
@@ -489,31 +426,23 @@ class LeaseSetCore(Generic[L]):
         finally:
             errors.clear()  # each refers to frames that refer to the list
 
-    async def _each_once(
+    async def _each_of(
         self,
-        counts: Sequence[tuple[tuple[SetMember[L], L], int]],
+        left: list[tuple[SetMember[L], L]],
         action: Callable[[SetMember[L], LeaseRecord, Instant], Coroutine[Any, Any, None]],
         until: Instant,
         errors: list[LockError],
-        *,
-        again: bool = False,
     ) -> None:
-        for entry, count in counts:
-            member, record = entry[0], _record(entry[1])
-            if entry not in self.acquired:
-                continue  # done before the interrupt
+        while left:
+            member, lease = left.pop()
             # The first that hangs may take all of the time; the others are still tried.
             answer_by = max(until, self.locks.runtime.now() + UNDO_SECONDS_MIN)
             try:
-                # A lease that was entered again belongs to an outer block too: it must not be counted down twice.
-                if not again or record.count == count:
-                    await action(member, record, answer_by)
-            except LockLost as error:
-                errors.append(error)
+                await action(member, _record(lease), answer_by)
             except LockError as error:
                 errors.append(error)
-                continue  # release() may be called again
-            self.acquired.remove(entry)
+                if not isinstance(error, LockLost):
+                    self.acquired.insert(0, (member, lease))  # release() may be called again
 
 
 class BaseLeaseSet(Generic[L]):

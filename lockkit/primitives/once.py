@@ -3,7 +3,7 @@ Once: a piece of work that is done at most once per key, as long as its record i
 
 A key is absent, running, or done. *Running* is a lock, apart from the locks of the same name, under a lease that is
 renewed: a slow first run is not overtaken, and a crashed one runs again after its ttl. *Done* is a note on that lock
-(`lockkit.engine.notes`), which only the present holder can write. The holder releases the lock after that.
+(`lockkit.engine.lookup`), which only the present holder can write. The holder releases the lock after that.
 
 ::
 
@@ -28,7 +28,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from lockkit import validation
 from lockkit.backend import Holder, apart
@@ -40,8 +40,6 @@ from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, S
 from lockkit.runtime import wall_clock
 from lockkit.units import Seconds
 from lockkit.validation import check_depth, decode_json
-
-__all__ = ["RESULT_BYTES_MAX", "SPACE", "Attempt", "Call", "Once", "OnceDone", "OnceRunning", "OnceSettings", "Outcome"]
 
 log = logging.getLogger("lockkit")
 
@@ -135,12 +133,7 @@ class OnceDone:
 def check_settings(
     lock: LockSettings, keep: float | timedelta, match: object, store_errors: object, url: str
 ) -> OnceSettings:
-    """
-    Validate the arguments of ``client.once``. Nothing is sent.
-
-    Raises:
-        ConfigurationError: One of them is wrong.
-    """
+    """Validate the arguments of ``client.once``. Nothing is sent."""
     kinds: tuple[Any, ...] = store_errors if isinstance(store_errors, tuple) else (store_errors,)
     problem = ""
     with validation.about(lock.name, url):
@@ -166,12 +159,7 @@ class Once:
     """``client.once``, without the colour of the API: runs a piece of work at most once per key."""
 
     def __init__(self, engine: Engine[Any], settings: OnceSettings) -> None:
-        """
-        Send nothing yet.
-
-        Raises:
-            Unsupported: The backend has no notes.
-        """
+        """Send nothing yet."""
         engine.notes.require("once()")
         self.engine = engine
         self.settings = settings
@@ -189,41 +177,19 @@ class Once:
         store_errors: tuple[type[BaseException], ...] | type[BaseException],
         label: str | None = None,
     ) -> Once:
-        """
-        Make it from the arguments of ``client.once``.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-            Unsupported: The backend has no notes.
-        """
+        """Make it from the arguments of ``client.once``."""
         lock = engine.settings(key, ttl=ttl, timeout=timeout, label=label)
         settings = check_settings(lock, keep, match, store_errors, engine.url)
         return cls(engine, settings)
 
     def named(self, key: str, match: str | None) -> Once:
-        """
-        Fill in the templates of key and ``match``.
-
-        Raises:
-            ConfigurationError: The key is no valid name.
-        """
+        """Fill in the templates of key and ``match``."""
         settings = self.settings
         lock = self.engine.named(settings.lock, key)
         return Once(self.engine, replace(settings, lock=lock, match=match))
 
     async def begin(self) -> Attempt:
-        """
-        Find out whether the key is done; if it is not, hold it.
-
-        Returns:
-            The attempt: with the stored result, or with the lease under which to do the work.
-
-        Raises:
-            KeyReused: The key is done, with another ``match``.
-            StoredError: The key is done, and its run ended with a stored error.
-            LockTimeout: Another run was under way for the whole wait.
-            BackendUnavailable: No answer.
-        """
+        """Find out whether the key is done; if it is not, hold it."""
         settings, notes = self.settings, self.engine.notes
         key = settings.lock.name
         name = apart(SPACE, key)
@@ -245,16 +211,7 @@ class Once:
         return self._repeat(outcome)
 
     async def state(self) -> OnceRunning | OnceDone | None:
-        """
-        Look at the key, without running anything.
-
-        Returns:
-            None if it is neither done nor under way.
-
-        Raises:
-            BackendUnavailable: No answer.
-            LockError: The record was not written by this version of lockkit.
-        """
+        """Look at the key, without running anything."""
         key = self.settings.lock.name
         note = await self.engine.notes.read(apart(SPACE, key))
         outcome = None if note is None else decode(note.text, key, self.engine.url)
@@ -269,16 +226,7 @@ class Once:
         return OnceDone(outcome.since, until, outcome.result, outcome.error, outcome.match)
 
     async def forget(self) -> bool:
-        """
-        Forget that the key is done: the next call runs again. A run that is under way is left alone.
-
-        Returns:
-            False if it is not done.
-
-        Raises:
-            BackendUnavailable: No answer.
-            LockLost: The lease under which it is forgotten ended first.
-        """
+        """Forget that the key is done: the next call runs again. A run that is under way is left alone."""
         name = apart(SPACE, self.settings.lock.name)
         if not isinstance(await self.state(), OnceDone):
             return False
@@ -320,29 +268,14 @@ class Call:
     __slots__ = ("_match", "_once", "template")
 
     def __init__(self, once: Once, function: Callable[..., Any]) -> None:
-        """
-        Check the fields against the function's parameters.
-
-        Args:
-            once: Its key and ``match`` are templates.
-            function: The decorated function.
-
-        Raises:
-            ConfigurationError: A generator function, or a field that is no parameter of the function.
-        """
+        """Check the fields against the function's parameters."""
         settings, url = once.settings, once.engine.url
         self._once = once
         self.template = NameTemplate(settings.lock.name, function, backend=url)
         self._match = None if settings.match is None else NameTemplate(settings.match, function, backend=url)
 
     def named(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Once:
-        """
-        Fill in the templates for one call.
-
-        Raises:
-            TypeError: The arguments do not fit the function.
-            ConfigurationError: A field cannot be formatted, or the key is no valid name.
-        """
+        """Fill in the templates for one call."""
         match = None if self._match is None else self._match.name(arguments, keywords)
         return self._once.named(self.template.name(arguments, keywords), match)
 
@@ -360,14 +293,7 @@ class Attempt:
     __slots__ = ("_completing", "_lease", "_once", "first", "note", "result")
 
     def __init__(self, once: Once, lease: Any | None, result: Any = None) -> None:  # noqa: ANN401 - any JSON
-        """
-        Begin.
-
-        Args:
-            once: Of what.
-            lease: Under which the work is done; None if it is done already.
-            result: The stored result.
-        """
+        """Begin."""
         self._once = once
         self._lease = lease
         self._completing = False
@@ -390,15 +316,7 @@ class Attempt:
         return record
 
     async def done(self, result: Any) -> None:  # noqa: ANN401 - any JSON
-        """
-        Note that the work is done, and free the key.
-
-        Raises:
-            LockLost: The lease ended first: another attempt may run, or have run.
-            BackendUnavailable: The backend did not store the result for a ttl.
-            ConfigurationError: The result cannot be stored; the key is done, without a result.
-            LockError: It is done already.
-        """
+        """Note that the work is done, and free the key."""
         record, outcome, problem = self._record("be completed"), "", None
         self._completing = True
         try:
@@ -412,13 +330,7 @@ class Attempt:
             raise ConfigurationError(message, name=self.key, backend=self._once.engine.url) from problem
 
     async def write(self, text: str, keep: Seconds) -> None:
-        """
-        Write a note that is no completion, such as a count of attempts. See `lockkit.engine.notes.Notes.write`.
-
-        Raises:
-            LockLost: The lease ended first.
-            BackendUnavailable: No answer for a ttl.
-        """
+        """Write a note that is no completion, such as a count of attempts. See `lockkit.engine.lookup.Notes.write`."""
         await self._once.engine.notes.write(self._record("be noted"), text, keep)
 
     async def _complete(self, record: LeaseRecord, outcome: str) -> None:
@@ -438,15 +350,7 @@ class Attempt:
             log.debug("once %r: %s", self.key, error)
 
     async def leave(self, error: BaseException | None) -> None:
-        """
-        End the attempt: store an error that is to be stored, otherwise free a key that is not done.
-
-        Args:
-            error: What the work raised, if it did.
-
-        Raises:
-            LockLost: The work ended well, without completion, after the lease was lost.
-        """
+        """End the attempt: store an error that is to be stored, otherwise free a key that is not done."""
         if self._lease is None:
             return
         record = self._record("be left")
@@ -465,13 +369,38 @@ class Attempt:
             del lease
 
 
-def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
-    """
-    Turn a result into JSON text.
+class BaseAttempt:
+    """One attempt at the work of a key: what it knows without asking, in both APIs."""
 
-    Raises:
-        ValueError: It is no JSON, or its text is too long.
-    """
+    __slots__ = ("_attempt",)
+    _api: ClassVar[str]
+
+    def __init__(self, attempt: Attempt) -> None:
+        """Made by ``with client.once(…)``."""
+        self._attempt = attempt
+
+    @property
+    def first(self) -> bool:
+        """The key is not known to be done: do the work, and call `done`."""
+        return self._attempt.first
+
+    @property
+    def key(self) -> str:
+        """The key, the same for each attempt: give it to a provider that recognises repeats itself."""
+        return self._attempt.key
+
+    @property
+    def result(self) -> Any:  # noqa: ANN401 - any JSON
+        """The stored result, or what `done` was called with; None without one."""
+        return self._attempt.result
+
+    def __repr__(self) -> str:
+        """Show key and state."""
+        return f"<{self._api}.Attempt {self.key!r} {'first' if self.first else 'repeat'}>"
+
+
+def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
+    """Turn a result into JSON text."""
     try:
         text = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
@@ -492,12 +421,7 @@ def encode_error(error: BaseException) -> str:
 
 
 def decode(text: str, key: str, url: str) -> Outcome | None:
-    """
-    Read a note; None if it is no completion.
-
-    Raises:
-        LockError: lockkit did not write it. Nothing runs then: it may be the completion of a newer version.
-    """
+    """Read a note; None if it is no completion."""
     try:
         value = decode_json(text)
         if value["done"] == 0:

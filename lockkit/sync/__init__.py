@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockkit.engine.settings import LockOptions
 from lockkit.primitives.election import Leader
 from lockkit.primitives.once import OnceDone, OnceRunning
 from lockkit.sync.client import Client, connect, from_client
@@ -9,8 +10,7 @@ from lockkit.sync.election import Election, Term
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, ThreadingLock
 from lockkit.sync.lock_set import LeaseSet, LockSet, locks
-from lockkit.sync.rwlock import RWLock
-from lockkit.sync.semaphore import Semaphore
+from lockkit.sync.sharing import RWLock, Semaphore
 
 __all__ = [
     "Client",
@@ -19,6 +19,7 @@ __all__ = [
     "Lease",
     "LeaseSet",
     "Lock",
+    "LockOptions",
     "LockSet",
     "OnceDone",
     "OnceRunning",

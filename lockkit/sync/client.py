@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
 from lockkit.backend import Capabilities, Holder
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
 from lockkit.engine.engine import Engine
-from lockkit.engine.listing import Kind, Listing
-from lockkit.engine.settings import INHERIT, Inherit, LockOptions, LostCallback, skipping_timeout
+from lockkit.engine.lookup import Kind, Listing
+from lockkit.engine.settings import INHERIT, LockOptions, skipping_timeout
 from lockkit.lease import OtherApi
 from lockkit.primitives import once as core
-from lockkit.primitives.lock_set import LockSetCore, SetMember, names_of
+from lockkit.primitives.election import Candidate
+from lockkit.primitives.lock_set import LockSetCore
 from lockkit.runtime import BlockingRuntime, drive
-from lockkit.sync.election import Election
+from lockkit.sync.election import Election, Term
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock, SkippingLock
 from lockkit.sync.lock_set import LockSet
 from lockkit.sync.once import Once
-from lockkit.sync.rwlock import RWLock
-from lockkit.sync.semaphore import Semaphore
+from lockkit.sync.sharing import RWLock, Semaphore
 from lockkit.units import Seconds
 
 __all__ = ["Client", "connect", "from_client"]
@@ -100,227 +99,73 @@ class Client:
     @overload
     def lock(self, name: str, *, on_busy: Literal["raise"] = "raise", **options: Unpack[LockOptions]) -> Lock: ...
 
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        on_busy: Literal["raise", "skip"] = "raise",
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
-    ) -> Lock:
+    def lock(self, name: str, *, on_busy: Literal["raise", "skip"] = "raise", **options: Unpack[LockOptions]) -> Lock:
         """
         Describe a lock. Nothing is sent yet.
 
         Args:
             name: 1 to 255 UTF-8 bytes without NUL. Names that differ in any byte are different locks.
-            ttl: Seconds after which the backend frees the lock unless it is renewed: how long others wait for a crashed
-                holder. None: the client's default (30 s unless configured).
-            timeout: Seconds that the caller waits; None without limit, 0 tries once. By default the client's (without
-                limit unless configured).
-            renew: Extend the ttl in the background while held. With False the lease ends at its ttl.
-            reentrant: The thread that holds the lock through this client gets the same lease again, counted. In a
-                thread that runs an event loop: the task that holds it.
-            max_hold: Seconds after which renewal ends, so that a stuck holder loses the lock.
-            metadata: Text or a mapping of JSON values, shown by `holders`. Never a secret.
-            on_lost: Called once with ``(lease, reason)`` if the lease is lost, from a thread of its own.
-            raise_on_lost: Leaving ``with`` after a loss raises `LockLost`; False only logs it.
             on_busy: What the decorator does when the lock stays busy: ``"raise"`` raises `LockTimeout`, ``"skip"``
                 returns None without running the function (then ``timeout`` is 0 by default). A ``with`` block cannot
                 be skipped and raises: see `Lock.attempt`.
-            label: The label under which metrics count the lock, such as ``seat:{seat}``; see `lockkit.add_observer`.
-                By default the decorator's name with its fields; without a decorator, none.
+            **options: See `LockOptions`.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        if unknown:
-            raise unknown_parameter(Client.lock, unknown)
         if on_busy != "raise":
-            timeout = skipping_timeout(on_busy, timeout, name=name, backend=self._engine.url)
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-            label=label,
-        )
-        return (Lock if on_busy == "raise" else SkippingLock)(self._engine, settings, on_busy=on_busy)
+            options["timeout"] = skipping_timeout(on_busy, options.get("timeout", INHERIT), name, self._engine.url)
+        settings = self._engine.settings(name, Client.lock, **options)
+        settings.skips = on_busy != "raise"
+        return (SkippingLock if settings.skips else Lock)(self._engine, settings)
 
-    def rwlock(
-        self,
-        name: str,
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
-    ) -> RWLock:
+    def rwlock(self, name: str, **options: Unpack[LockOptions]) -> RWLock:
         """
         Describe a read/write lock. Nothing is sent yet.
 
         Args:
             name: As for `lock`, whose locks of the same name are the write side.
-            ttl: As for `lock`.
-            timeout: As for `lock`.
-            renew: As for `lock`.
-            reentrant: The thread that holds the write side gets its lease again for writing too.
-            max_hold: As for `lock`.
-            metadata: As for `lock`.
-            on_lost: As for `lock`.
-            raise_on_lost: As for `lock`.
-            label: As for `lock`.
+            **options: See `LockOptions`. With ``reentrant``, the thread that holds the write side gets its lease again
+                for writing too.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        if unknown:
-            raise unknown_parameter(Client.rwlock, unknown)
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-            label=label,
-            nests=True,
-        )
-        return RWLock(self._engine, settings)
+        return RWLock(self._engine, self._engine.settings(name, Client.rwlock, True, **options))  # noqa: FBT003 - nests
 
-    def semaphore(
-        self,
-        name: str,
-        limit: int,
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
-    ) -> Semaphore:
+    def semaphore(self, name: str, limit: int, **options: Unpack[LockOptions]) -> Semaphore:
         """
         Describe a semaphore. Nothing is sent yet.
 
         Args:
             name: As for `lock`; where the backend has a lock for each slot, at most 240 bytes.
             limit: How many permits may be held at the same time, 1 to 1,000. Clients may give different ones.
-            ttl: As for `lock`.
-            timeout: As for `lock`.
-            renew: As for `lock`.
-            reentrant: The thread that holds a permit gets it again, counted.
-            max_hold: As for `lock`.
-            metadata: As for `lock`.
-            on_lost: As for `lock`.
-            raise_on_lost: As for `lock`.
-            label: As for `lock`.
+            **options: See `LockOptions`. With ``reentrant``, the thread that holds a permit gets it again, counted.
 
         Raises:
             ConfigurationError: One of them is wrong.
             Unsupported: The backend has no semaphores.
             LockError: The client is closed.
         """
-        if unknown:
-            raise unknown_parameter(Client.semaphore, unknown)
-        settings = self._engine.settings(
-            name,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            reentrant=reentrant,
-            max_hold=max_hold,
-            metadata=metadata,
-            on_lost=on_lost,
-            raise_on_lost=raise_on_lost,
-            label=label,
-        )
+        settings = self._engine.settings(name, Client.semaphore, **options)
         return Semaphore(self._engine, self._engine.permit_settings(settings, limit))
 
-    def locks(
-        self,
-        names: Iterable[str],
-        *,
-        ttl: Seconds | timedelta | None = None,
-        timeout: Seconds | timedelta | Inherit | None = INHERIT,
-        renew: bool = True,
-        reentrant: bool = False,
-        max_hold: Seconds | timedelta | None = None,
-        metadata: str | Mapping[str, object] | None = None,
-        on_lost: LostCallback | None = None,
-        raise_on_lost: bool = True,
-        label: str | None = None,
-        **unknown: Unpack[NoOthers],
-    ) -> LockSet:
+    def locks(self, names: Iterable[str], **options: Unpack[LockOptions]) -> LockSet:
         """
         Describe several locks that are held together or not at all. Nothing is sent yet. See `LockSet`.
 
         Args:
             names: At least 1, at most 100 names; a name that is there twice counts once. Their order does not matter.
-            ttl: Of each lock, see `lock`.
-            timeout: Seconds that the caller waits for all of them together; None without limit, 0 tries each once.
-                By default the client's (without limit unless configured).
-            renew: See `lock`.
-            reentrant: See `lock`.
-            max_hold: See `lock`.
-            metadata: See `lock`; stored beside each.
-            on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
-            raise_on_lost: See `lock`.
-            label: See `lock`; of each.
+            **options: See `LockOptions`; of each lock. But ``timeout`` counts for all of them together (0 tries each
+                once), and ``on_lost`` is called once, with the first lease that is lost.
 
         Raises:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        if unknown:
-            raise unknown_parameter(Client.locks, unknown)
-        within = self._engine.default_timeout if isinstance(timeout, Inherit) else timeout
-        members = [
-            SetMember(
-                self._engine,
-                self._engine.settings(
-                    name,
-                    ttl=ttl,
-                    timeout=timeout,
-                    renew=renew,
-                    reentrant=reentrant,
-                    max_hold=max_hold,
-                    metadata=metadata,
-                    on_lost=None,
-                    raise_on_lost=raise_on_lost,
-                    label=label,
-                ),
-            )
-            for name in names_of(names)
-        ]
-        return LockSet(LockSetCore(members, within, on_lost))
+        return LockSet(LockSetCore.of_names(self._engine, names, Client.locks, options))
 
     def election(
         self,
@@ -346,7 +191,7 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        return Election(self._engine, name, ttl=ttl, grace=grace, value=value, label=label)
+        return Election(Candidate(self._engine, name, Term, ttl=ttl, grace=grace, value=value, label=label))
 
     def once(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
-from lockkit.lease import MakesLeases, OtherApi
+from lockkit.lease import BaseElection, OtherApi
 from lockkit.primitives.election import Candidate, Leader, Observer, ObservingEnded, Tenure, with_value
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -76,32 +76,14 @@ class Term(Lease):
         self.release()
 
 
-class Election(MakesLeases):
+class Election(BaseElection):
     """A named election of a client. Holds nothing itself: every campaign that is won is a `Term` of its own."""
 
-    __slots__ = ("_candidate",)
+    __slots__ = ()
     _lease_from = "term = election.campaign()"
     __aenter__ = OtherApi("election.campaign()")
-
-    def __init__(
-        self,
-        engine: Engine[Lease],
-        name: str,
-        *,
-        ttl: Seconds | timedelta | None,
-        grace: Seconds | timedelta | None,
-        value: object,
-        label: str | None = None,
-    ) -> None:
-        """Made by `Client.election`."""
-        self._candidate: Candidate[Term] = Candidate(
-            engine, name, ttl=ttl, grace=grace, value=value, make_term=Term, label=label
-        )
-
-    @property
-    def name(self) -> str:
-        """Name of the election."""
-        return self._candidate.name
+    _api = "lockkit"
+    _candidate: Candidate[Term]
 
     def campaign(self, timeout: Seconds | timedelta | None = None) -> Term:
         """
@@ -166,10 +148,6 @@ class Election(MakesLeases):
         closed.
         """
         return _Leaders(self._candidate.observe())
-
-    def __repr__(self) -> str:
-        """Show name and backend."""
-        return f"<lockkit.Election {self.name!r} at {self._candidate.url}>"
 
 
 class _Leaders:

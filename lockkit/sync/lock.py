@@ -9,15 +9,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, cast, overload
 
-from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
-from lockkit.configuration.peer_parameters import NoOthers, unknown_parameter
 from lockkit.engine.engine import Engine
-from lockkit.engine.settings import LockSettings
+from lockkit.engine.settings import NoOthers, unknown_parameter
 from lockkit.errors import ConfigurationError
-from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack, WithStack
+from lockkit.lease import INHERIT, BaseLock, Inherit, OtherApi, SharedWithStack, WithStack
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.units import Seconds
@@ -28,30 +26,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Lock(MakesLeases):
+class Lock(BaseLock):
     """
     A named lock of a client. Holds nothing itself: every acquisition is a `Lease` of its own.
 
     May be used again, by many threads at once, as a context manager, and as a decorator.
     """
 
-    __slots__ = ("_blocks", "_engine", "_on_busy", "_settings")
+    __slots__ = ()
     __aenter__ = OtherApi()
-
-    def __init__(
-        self, engine: Engine[Lease], settings: LockSettings, *, on_busy: Literal["raise", "skip"] = "raise"
-    ) -> None:
-        """Made by `Client.lock`."""
-        self._engine = engine
-        self._settings = settings
-        self._on_busy = on_busy
-        exclusive = settings.mode == "exclusive"
-        self._blocks: WithStack[Lease] = WithStack() if exclusive else SharedWithStack()
-
-    @property
-    def name(self) -> str:
-        """Name of the lock."""
-        return self._settings.name
+    _api = "lockkit"
+    _engine: Engine[Lease]
+    _blocks: WithStack[Lease]
 
     def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT, **unknown: Unpack[NoOthers]) -> Lease:
         """
@@ -170,7 +156,7 @@ class Lock(MakesLeases):
             return cast("Callable[P, R]", hold_until_done)
 
         if template.wraps_coroutine:
-            if self._on_busy == "skip":
+            if self._settings.skips:
                 message = (
                     f"lock {self.name!r} with on_busy='skip' cannot decorate {template.label!r}, a plain wrapper "
                     "around a coroutine function: lockkit cannot know whether a call that is skipped must return None "
@@ -204,19 +190,12 @@ class Lock(MakesLeases):
         """Acquire for a call of a decorated function; None if ``on_busy`` skips it."""
         engine = self._engine
         settings = engine.named(self._settings, name)
-        if self._on_busy == "skip":
+        if settings.skips:
             return drive(engine.try_acquire(settings, settings.timeout))
         return drive(engine.acquire(settings, settings.timeout))
 
     def _check_in_set(self) -> None:
         """Raise `ConfigurationError` if it cannot be in a set, which releases the lease without asking the lock."""
-
-    def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
-        return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)
-
-    def __repr__(self) -> str:
-        """Show name and backend."""
-        return f"<lockkit.Lock {self._settings.name!r} at {self._engine.url}>"
 
 
 class SkippingLock(Lock):
@@ -325,12 +304,7 @@ class ThreadingLock:
         lease = self._lock.try_acquire(seconds)
         if lease is None:
             return False
-        entry = (self._current(), lease)
-        try:
-            self._acquired.append(entry)
-        except BaseException:  # interrupted: nobody would release it
-            self._forget(entry)
-            raise
+        self._acquired.append((self._current(), lease))
         return True
 
     def release(self) -> None:
@@ -365,14 +339,9 @@ class ThreadingLock:
 
     def __enter__(self) -> bool:
         """Acquire without limit."""
-        lease = self._lock.acquire(None)
-        entry = (self._current(), lease)
-        try:
-            self._acquired.append(entry)
-            self._blocks.push(entry[0], entry)
-        except BaseException:  # interrupted: nobody would leave the block
-            self._forget(entry)
-            raise
+        entry = (self._current(), self._lock.acquire(None))
+        self._acquired.append(entry)
+        self._blocks.push(entry[0], entry)
         return True
 
     def __exit__(

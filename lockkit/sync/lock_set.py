@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from lockkit import validation
 from lockkit.engine.settings import LostCallback
-from lockkit.errors import LockError, LockTimeout
-from lockkit.lease import INHERIT, Inherit, MakesLeases, OtherApi, SharedWithStack
+from lockkit.errors import LockTimeout
+from lockkit.lease import INHERIT, BaseLockSet, Inherit, OtherApi, SharedWithStack
 from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
@@ -94,13 +94,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
             LockLost: One was lost before: the work since then was not protected.
             BackendUnavailable: No answer for one. Its renewal has stopped; call again, or leave it to the ttl.
         """
-        try:
-            drive(self._core.release())
-        except LockError:
-            raise
-        except BaseException:
-            drive(self._core.undo())
-            raise
+        drive(self._core.release())
 
     def __enter__(self) -> Self:
         """Return itself: all are held already."""
@@ -111,14 +105,10 @@ class LeaseSet(BaseLeaseSet[Lease]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release all, as leaving ``with locks`` does."""
-        try:
-            drive(self._core.leave(error))
-        except BaseException:
-            drive(self._core.undo())
-            raise
+        drive(self._core.leave(error))
 
 
-class LockSet(MakesLeases):
+class LockSet(BaseLockSet):
     """
     Several locks that are held together or not at all. Made by `Client.locks` and `locks`.
 
@@ -128,19 +118,12 @@ class LockSet(MakesLeases):
     other.
     """
 
-    __slots__ = ("_blocks", "_core")
+    __slots__ = ()
     _lease_from = "leases = locks.acquire()"
     __aenter__ = OtherApi()
-
-    def __init__(self, core: LockSetCore[Lease]) -> None:
-        """Made by `Client.locks` and `locks`."""
-        self._core = core
-        self._blocks: SharedWithStack[LeaseSetCore[Lease]] = SharedWithStack()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the locks, in the order in which they are acquired."""
-        return self._core.names
+    _api = "lockkit"
+    _core: LockSetCore[Lease]
+    _blocks: SharedWithStack[LeaseSetCore[Lease]]
 
     def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
         """
@@ -157,7 +140,8 @@ class LockSet(MakesLeases):
             LockError: The wait would never end, as for `Lock.acquire`.
             ConfigurationError: The timeout is wrong, or a server refuses the credentials.
         """
-        return self._acquire(self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout))
+        seconds = self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout)
+        return LeaseSet(drive(self._core.acquire(seconds)))
 
     def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
         """
@@ -178,28 +162,12 @@ class LockSet(MakesLeases):
         except LockTimeout:
             return None
 
-    def _acquire(self, timeout: Seconds | None) -> LeaseSet:
-        core = LeaseSetCore(self._core)
-        try:
-            drive(self._core.acquire(core, timeout))
-            leases = LeaseSet(core)
-        except BaseException:
-            drive(core.undo())  # Ctrl-C may strike when all are acquired, or while they are given back
-            raise
-        return leases
-
     def __enter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
-        core = LeaseSetCore(self._core)
-        try:
-            drive(self._core.acquire(core, self._core.timeout))
-            core.enter()
-            leases = LeaseSet(core)
-            self._blocks.push(self._core.runtime.current(), core)
-        except BaseException:
-            drive(core.undo())
-            raise
-        return leases
+        leases = drive(self._core.acquire(self._core.timeout))
+        leases.enter()
+        self._blocks.push(self._core.runtime.current(), leases)
+        return LeaseSet(leases)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -210,12 +178,7 @@ class LockSet(MakesLeases):
         Raises:
             LockLost: The body ended well, but a lease was lost before (unless ``raise_on_lost=False``).
         """
-        core = self._blocks.pop(self._core.runtime.current)
-        try:
-            drive(core.leave(error))
-        except BaseException:
-            drive(core.undo())
-            raise
+        drive(self._blocks.pop(self._core.runtime.current).leave(error))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """
@@ -252,7 +215,3 @@ class LockSet(MakesLeases):
                 return template.finished(function(*arguments, **keywords))
 
         return hold
-
-    def __repr__(self) -> str:
-        """Show the names."""
-        return f"<lockkit.LockSet {', '.join(map(repr, self.names))}>"

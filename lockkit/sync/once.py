@@ -18,29 +18,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Attempt:
+class Attempt(core.BaseAttempt):
     """One attempt at the work of a key, made by ``with client.once(…)``."""
 
-    __slots__ = ("_attempt",)
-
-    def __init__(self, attempt: core.Attempt) -> None:
-        """Made by `Once`."""
-        self._attempt = attempt
-
-    @property
-    def first(self) -> bool:
-        """The key is not known to be done: do the work, and call `done`."""
-        return self._attempt.first
-
-    @property
-    def key(self) -> str:
-        """The key, the same for each attempt: give it to a provider that recognises repeats itself."""
-        return self._attempt.key
-
-    @property
-    def result(self) -> Any:  # noqa: ANN401 - any JSON
-        """The stored result, or what `done` was called with; None without one."""
-        return self._attempt.result
+    __slots__ = ()
+    _api = "lockkit"
 
     def done(self, result: Any = None) -> None:  # noqa: ANN401 - any JSON
         """
@@ -56,10 +38,6 @@ class Attempt:
             LockError: The key was done before.
         """
         drive(self._attempt.done(result))
-
-    def __repr__(self) -> str:
-        """Show key and state."""
-        return f"<lockkit.Attempt {self.key!r} {'first' if self.first else 'repeat'}>"
 
 
 class Once:
@@ -88,10 +66,8 @@ class Once:
             BackendUnavailable: The backend did not answer.
         """
         attempt = drive(self._once.begin())
-        given = Attempt(attempt)
-        current = self._once.engine.runtime.current()
-        self._blocks.push(current, attempt)  # last: an interrupt from here on finds it in the block
-        return given
+        self._blocks.push(self._once.engine.runtime.current(), attempt)
+        return Attempt(attempt)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

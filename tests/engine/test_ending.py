@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,11 @@ import lockkit.aio
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import renewal
 from lockkit.engine.engine import EXIT_SECONDS, Engine
-from lockkit.engine.leases import Leases
-from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, LockError, LockLost
-from lockkit.runtime import AsyncioRuntime, drive, monotonic
+from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisServer, wait_until
 from tests.engine.scripted import fail, scripted
-from tests.interrupts import CallStrike
 from tests.tries import until, until_async, until_renewed, until_renewed_async
 
 LONG = 60.0
@@ -170,58 +166,6 @@ def test_lease_without_a_body_is_released_by_close() -> None:
     assert not lease.held
     assert not lease.lost
     lease.release()
-
-
-def test_close_forgets_a_lease_whose_end_an_interrupt_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come before a release is sent, which then is not sent: close() does it."""
-    client = lockkit.connect("memory://cut-short")
-    lease = client.lock("x").acquire(0)
-    leases = client._engine.leases
-
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(leases, "drop", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            lease.release()
-    assert leases.records
-
-    client.close()
-
-    with lockkit.connect("memory://cut-short") as other:
-        assert other.holders("x") == []
-
-
-def run_exit(client: lockkit.Client) -> None:
-    """Do what the interpreter's exit does."""
-    done = client._engine.exit(monotonic() + PATIENCE)
-    if done is not None:
-        drive(done.wait(PATIENCE))
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("finish", [lockkit.Client.close, run_exit])
-def test_interrupted_close_can_be_finished(finish: Callable[[lockkit.Client], None]) -> None:
-    """Wherever Ctrl-C strikes while it ends the leases: what it has ended is freed, too."""
-    functions = [Leases.end_all, Leases.all, Leases.drop, Leases._mark_lost, Leases.forget, Releases.end_all]
-    number = 0
-    while True:
-        url = f"memory://interrupted-close-{finish.__name__}-{number}"
-        client, other = lockkit.connect(url), lockkit.connect(url)
-        kept, body = client.lock("kept", ttl=LONG).acquire(), client.lock("body", ttl=LONG).acquire().__enter__()
-        strike = CallStrike(number, *(function.__code__ for function in functions))
-        strike.during(client.close)
-        finish(client)
-
-        assert [*other.names()] == [], f"instant {number}"
-        assert (kept.held, body.held, body.lost) == (False, False, True), f"instant {number}"
-        client.close()
-        other.close()
-        if not strike.struck:
-            break
-        number += 1
-    assert number > 1
 
 
 def test_close_by_two_threads_at_once_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

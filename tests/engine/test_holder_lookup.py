@@ -17,7 +17,7 @@ import lockkit
 from lockkit import aio
 from lockkit.backend import Busy, Grant, Holder, Request
 from lockkit.engine import acquisition
-from lockkit.engine.holder_lookup import holder_of
+from lockkit.engine.lookup import holder_of
 from lockkit.errors import BackendUnavailable, LockHolder, LockTimeout
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.testing.timing import PATIENCE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from math import inf
 
 import pytest
@@ -15,7 +14,7 @@ from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import wait_until
-from tests.interrupts import CallStrike, elsewhere
+from tests.interrupts import elsewhere
 from tests.tries import until
 
 
@@ -94,25 +93,6 @@ def test_head_that_gives_up_at_once_passes_its_turn_on(monkeypatch: pytest.Monke
     assert wait(line, "x", third)
 
 
-def test_leaving_twice_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called again after an interrupt."""
-    line = lines(monkeypatch)
-    first, second, third = Ticket(), Ticket(), Ticket()
-    for place in (first, second, third):
-        line.enter("x", place, wait=True)
-
-    line.leave("x", first)
-    line.leave("x", first)
-
-    assert wait(line, "x", second)
-    assert not wait(line, "x", third, 0.0)
-
-    line.leave("x", second)
-    line.leave("x", second)  # `third` is alone now
-
-    assert not line.enter("x", Ticket(), wait=False)
-
-
 def test_head_that_is_gone_without_leaving_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception from a signal handler may strike before its call could note that it must leave."""
     line = lines(monkeypatch)
@@ -126,38 +106,6 @@ def test_head_that_is_gone_without_leaving_blocks_nobody(monkeypatch: pytest.Mon
     assert wait(line, "x", third)
     del third
     assert line.enter("x", Ticket(), wait=False)
-
-
-def acquire(line: LocalQueues, head: Ticket, second: Ticket) -> None:
-    """Stand in line as an acquisition does; somebody comes behind it."""
-    try:
-        line.enter("x", head, wait=True)
-        line.enter("x", second, wait=True)
-    finally:
-        try:
-            line.leave("x", head)
-        except BaseException:
-            line.leave("x", head)
-            raise
-
-
-@pytest.mark.parametrize("where", ["enter", "leave"])
-def test_interrupt_anywhere_leaves_no_name_without_a_head(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each instant: afterwards the next in line has its turn, and a newcomer after that."""
-    number, struck = 0, True
-    while struck:
-        line = lines(monkeypatch)
-        head, second, third = Ticket(), Ticket(), Ticket()
-        strike = CallStrike(number, getattr(LocalQueues, where).__code__)
-
-        strike.during(partial(acquire, line, head, second))
-
-        if not line.enter("x", third, wait=True):
-            assert wait(line, "x", second), number  # it came in before the interrupt
-            line.leave("x", second)
-            assert wait(line, "x", third), number
-        struck = strike.struck
-        number += 1
 
 
 def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:

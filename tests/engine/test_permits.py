@@ -13,8 +13,7 @@ import pytest
 import lockkit
 from lockkit.backend import Busy, Grant, Request
 from lockkit.backends.memory.backend import MemoryBackend
-from lockkit.engine import permits, semaphore_caps
-from lockkit.engine.semaphore_caps import CAPS_NAME
+from lockkit.engine.semaphore import CAPS_NAME
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
@@ -29,8 +28,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 0, where they have no place in the queue, and from 1, where nobody wakes them."""
-    for module in (permits, semaphore_caps):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 0.05)
     with lockkit.connect(URL) as client, lockkit.connect(URL) as other:
         semaphore = client.semaphore("raised", limit=2)
         semaphore.set_cap(0)
@@ -53,8 +51,7 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("ending", ["closed", "raised"])
 def test_wait_at_a_cap_of_0_ends_at_once(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     """With the client, or when the same client raises the cap: it does not sleep until its next look."""
-    for module in (permits, semaphore_caps):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 3600.0)
     client = lockkit.connect(f"memory://paused-{ending}")
     semaphore = client.semaphore("x", limit=2)
     semaphore.set_cap(0)
@@ -96,7 +93,7 @@ def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest
 
 def test_client_knows_its_own_cap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it has just looked, and if an answer from before the change comes after it."""
-    monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 100.0)
+    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 100.0)
     with lockkit.connect("memory://own-cap") as client:
         semaphore = client.semaphore("x", limit=2)
         semaphore.acquire(timeout=PATIENCE).release()
@@ -145,7 +142,7 @@ def test_caps_that_may_not_be_read_are_one_warning(
             client.semaphore("x", limit=2).acquire(PATIENCE).release()
         assert len(asked) == 1
 
-        monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 0.0)
         client.semaphore("x", limit=2).acquire(PATIENCE).release()
         assert len(asked) == 2
 
@@ -173,7 +170,7 @@ def test_caps_that_cannot_be_read_do_not_delay_a_try(monkeypatch: pytest.MonkeyP
 
 def test_calls_at_the_same_time_share_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that acquire permits of many semaphores ask the backend for caps once."""
-    monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 100.0)
+    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 100.0)
     with lockkit.connect(URL) as client:
         asked, answer = [], threading.Event()
 

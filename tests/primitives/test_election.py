@@ -432,19 +432,6 @@ def test_closing_the_client_ends_the_term_of_a_run() -> None:
     assert term.lost
 
 
-def test_run_that_cannot_watch_its_stop_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not be ended."""
-    client, _ = scripted()
-    refused = fail(RuntimeError("can't start new thread"))
-    monkeypatch.setattr(client._engine.runtime, "spawn", lambda *_: refused())
-
-    with pytest.raises(LockError, match=r"cannot watch the stop event of election 'x' at .*: can't start new thread"):
-        client.election("x").run(lambda _: pytest.fail("it began"), threading.Event())
-
-    monkeypatch.undo()
-    client.close()
-
-
 def test_stop_ends_a_term() -> None:
     """must_stop is True, and what the work returns then is returned."""
     client, _ = scripted()

@@ -23,14 +23,12 @@ from lockkit import aio
 from lockkit.backend import Busy, Grant, Request
 from lockkit.engine.acquisition import UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
-from lockkit.engine.release import Releases
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
-from lockkit.primitives.lock_set import NAMES_MAX, LeaseSetCore, LockSetCore
+from lockkit.primitives.lock_set import NAMES_MAX
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import wait_until
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
-from tests.interrupts import CallStrike
 from tests.tries import until_async
 
 DOWN = BackendUnavailable("down")
@@ -639,104 +637,41 @@ def test_unreachable_at_the_end_of_a_good_body_is_logged(caplog: pytest.LogCaptu
 
 # -- interrupts ------------------------------------------------------------------------------------------------------
 
-NEVER_AWAITED = "ignore:coroutine .* was never awaited:RuntimeWarning"
-"""An interrupt that strikes when a coroutine was made but not begun."""
 
-CODES = [
-    LockSetCore.acquire,
-    LeaseSetCore.complete,
-    LeaseSetCore.enter,
-    LeaseSetCore.check,
-    lockkit.LockSet._acquire,
-    lockkit.LockSet.__enter__,
-]
-UNDOING = [
-    Releases.release,
-    Releases.leave,
-    LeaseSetCore._each,
-    LeaseSetCore._each_once,
-    LeaseSetCore.undo,
-    LeaseSetCore.leave,
-    LeaseSetCore._undo,
-]
+@pytest.mark.parametrize("end", ["block", "release", "undo"])
+def test_interrupt_while_one_is_released_releases_the_others(end: str) -> None:
+    """At the end of a block, by `release`, and when a set that timed out is undone."""
+    client, backend = scripted()
+    other, _ = scripted(space=space(backend))
+    locks = client.locks(["a", "b", "c"], timeout=0)
+    backend.before["release"] = once(fail(KeyboardInterrupt()))
 
+    if end == "block":
+        locks.__enter__()
+        with pytest.raises(KeyboardInterrupt):
+            locks.__exit__(None, None, None)
+    elif end == "release":
+        leases = locks.acquire()
+        with pytest.raises(KeyboardInterrupt):
+            leases.release()
+    else:
+        with other.lock("c"), pytest.raises(KeyboardInterrupt):
+            locks.acquire()
 
-def use(locks: lockkit.LockSet) -> None:
-    """Enter and leave a block, then acquire and release."""
-    with locks:
-        pass
-    leases = locks._acquire(None)
-    try:
-        pass
-    finally:
-        leases.release()
+    assert held(client, "a", "b", "c") == []
+    assert not client._engine.leases.records
 
 
-@pytest.mark.filterwarnings(NEVER_AWAITED)
-@pytest.mark.parametrize("function", CODES, ids=lambda function: function.__qualname__)
-def test_interrupt_anywhere_leaves_none_held(function: Callable[..., Any]) -> None:
-    """At each instant in which Python looks for signals."""
-    number, struck = 0, True
-    while struck:
-        client, _ = scripted()
-        strike = CallStrike(number, function.__code__)
+def test_interrupt_while_waiting_for_one_releases_the_others() -> None:
+    """Ctrl-C in the wait for the last."""
+    client, backend = scripted()
+    other, _ = scripted(space=space(backend))
+    backend.before["wait"] = once(fail(KeyboardInterrupt()))
 
-        strike.during(partial(use, client.locks(["a", "b", "c"])))
+    with other.lock("c"), pytest.raises(KeyboardInterrupt):
+        client.locks(["a", "b", "c"]).acquire()
 
-        assert held(client, "a", "b", "c") == [], number
-        assert not client._engine.leases.records, number
-        struck = strike.struck
-        number += 1
-    assert number > 1
-
-
-def block(locks: lockkit.LockSet) -> None:
-    """Enter and leave."""
-    with locks:
-        pass
-
-
-@pytest.mark.filterwarnings(NEVER_AWAITED)
-@pytest.mark.parametrize("function", UNDOING, ids=lambda function: function.__qualname__)
-@pytest.mark.parametrize("busy", [False, True])
-def test_interrupt_while_releasing_leaves_none_held(function: Callable[..., Any], *, busy: bool) -> None:
-    """At the end of a block, and when a set that timed out is undone."""
-    number, struck = 0, True
-    while struck:
-        client, backend = scripted()
-        other, _ = scripted(space=space(backend))
-        strike = CallStrike(number, function.__code__)
-        blocker = other.lock("c").acquire(PATIENCE) if busy else None
-
-        try:
-            strike.during(partial(block, client.locks(["a", "b", "c"], timeout=0)))
-        except LockTimeout:
-            assert busy
-        if blocker is not None:
-            blocker.release()
-
-        assert held(client, "a", "b", "c") == [], number
-        struck = strike.struck
-        number += 1
-
-
-@pytest.mark.filterwarnings(NEVER_AWAITED)
-@pytest.mark.parametrize("function", [LeaseSetCore._each_once, Releases.release, Releases.leave])
-def test_interrupt_while_releasing_keeps_the_outer_block(function: Callable[..., Any]) -> None:
-    """A lease that was entered again is counted down at most once."""
-    number, struck = 0, True
-    while struck:
-        client, _ = scripted()
-        outer = client.lock("b", reentrant=True).acquire(PATIENCE)
-        strike = CallStrike(number, function.__code__)
-
-        strike.during(partial(block, client.locks(["a", "b"], reentrant=True)))
-
-        assert held(client, "a", "b") == ["b"], number
-        assert outer.held
-        outer.release()
-        struck = strike.struck
-        number += 1
+    assert held(client, "a", "b", "c") == []
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------

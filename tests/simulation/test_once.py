@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockkit.backend import Note
-from lockkit.engine.notes import Notes
+from lockkit.engine.lookup import Notes
 from lockkit.errors import LockError
 from lockkit.primitives.once import Attempt
 from lockkit_tools.simulation import CALM, Conditions, LockServer, Process, draw

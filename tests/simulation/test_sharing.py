@@ -17,7 +17,7 @@ import pytest
 from lockkit.backend import Renewal
 from lockkit.backends.lock_state import LockState
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.engine.slots import Acquire, SlotSearch
+from lockkit.engine.semaphore import Acquire, SlotSearch
 from lockkit.fencing import TokenGuard
 from lockkit.storage.tokens import stale_token
 from lockkit_tools.simulation.checker import Problem

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from lockkit.backend import Holder
 from lockkit.cli.watch.looking import Look, Sighting
-from lockkit.engine.listing import Kind as Named
+from lockkit.engine.lookup import Kind as Named
 from lockkit.units import Instant, Seconds
 
 Kind = Literal["appeared", "changed", "renewed", "expiring", "released"]

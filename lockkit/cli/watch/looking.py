@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockkit.backend import Holder
 from lockkit.cli.inspection import break_shown, holders_of
-from lockkit.engine.listing import SPACE_OF, Kind
+from lockkit.engine.lookup import SPACE_OF, Kind
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import monotonic, wall_clock
 from lockkit.sync import Client

@@ -57,7 +57,7 @@ class DjangoClient(Client):
             options.setdefault("reentrant", True)
         lock = super().lock(name, **options)
         lock._settings.make_lease = partial(TransactionLease, until_commit=until_commit)  # noqa: SLF001 - made just now
-        return TransactionLock(lock._engine, lock._settings, on_busy=lock._on_busy)  # noqa: SLF001
+        return TransactionLock(lock._engine, lock._settings)  # noqa: SLF001
 
 
 class TransactionLock(Lock):

@@ -9,7 +9,7 @@ import pytest
 
 import lockkit
 from lockkit import aio
-from lockkit.engine.listing import SPACE_OF, Kind
+from lockkit.engine.lookup import SPACE_OF, Kind
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.conformance.names import unusual
 from lockkit.testing.timing import PATIENCE

@@ -17,7 +17,7 @@ from lockkit.backends.etcd import transactions
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN
 from lockkit.backends.etcd.contender import Contender
-from lockkit.engine import semaphore_caps
+from lockkit.engine import semaphore
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
@@ -116,7 +116,7 @@ class TestRequests:
         self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One call to acquire, one to release; and a lock costs no more than it did before there were readers."""
-        monkeypatch.setattr(semaphore_caps, "LOOK_SECONDS", 600.0)
+        monkeypatch.setattr(semaphore, "LOOK_SECONDS", 600.0)
         client = connect()
         client._engine.caps._compared_at = inf  # the look for other limits, once a second at most
         locks = {

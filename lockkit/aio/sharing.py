@@ -1,28 +1,28 @@
-"""Semaphores in the async API."""
+"""What several holders share, in the async API: read/write locks and semaphores."""
 
 from __future__ import annotations
 
 from lockkit.aio.lock import Lock
-from lockkit.backend import Holder, split_space
-from lockkit.primitives.semaphore_cap import read_cap, set_cap
+from lockkit.backend import Holder
+from lockkit.lease import BaseRWLock, OtherApi, PermitFacts
 
-__all__ = ["Semaphore"]
+__all__ = ["RWLock", "Semaphore"]
 
 
-class Semaphore(Lock):
+class RWLock(BaseRWLock[Lock]):
+    """See `lockkit.RWLock`. The task that reads or writes gets its lease again for reading."""
+
+    __slots__ = ()
+    _lease_from = "lease = await rwlock.write().acquire()"
+    __enter__ = OtherApi("rwlock.read()")
+    _api = "lockkit.aio"
+    _side = Lock
+
+
+class Semaphore(PermitFacts, Lock):
     """See `lockkit.Semaphore`."""
 
     __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the semaphore."""
-        return split_space(self._settings.name)[1]
-
-    @property
-    def limit(self) -> int:
-        """See `lockkit.Semaphore.limit`."""
-        return self._settings.limit
 
     async def available(self) -> int:
         """See `lockkit.Semaphore.available`."""
@@ -38,16 +38,12 @@ class Semaphore(Lock):
 
     async def cap(self) -> int | None:
         """See `lockkit.Semaphore.cap`."""
-        return await read_cap(self._engine, self._settings.name)
+        return await self._engine.cap(self._settings)
 
     async def set_cap(self, cap: int | None) -> None:
         """See `lockkit.Semaphore.set_cap`."""
-        await set_cap(self._engine, self._settings.name, cap)
+        await self._engine.set_cap(self._settings, cap)
 
     async def locked(self) -> bool:
         """See `lockkit.Semaphore.locked`."""
         return await self.available() == 0
-
-    def __repr__(self) -> str:
-        """Show name, limit and backend."""
-        return f"<lockkit.aio.Semaphore {self.name!r} limit={self.limit} at {self._engine.url}>"

@@ -1,16 +1,34 @@
-"""Semaphores in the sync API."""
+"""What several holders share, in the sync API: read/write locks and semaphores."""
 
 from __future__ import annotations
 
-from lockkit.backend import Holder, split_space
-from lockkit.primitives.semaphore_cap import read_cap, set_cap
+from lockkit.backend import Holder
+from lockkit.lease import BaseRWLock, OtherApi, PermitFacts
 from lockkit.runtime import drive
 from lockkit.sync.lock import Lock
 
-__all__ = ["Semaphore"]
+__all__ = ["RWLock", "Semaphore"]
 
 
-class Semaphore(Lock):
+class RWLock(BaseRWLock[Lock]):
+    """
+    A named lock with two sides: many readers at the same time, or one writer. Holds nothing itself.
+
+    First come, first served where the backend is fair (``capabilities.fair_shared``): a waiting writer stops new
+    readers. The write side is the same lock as ``client.lock(name)``.
+
+    The thread that reads or writes gets its lease again for reading, counted: otherwise it would wait for a writer that
+    waits for it. Writing inside reading raises `LockError` at once.
+    """
+
+    __slots__ = ()
+    _lease_from = "lease = rwlock.write().acquire()"
+    __aenter__ = OtherApi("rwlock.read()")
+    _api = "lockkit"
+    _side = Lock
+
+
+class Semaphore(PermitFacts, Lock):
     """
     Permits of a name: at most `limit` are held at the same time. A permit is a lease with a ``slot``.
 
@@ -21,16 +39,6 @@ class Semaphore(Lock):
     """
 
     __slots__ = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the semaphore."""
-        return split_space(self._settings.name)[1]
-
-    @property
-    def limit(self) -> int:
-        """How many permits may be held at the same time."""
-        return self._settings.limit
 
     def available(self) -> int:
         """
@@ -78,7 +86,7 @@ class Semaphore(Lock):
             Unsupported: The backend cannot cap semaphores.
             BackendUnavailable: It cannot be asked.
         """
-        return drive(read_cap(self._engine, self._settings.name))
+        return drive(self._engine.cap(self._settings))
 
     def set_cap(self, cap: int | None) -> None:
         """
@@ -96,7 +104,7 @@ class Semaphore(Lock):
             LockLost: The lease under which caps are changed ended first.
             BackendUnavailable: It cannot be asked.
         """
-        drive(set_cap(self._engine, self._settings.name, cap))
+        drive(self._engine.set_cap(self._settings, cap))
 
     def locked(self) -> bool:
         """
@@ -106,7 +114,3 @@ class Semaphore(Lock):
             BackendUnavailable: It cannot be asked.
         """
         return self.available() == 0
-
-    def __repr__(self) -> str:
-        """Show name, limit and backend."""
-        return f"<lockkit.Semaphore {self.name!r} limit={self.limit} at {self._engine.url}>"

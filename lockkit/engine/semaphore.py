@@ -1,0 +1,376 @@
+"""
+Semaphores: permits, slots, and the caps that operators set (``lockkit limit``).
+
+Where the backend counts permits, a permit is one acquisition, within the caller's limit and the cap. Where it has locks
+only, there is a lock for each slot, of which a holder has one. A permit is the first of the slots' locks that is free.
+If none is, lockkit waits for one of them, chosen at random, and for another one after `SLICE_SECONDS`: so whichever is
+released first has a waiter before long.
+
+A majority that counts permits would grant too many: with five Redlock nodes and two permits, three clients can each
+have two nodes that no other two of them share. A lock for each slot has one holder by the same proof as any lock.
+
+All caps of a backend are in one note, so that one question in a while covers every semaphore of a client, however many
+there are. A client applies its own change at once, those of others after at most `LOOK_SECONDS`; a permit that is held
+stays held.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, Protocol, TypeVar
+
+from lockkit.backend import CALL_SECONDS, Busy, LockBackend, SlotName, apart, split_space
+from lockkit.background import SingleRun
+from lockkit.engine.acquisition import Acquisition, AcquisitionContext
+from lockkit.engine.client_state import ClientState
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.lookup import Notes
+from lockkit.engine.settings import LIMIT_MAX, LockSettings
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout, Unsupported
+from lockkit.runtime import Runtime
+from lockkit.units import Instant, Seconds
+from lockkit.validation import decode_json, plain
+
+log = logging.getLogger("lockkit")
+
+SLOT_NAME_BYTES_MAX = 240
+"""Longest name of a semaphore, UTF-8 bytes, where the number of the slot is added to it."""
+
+SLICE_SECONDS = 0.5
+"""How long a waiter waits for one slot before it looks at all of them again, seconds, about. Longer notices the release
+of another slot later; shorter asks the backend more often."""
+
+OUTAGE_PAUSE_SECONDS = 0.25
+"""Pause after a round without an answer, seconds, about."""
+
+L_co = TypeVar("L_co", covariant=True)
+
+
+def slot_name(name: str, slot: int) -> str:
+    """Name the lock of a slot; `name` is the semaphore's, apart from the locks."""
+    assert slot >= 0, "slots are counted from 0"
+    return SlotName(f"{name}#{slot}")
+
+
+def no_free_permit(name: str, url: str, limit: int, waited: Seconds, *, advice: str, holder: str = "") -> str:
+    """Say that a semaphore stayed busy; `name` is apart from the locks, `holder` empty if nobody is to be named."""
+    held = f"all {limit} are held" + (f" (one by {holder})" if holder else "")
+    plain = split_space(name)[1]
+    return f"semaphore {plain!r} at {url} has no free permit, {held}: waited {round(waited, 3):g} s. {advice}"
+
+
+class Acquire(Protocol[L_co]):
+    """`Engine.acquire`."""
+
+    def __call__(self, settings: LockSettings, timeout: Seconds | None, /, *, name_holder: bool) -> Awaitable[L_co]:
+        """Acquire one lock."""
+        ...
+
+
+class SlotSearch:
+    """
+    One acquisition of a permit.
+
+    Attributes:
+        slot: Number of the slot that was had last.
+    """
+
+    def __init__(self, runtime: Runtime, settings: LockSettings, url: str, unavailable_after: Seconds) -> None:
+        """Start the clock."""
+        assert settings.limit > 0, "a semaphore without slots would be searched for ever"
+        self.slot = 0
+        self._runtime = runtime
+        self._settings = settings
+        self._url = url
+        self._unavailable_after = unavailable_after
+        self._began = runtime.now()
+        self._answered_at = self._began
+
+    async def run(self, acquire: Acquire[L_co], timeout: Seconds | None) -> L_co:
+        """Acquire the lock of a slot."""
+        assert self._settings.mode == "permit", "only semaphores have slots"
+        deadline = None if timeout is None else self._began + timeout
+        while True:
+            try:
+                for slot in range(self._settings.limit):
+                    lease = await self._try(acquire, slot, 0)
+                    if lease is not None:
+                        return lease
+                left = None if deadline is None else deadline - self._runtime.now()
+                if left is not None and left <= 0:
+                    raise self._timed_out()
+                pause = self._jitter(SLICE_SECONDS)
+                slot = self._runtime.random.randrange(self._settings.limit)
+                lease = await self._try(acquire, slot, pause if left is None else min(pause, left))
+                if lease is not None:
+                    return lease
+            except BackendUnavailable:
+                if self._is_over(deadline):
+                    raise
+                await self._pause(deadline)
+
+    async def _try(self, acquire: Acquire[L_co], slot: int, timeout: Seconds) -> L_co | None:
+        """Try one slot; None if it stayed busy."""
+        assert 0 <= slot < self._settings.limit, "there is no such slot"
+        settings = replace(self._settings, name=slot_name(self._settings.name, slot), mode="exclusive")
+        try:
+            lease = await acquire(settings, timeout, name_holder=False)
+        except LockTimeout:
+            self._answered_at = self._runtime.now()
+            return None
+        self.slot = slot
+        return lease
+
+    def _is_over(self, deadline: Instant | None) -> bool:
+        now = self._runtime.now()
+        return now - self._answered_at >= self._unavailable_after if deadline is None else now >= deadline
+
+    async def _pause(self, deadline: Instant | None) -> None:
+        pause = self._jitter(OUTAGE_PAUSE_SECONDS)
+        await self._runtime.sleep(pause if deadline is None else min(pause, deadline - self._runtime.now()))
+
+    def _jitter(self, seconds: Seconds) -> Seconds:
+        return seconds * self._runtime.random.uniform(0.5, 1.5)
+
+    def _timed_out(self) -> LockTimeout:
+        settings, waited = self._settings, self._runtime.now() - self._began
+        message = no_free_permit(settings.name, self._url, settings.limit, waited, advice="Wait longer with timeout=.")
+        return LockTimeout(message, name=split_space(settings.name)[1], backend=self._url)
+
+
+CAPS_NAME = apart("limit", "semaphores")
+"""The lock whose note has the caps; held to change them."""
+
+LOOK_SECONDS = 5.0
+"""How old a client's knowledge of the caps may be, seconds. Longer delays what the operator wants; shorter asks the
+backend more often."""
+
+KEEP_SECONDS = 10 * 366 * 86400.0
+"""Life of the caps, seconds, from the last change on."""
+
+COMPARE_SECONDS = 1.0
+"""Least pause between two looks for other limits, seconds: a client of many semaphores makes few."""
+
+COMPARED_MAX = 1000
+"""How many semaphores are remembered as compared. With more, one may be compared, and warned of, again."""
+
+COMPARED_SLOTS_MAX = 10
+"""How many slots are looked at to compare limits, where each is a lock. More costs requests; with fewer, another limit
+may be overlooked."""
+
+LIMIT_KEY = "semaphore_limit"
+"""Where the metadata of a permit has the limit under which it was granted."""
+
+
+def with_limit(metadata: str, limit: int) -> str:
+    """Add the limit of a semaphore to the metadata of its permits."""
+    assert limit > 0, "the user's own limit, not an operator's cap"
+    return json.dumps({**json.loads(metadata or "{}"), LIMIT_KEY: limit})
+
+
+def limit_of(metadata: Mapping[str, Any]) -> int:
+    """Read the limit of a semaphore from the metadata of a permit; 0 if a foreign client has written something else."""
+    limit = metadata.get(LIMIT_KEY)
+    return limit if type(limit) is int and 0 < limit <= LIMIT_MAX else 0
+
+
+class SemaphoreCaps:
+    """The caps as one client knows them."""
+
+    def __init__(self, client: ClientState, notes: Notes) -> None:
+        """Know nothing yet."""
+        self._client = client
+        self._notes = notes
+        self._caps: Mapping[str, int] = {}
+        self._known_at = -inf
+        self._refused_level = logging.WARNING  # once
+        self._compared: set[str] = set()
+        self._compared_at = -inf
+        self.forked()
+
+    def forked(self) -> None:
+        """Wait for no answer to the parent."""
+        self._asking = SingleRun(self._client.runtime, "lockkit-caps", self._ask)
+
+    def require(self, name: str) -> None:
+        """Check that semaphores of this backend can be capped."""
+        capabilities = self._client.capabilities
+        if not capabilities.notes or capabilities.permits != "native":
+            url = self._client.url
+            message = (
+                f"{url} cannot cap semaphore {name!r}: that needs notes and native permits (capabilities.notes, "
+                "capabilities.permits)"
+            )
+            raise Unsupported(message, name=name, backend=url)
+
+    async def read(self) -> dict[str, int]:
+        """Ask for all caps."""
+        note = await self._notes.read(CAPS_NAME)
+        try:
+            caps = {} if note is None else decode_json(note.text)
+        except ValueError as error:
+            caps = error
+        good = {
+            name: cap
+            for name, cap in (caps.items() if isinstance(caps, dict) else ())
+            if type(cap) is int and 0 <= cap <= LIMIT_MAX
+        }
+        if not isinstance(caps, dict) or len(good) < len(caps):
+            log.warning(
+                "not all caps of semaphores at %s were written by lockkit: what is no cap is ignored. Set them anew "
+                "with lockkit limit", self._client.url,
+            )  # fmt: skip
+        return good
+
+    async def write(self, record: LeaseRecord, name: str, cap: int | None) -> None:
+        """Change one cap."""
+        assert record.grant.name == CAPS_NAME, "else two changes could undo one another"
+        caps = await self.read()
+        caps.pop(name, None)
+        if cap is not None:
+            caps[name] = cap
+        await self._notes.write(record, json.dumps(caps), KEEP_SECONDS)
+        self._learn(caps, self._client.runtime.now())
+        self._client.wake()  # the calls that wait because it was 0
+
+    async def cap(self, name: str, seconds: Seconds) -> int | None:
+        """Return the cap of a semaphore, None without one."""
+        space, given = split_space(name)
+        assert space == "sem", "a lock of the same name has no cap"
+        if self._client.capabilities.notes and self._client.runtime.now() - self._known_at >= LOOK_SECONDS:
+            # In the background, where calls at the same time share the question.
+            await self._asking.start().wait(max(0.0, seconds))
+        return self._caps.get(given)
+
+    async def _ask(self) -> None:
+        asked_at = self._client.runtime.now()
+        try:
+            self._learn(await self.read(), asked_at)
+        except ConfigurationError as error:  # most likely no right to read them: asked again as seldom as others are
+            self._known_at = max(self._known_at, asked_at)
+            level, self._refused_level = self._refused_level, logging.DEBUG
+            log.log(level, "caps of semaphores (lockkit limit) do not apply to this client: %s", error)
+        except (LockError, ValueError) as error:
+            log.debug("asking for the caps of semaphores: %s", error)
+
+    def _learn(self, caps: Mapping[str, int], asked_at: Instant) -> None:
+        """Note the caps; not those of a question from before this client's own change."""
+        assert asked_at <= self._client.runtime.now(), "an answer comes after its question"
+        if asked_at >= self._known_at:
+            self._caps, self._known_at = caps, asked_at
+
+    def paused(self, name: str) -> LockTimeout:
+        """Return the error of a wait for a semaphore whose cap is 0."""
+        name, url = split_space(name)[1], self._client.url
+        message = f"semaphore {name!r} at {url} gives no permits: an operator set its limit to 0 (lockkit limit)"
+        return LockTimeout(message, name=name, backend=url)
+
+    # -- other clients -----------------------------------------------------------------------------------------------
+
+    def compare(self, settings: LockSettings) -> None:
+        """Look in the background whether other clients use the semaphore with another limit, and warn once if so."""
+        assert settings.mode == "permit", "only semaphores have limits"
+        name, now = settings.name, self._client.runtime.now()
+        if name in self._compared or now - self._compared_at < COMPARE_SECONDS:
+            return
+        self._compared_at = now
+        if len(self._compared) >= COMPARED_MAX:
+            self._compared.clear()
+        self._compared.add(name)
+        self._client.spawn("lockkit-limits", partial(self._compare, name, settings.limit))
+
+    async def _compare(self, name: str, limit: int) -> None:
+        assert limit > 0, "the user's own limit, not an operator's cap"
+        names = [name]
+        if self._client.capabilities.permits == "slots":
+            names = [slot_name(name, slot) for slot in range(min(limit, COMPARED_SLOTS_MAX))]
+        try:
+            backend = self._client.ready()
+            holders = [holder for each in names for holder in await backend.holders(each)]
+        except LockError as error:
+            log.debug("comparing limits of semaphore %r: %s", name, error)
+            return
+        for holder in holders:
+            other = limit_of(holder.metadata)
+            if other not in {0, limit}:
+                log.warning(
+                    "semaphore %r at %s: this client uses limit %d, another one (%s, pid %s) uses %d: the permits are "
+                    "shared, and each client counts to its own limit", split_space(name)[1], self._client.url, limit,
+                    plain(holder.metadata.get("host"), 64), plain(holder.metadata.get("pid"), 64), other,
+                )  # fmt: skip
+                return
+
+
+L = TypeVar("L")
+
+
+class PermitAcquisition(Acquisition[L]):
+    """As `Acquisition`."""
+
+    __slots__ = ("_cap", "_caps")
+
+    def __init__(
+        self,
+        context: AcquisitionContext[L],
+        backend: LockBackend,
+        settings: LockSettings,
+        timeout: Seconds | None,
+        caps: SemaphoreCaps,
+    ) -> None:
+        """Start the clock."""
+        assert settings.mode == "permit", "anything else is one lock"
+        super().__init__(context, backend, settings, timeout)
+        self._caps = caps
+        self._cap: int | None = None
+
+    async def run(self) -> L:
+        self._caps.compare(self._settings)
+        return await super().run()
+
+    async def _ask(self, started: Instant) -> L | None:
+        settings = self._settings
+        self._cap = await self._caps.cap(settings.name, min(CALL_SECONDS, self._answer_by - started))
+        if self._cap == 0:
+            await self._pause_at_zero()
+            return None
+        self._request.limit = settings.limit if self._cap is None else min(settings.limit, self._cap)
+        assert self._request.limit > 0, "at a cap of 0 the backend is not asked"
+        return await super()._ask(self._runtime.now())
+
+    async def _pause_at_zero(self) -> None:
+        """Wait until the cap may be another one, without a place in the queue."""
+        assert self._cap == 0, "with permits the backend is asked"
+        if self._out_of_time:
+            raise self._caps.paused(self._settings.name)
+        self._check_open()
+        left = LOOK_SECONDS if self._deadline is None else self._deadline - self._runtime.now()
+        await self._client.sleep(min(LOOK_SECONDS, left) * self._jitter(0.8, 1.0))
+        self._check_open()
+
+    def _busy_message(self, holder: str, advice: str = "Wait longer with timeout=, or raise the limit.") -> str:
+        waited = self._runtime.now() - self._began
+        name, url = self._settings.name, self._client.url
+        return no_free_permit(name, url, self._request.limit, waited, holder=holder, advice=advice)
+
+    def _advice(self, record: LeaseRecord) -> str:
+        if not self._is_own(record):
+            return super()._advice(record)
+        return "Release that permit first, or pass reentrant=True to semaphore(), here and there, to get it again"
+
+    def _others_may_release(self) -> bool:
+        name, relation = self._settings.name, self._runtime.relation
+        records = self._context.leases.all()
+        stuck = [record for record in records if record.grant.name == name and relation(record.acquired_by)]
+        return len(stuck) < self._request.limit
+
+    async def _wait(self, busy: Busy) -> None:
+        assert self._request.mode == "permit", "only semaphores have caps"
+        if self._cap is not None:  # nobody wakes the waiters when it is raised
+            seconds = self._settings.ttl if busy.retry_after is None else busy.retry_after
+            busy = replace(busy, retry_after=min(seconds, LOOK_SECONDS))
+        await super()._wait(busy)

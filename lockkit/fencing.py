@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lockkit.errors import LockError
-from lockkit.storage.drivers import load
+from lockkit.storage import load
 from lockkit.storage.tokens import TOKEN_MAX, check_token, stale_token
 
 if TYPE_CHECKING:

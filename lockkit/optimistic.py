@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.storage.drivers import load
+from lockkit.storage import load
 from lockkit.storage.retry import ATTEMPTS, DELETE, PAUSE_MAX, TIMEOUT, Delete
 
 if TYPE_CHECKING:
@@ -133,9 +133,6 @@ async def with_retry_async(
     Raises:
         Unsupported: The client is a `redis.asyncio.RedisCluster`: after a lost connection it sends a transaction again
             without its ``WATCH``, so it could overwrite another writer's change.
-        LockTimeout: See `with_retry`.
-        BackendUnavailable: See `with_retry`.
-        ConfigurationError: See `with_retry`.
     """
     update = load("redis", "update", "lockkit.optimistic").StringUpdate(AsyncioRuntime(), client, key, fn, ttl)
     result: V = await update.run(attempts, timeout)
@@ -200,11 +197,6 @@ async def transact_async(
     Run a coroutine function in a transaction of a SQL database; with asyncio.
 
     The same as `transact`, with an `AsyncEngine` or an `async_sessionmaker`.
-
-    Raises:
-        LockTimeout: See `transact`.
-        BackendUnavailable: See `transact`.
-        ConfigurationError: See `transact`.
     """
     update = load("sql", "update", "lockkit.optimistic").TransactionRetry(AsyncioRuntime(), source, fn)
     result: T = await update.run(attempts, timeout)
@@ -260,11 +252,6 @@ async def update_key_async(
     Change the value of a key in etcd by a function, atomically; with asyncio.
 
     The same as `update_key`, and `fn` may be ``async def``.
-
-    Raises:
-        LockTimeout: See `with_retry`.
-        BackendUnavailable: See `update_key`.
-        ConfigurationError: See `update_key`.
     """
     update = load("etcd", "update", "lockkit.optimistic").KeyUpdate(AsyncioRuntime(), client, key, fn)
     result: K = await update.run(attempts, timeout)
@@ -330,11 +317,6 @@ async def update_row_async(
     Change a row of a SQL database by a function, atomically; with asyncio.
 
     The same as `update_row`, and `fn` may be ``async def``.
-
-    Raises:
-        LockTimeout: See `transact`.
-        BackendUnavailable: See `transact`.
-        ConfigurationError: See `update_row`.
     """
     update = load("sql", "update", "lockkit.optimistic").RowUpdate(
         AsyncioRuntime(), source, fn, table=table, key=key, version=version
@@ -393,11 +375,6 @@ async def update_node_async(
     Change the data of a ZooKeeper node by a function, atomically; with asyncio.
 
     The same as `update_node`, with the same ``KazooClient``, and `fn` may be ``async def``.
-
-    Raises:
-        LockTimeout: See `update_node`.
-        BackendUnavailable: See `update_node`.
-        ConfigurationError: See `update_node`.
     """
     update = load("zookeeper", "update", "lockkit.optimistic").NodeUpdate(AsyncioRuntime(), client, path, fn)
     result: N = await update.run(attempts, timeout)

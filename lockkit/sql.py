@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from lockkit.storage.drivers import load
+from lockkit.storage import load
 from lockkit.storage.sql import FENCES
 from lockkit.storage.sql import LOCKS as TABLE
 

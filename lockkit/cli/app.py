@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,24 @@ import typer
 from typer.core import TyperGroup
 
 import lockkit
-from lockkit import validation
-from lockkit.cli.options import ElectOptions, Face, FailOn, HoldOptions, OnBusy, OnDone, RunOptions
+from lockkit.cli.options import (
+    BreakOptions,
+    ElectOptions,
+    Face,
+    FailOn,
+    HoldOptions,
+    Json,
+    Name,
+    OnDone,
+    Profile,
+    RunOptions,
+    Url,
+    UrlArgument,
+    WatchOptions,
+    complete_names,
+    taking,
+    time_option,
+)
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
 from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
@@ -21,10 +38,6 @@ from lockkit.errors import DOCUMENTATION
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-WATCH_SECONDS_MIN = 0.1
-"""The shortest ``--interval`` of ``lockkit watch``. Below it the looks take longer than the pauses, and are load."""
-
 
 _MEANT = {"lock": "'run'", "unlock": "'break'", "status": "'list' or 'holders'", "help": "'--help'"}
 """Commands that people expect, too far from ours for a guess by the letters."""
@@ -96,91 +109,11 @@ def _make_app(cls: type[TyperGroup]) -> typer.Typer:
 
 app = _make_app(_Commands)
 
-_URL_HELP = (
-    "Backend. Default: LOCKKIT_URL, else the profile named by LOCKKIT_ENV, else the profile default; without any "
-    "configuration files of this user on this machine. "
-    "Put a URL with a password into LOCKKIT_URL or a profile: all users of the machine can see the command line."
-)
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help=_URL_HELP,
-    ),
-]
-UrlArgument = Annotated[str | None, typer.Argument(metavar="URL", help=_URL_HELP, show_default=False)]
-Profile = Annotated[
-    str | None,
-    typer.Option("--profile", metavar="PROFILE", help="Profile of lockkit.toml or pyproject.toml."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - called by typer
     if wanted:
         typer.echo(f"lockkit {lockkit.__version__}")
         raise typer.Exit
-
-
-def _duration(value: str | float) -> float:
-    """Parse the value of an option that is a time; a default is a number already."""
-    if isinstance(value, float | int) or value.lower() in {"nan", "inf", "-inf"}:
-        return float(value)  # of these the check of the range says what is wrong
-    try:
-        return validation.parse_duration(value)
-    except ValueError as error:
-        message = f"{error}, not {value!r}"
-        raise typer.BadParameter(message) from error
-
-
-def _names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a lock."""
-    from lockkit.cli.completion import complete_name  # noqa: PLC0415 - see the module
-
-    return complete_name(incomplete, ctx.params.get("url"), ctx.params.get("profile"))
-
-
-def _seconds(value: float | None) -> float | None:
-    try:
-        return None if value is None else validation.parse_seconds(value)
-    except ValueError as error:
-        message = f"{error}, not {value:g}"
-        raise typer.BadParameter(message) from error
-
-
-def _interval(value: float) -> float:
-    if not WATCH_SECONDS_MIN <= value < float("inf"):
-        message = f"it must be {WATCH_SECONDS_MIN:g} or more seconds, not {value:g}"
-        raise typer.BadParameter(message)
-    return value
-
-
-def _time(text: str, check: Callable[..., object] | None = None) -> Any:  # noqa: ANN401 - as typer
-    """Make an option that is a time."""
-    return typer.Option(metavar="TIME", parser=_duration, callback=check, help=text)
-
-
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the lock.", show_default=False, autocompletion=_names)
-]
-
-KillAfter = Annotated[float, _time("Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.", _seconds)]
-NoWaitChildren = Annotated[
-    bool,
-    typer.Option(
-        "--no-wait-children", help="Release the lock when COMMAND ends, also while processes that it started still run."
-    ),
-]
-Ttl = Annotated[
-    float | None,
-    _time(
-        "How long the backend keeps the lock without renewal, and so how long others wait after a machine dies. "
-        "Default: that of the profile or the URL, else 30."
-    ),
-]
-Metadata = Annotated[str | None, typer.Option(metavar="TEXT", help="Text that lockkit holders shows. Never a secret.")]
 
 
 @app.callback()
@@ -233,96 +166,22 @@ Exit status:
 
 
 @app.command("run", cls=CommandStarter, help=_RUN_HELP, short_help="Run a command under a lock.")
+@taking(RunOptions)
 def _run(
     *,
     name: Name,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.", show_default=False)],
-    url: Url = None,
-    profile: Profile = None,
-    ttl: Ttl = None,
-    on_busy: Annotated[
-        OnBusy,
-        typer.Option(
-            help="If another client holds the lock: wait for it, fail with exit status 75, or skip with exit status 0."
-        ),
-    ] = OnBusy.WAIT,
-    timeout: Annotated[
-        float | None,
-        _time("How long to wait for the lock. Default: without limit; with fail and skip, try once."),
-    ] = None,
-    signal_grace: Annotated[
-        float | None,
-        _time(
-            "Time between SIGTERM and SIGKILL when the lease is lost; at most half of the ttl. "
-            "Default: a sixth of the ttl, at most 10.",
-            _seconds,
-        ),
-    ] = None,
-    kill_after: KillAfter = 60,
-    no_wait_children: NoWaitChildren = False,
-    min_hold: Annotated[
-        float,
-        _time(
-            "Keep the lock at least this long, even if COMMAND ends earlier: for short jobs on machines whose "
-            "clocks differ. A signal ends it.",
-            _seconds,
-        ),
-    ] = 0,
-    metadata: Metadata = None,
-    once_per: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PERIOD",
-            help="Run COMMAND only if no run has succeeded yet in this slot of time: 1d is a calendar day, 6h a "
-            "quarter of one. Also s, m and w. Slots go by the backend's clock.",
-        ),
-    ] = None,
-    tz: Annotated[
-        str | None,
-        typer.Option("--tz", metavar="ZONE", help="Time zone of the slots, such as Europe/Berlin. Default: UTC."),
-    ] = None,
-    once: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Run COMMAND only if no run has succeeded yet for this KEY.")
-    ] = None,
-    attempts: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Start COMMAND at most N times for a slot or KEY, then end with status 76."
-        ),
-    ] = None,
-    on_done: Annotated[
-        OnDone, typer.Option(help="If it was done already: skip with exit status 0, or fail with exit status 76.")
-    ] = OnDone.SKIP,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print no line when --on-busy=skip or --on-done=skip skips COMMAND.")
-    ] = False,
+    options: RunOptions,
 ) -> None:
-    if once_per is not None and once is not None:
+    if options.once_per is not None and options.once is not None:
         message = "give --once-per or --once, not both"
         raise typer.BadParameter(message)
-    if once_per is None and (tz is not None or (once is None and (attempts is not None or on_done is not OnDone.SKIP))):
+    records_attempts = options.attempts is not None or options.on_done is not OnDone.SKIP
+    if options.once_per is None and (options.tz is not None or (options.once is None and records_attempts)):
         message = "--tz needs --once-per; --attempts and --on-done need --once-per or --once"
         raise typer.BadParameter(message)
     from lockkit.cli.run import run  # noqa: PLC0415 - see the module
 
-    options = RunOptions(
-        url=url,
-        profile=profile,
-        ttl=ttl,
-        on_busy=on_busy,
-        timeout=timeout,
-        grace=signal_grace,
-        kill_after=kill_after,
-        wait_children=not no_wait_children,
-        min_hold=min_hold,
-        metadata=metadata,
-        once_per=once_per,
-        tz=tz,
-        once=once,
-        attempts=attempts,
-        on_done=on_done,
-        quiet=quiet,
-    )
     raise typer.Exit(run(name, command, options))
 
 
@@ -344,41 +203,15 @@ Exit status:
 
 
 @app.command("elect", cls=CommandStarter, help=_ELECT_HELP, short_help="Run a command while leading an election.")
+@taking(ElectOptions)
 def _elect(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the election.", show_default=False)],
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run.", show_default=False)],
-    url: Url = None,
-    profile: Profile = None,
-    ttl: Annotated[
-        float | None,
-        _time(
-            "How long others wait for the next term after a machine dies. Default: that of the profile or the "
-            "URL, else 30."
-        ),
-    ] = None,
-    grace: Annotated[
-        float | None,
-        _time("Time between SIGTERM and the deadline; below half of the ttl. Default: a third of the ttl."),
-    ] = None,
-    kill_after: KillAfter = 60,
-    no_wait_children: NoWaitChildren = False,
-    value: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Text that others see as the leader's, such as an address. Never a secret."),
-    ] = None,
+    options: ElectOptions,
 ) -> None:
-    from lockkit.cli.elect import elect  # noqa: PLC0415 - see the module
+    from lockkit.cli.run import elect  # noqa: PLC0415 - see the module
 
-    options = ElectOptions(
-        url=url,
-        profile=profile,
-        ttl=ttl,
-        grace=grace,
-        kill_after=kill_after,
-        wait_children=not no_wait_children,
-        value=value,
-    )
     raise typer.Exit(elect(name, command, options))
 
 
@@ -401,27 +234,10 @@ Exit status:
 
 
 @app.command("hold", help=_HOLD_HELP, short_help="Hold a lock for a program in another language.")
-def _hold(
-    *,
-    name: Name,
-    url: Url = None,
-    profile: Profile = None,
-    ttl: Ttl = None,
-    timeout: Annotated[
-        float | None,
-        _time("How long to wait for the lock; 0 tries once. Default: without limit."),
-    ] = None,
-    metadata: Metadata = None,
-    renewals: Annotated[
-        bool, typer.Option("--renewals", help="Write a line renewed, with the new deadline, after each renewal.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write each line as a JSON object.")] = False,
-) -> None:
+@taking(HoldOptions)
+def _hold(*, name: Name, options: HoldOptions) -> None:
     from lockkit.cli.hold import hold  # noqa: PLC0415 - see the module
 
-    options = HoldOptions(
-        url=url, profile=profile, ttl=ttl, timeout=timeout, metadata=metadata, renewals=renewals, as_json=as_json
-    )
     raise typer.Exit(hold(name, options))
 
 
@@ -486,19 +302,8 @@ def _holders(*, name: Name, url: Url = None, profile: Profile = None, as_json: J
 
 
 @app.command("break", short_help="Free a lock by force.")
-def _break(
-    *,
-    name: Name,
-    url: Url = None,
-    profile: Profile = None,
-    permit: Annotated[
-        int | None,
-        typer.Option("--permit", min=0, max=999, metavar="N", help="Free this permit of the semaphore NAME instead."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Free it even if it may be data of an application.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    as_json: Json = False,
-) -> None:
+@taking(BreakOptions)
+def _break(*, name: Name, options: BreakOptions) -> None:
     """
     Free a lock by force, after asking for confirmation.
 
@@ -506,9 +311,8 @@ def _break(
     Exit status 0 if the lock is now free; 1 if you answered no, another client held it by then, or it may be data of an
     application (see --force).
     """
-    from lockkit.cli.inspection import BreakOptions, break_lock  # noqa: PLC0415 - see the module
+    from lockkit.cli.inspection import break_lock  # noqa: PLC0415 - see the module
 
-    options = BreakOptions(url=url, profile=profile, permit=permit, force=force, yes=yes, as_json=as_json)
     raise typer.Exit(break_lock(name, options))
 
 
@@ -521,7 +325,7 @@ def _list(
             metavar="PREFIX",
             help="List only names that begin with PREFIX, which has no wildcards.",
             show_default=False,
-            autocompletion=_names,
+            autocompletion=complete_names,
         ),
     ] = "",
     url: Url = None,
@@ -541,6 +345,7 @@ def _list(
 
 
 @app.command("watch", short_help="Show who holds which locks, as it changes.")
+@taking(WatchOptions)
 def _watch(
     *,
     arguments: Annotated[
@@ -550,17 +355,10 @@ def _watch(
             help="The backend, as with --url, and names of locks or patterns: * stands for any text, ? for one "
             "character. Default: all locks.",
             show_default=False,
-            autocompletion=_names,
+            autocompletion=complete_names,
         ),
     ] = None,
-    url: Url = None,
-    profile: Profile = None,
-    interval: Annotated[
-        float,
-        _time("How often to ask the backend.", _interval),
-    ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Ask once, print what is held, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False,
+    options: WatchOptions,
 ) -> None:
     """
     Show who holds which locks, as it changes: a table on a terminal, else one line for each event.
@@ -574,11 +372,10 @@ def _watch(
     Exit status: 0; 69 if the backend is unavailable at the beginning; 78 if the URL, a credential or an option is
     wrong, or the backend cannot list its locks: then give names; 128 + n if signal n ended it.
     """
-    from lockkit.cli.watch.command import WatchOptions, split_url, watch  # noqa: PLC0415 - see the module
+    from lockkit.cli.watch import split_url, watch  # noqa: PLC0415 - see the module
 
-    given, patterns = (None, arguments or []) if url is not None else split_url(arguments or [])
-    options = WatchOptions(url=url or given, profile=profile, interval=interval, once=once, as_json=as_json)
-    raise typer.Exit(watch(patterns, options))
+    given, patterns = (None, arguments or []) if options.url is not None else split_url(arguments or [])
+    raise typer.Exit(watch(patterns, replace(options, url=options.url or given)))
 
 
 @app.command("wait", short_help="Wait until a lock is free, without acquiring it.")
@@ -587,10 +384,7 @@ def _wait(
     name: Name,
     url: Url = None,
     profile: Profile = None,
-    timeout: Annotated[
-        float | None,
-        _time("How long to wait; 0 asks once. Default: without limit."),
-    ] = None,
+    timeout: Annotated[float | None, time_option("How long to wait; 0 asks once. Default: without limit.")] = None,
 ) -> None:
     """
     Wait until a lock is free, without acquiring it.
@@ -650,7 +444,7 @@ def _limit(
     Exit status: 0; 69 if the backend is unavailable; 75 if others keep changing caps; 78 if the backend cannot cap
     semaphores.
     """
-    from lockkit.cli.limit import limit  # noqa: PLC0415 - see the module
+    from lockkit.cli.backends import limit  # noqa: PLC0415 - see the module
 
     limit(name, cap, url, profile, as_json=as_json)
 
@@ -671,8 +465,7 @@ def _ping(*, url: UrlArgument = None, profile: Profile = None, as_json: Json = F
 def _migrate(
     *,
     url: Annotated[
-        str | None,
-        typer.Argument(metavar="URL", help="Backend, with the same ?mode= and ?table= as in your program."),
+        str | None, typer.Argument(metavar="URL", help="Backend, with the same ?mode= and ?table= as in your program.")
     ] = None,
     profile: Profile = None,
     sql_only: Annotated[
@@ -685,7 +478,7 @@ def _migrate(
     Otherwise lockkit creates them at the first use, unless auto_create=0 is set or the user lacks the right. You can
     run it again, and several at the same time. Without URL, the backend is that of LOCKKIT_URL or the profile.
     """
-    from lockkit.cli.migrate import migrate  # noqa: PLC0415 - see the module
+    from lockkit.cli.backends import migrate  # noqa: PLC0415 - see the module
 
     migrate(url, profile, sql_only=sql_only)
 
@@ -704,8 +497,7 @@ def _doctor(
     url: UrlArgument = None,
     profile: Profile = None,
     ttl: Annotated[
-        float | None,
-        _time("Check the servers for locks with this ttl. Default: the backend's, else 30."),
+        float | None, time_option("Check the servers for locks with this ttl. Default: the backend's, else 30.")
     ] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Lowest severity that gives exit status 1.")] = FailOn.ERROR,
     as_json: Json = False,
@@ -731,8 +523,7 @@ def _verify(
     url: UrlArgument = None,
     profile: Profile = None,
     face: Annotated[
-        Face | None,
-        typer.Option(help="Test only the sync or the async API. Default: both.", show_default=False),
+        Face | None, typer.Option(help="Test only the sync or the async API. Default: both.", show_default=False)
     ] = None,
     only: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""``lockkit backends``: what each backend promises, from its `Capabilities`."""
+"""``lockkit backends``, ``ping``, ``migrate`` and ``limit``: what a backend can do, and what is set up there."""
 
 from __future__ import annotations
 
@@ -10,30 +10,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import lockkit
 from lockkit.backend import Capabilities
-from lockkit.cli.output import print_json
-from lockkit.cli.tables import print_table
-from lockkit.configuration import registry
+from lockkit.cli.inspection import print_table
+from lockkit.cli.output import print_json, refuse_private
+from lockkit.configuration import profiles, registry
+from lockkit.configuration.registry import DetachedHost
 from lockkit.errors import ConfigurationError
+from lockkit.runtime import drive
 from lockkit.validation import plain
 
 
 @dataclass(slots=True)
 class _Row:
-    """
-    One backend.
+    """One backend."""
 
-    Attributes:
-        schemes: Its URL schemes.
-        mode: Which of their modes it is, where they have several.
-        capabilities: None if it cannot be loaded.
-        problem: Why not, and what to install.
-    """
-
-    schemes: list[str]
-    mode: str | None
-    capabilities: Capabilities | None
-    problem: str | None = None
+    schemes: list[str]  # its URL schemes
+    mode: str | None  # which of their modes it is, where they have several
+    capabilities: Capabilities | None  # none if it cannot be loaded
+    problem: str | None = None  # why not, and what to install
 
     def urls(self) -> list[str]:
         return [*(f"{scheme}:" for scheme in self.schemes), *([] if self.mode is None else [f"mode={self.mode}"])]
@@ -118,3 +113,46 @@ _CRASH_RELEASE = {
     "connection": "when its connection ends",
     "process": "at once",
 }
+
+
+def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
+    """Create the missing tables and columns of a backend."""
+    settings = profiles.resolve(url, profile, {})
+    backend, _ = registry.open_backend(settings.url, settings.options, DetachedHost(), source=settings.elsewhere)
+    tables = getattr(backend, "tables", None)
+    if tables is None:
+        message = f"{backend.url} has no tables: give the URL of a database, such as postgresql://host/name"
+        raise ConfigurationError(message, backend=backend.url)
+    from lockkit.backends.sql import schema as sql_schema  # noqa: PLC0415 - needs SQLAlchemy
+
+    if sql_only:
+        dialect = backend.database.engine.dialect  # type: ignore[attr-defined] # beside `tables`
+        for table in tables:
+            print(f"{sql_schema.ddl(table, dialect)};")
+        return
+    try:
+        for change in drive(sql_schema.migrate(backend.database, tables)):  # type: ignore[attr-defined]
+            print(plain(f"{backend.url}: {change}"))
+    finally:
+        drive(backend.close())
+
+
+NONE = "none"
+"""What stands for "no cap" on the command line."""
+
+
+def limit(name: str, cap: str | None, url: str | None, profile: str | None, *, as_json: bool) -> None:
+    """Show or change the cap of a semaphore."""
+    with lockkit.connect(url, profile=profile) as client:
+        refuse_private(client)
+        semaphore = client.semaphore(name, limit=1)
+        if cap is not None:
+            semaphore.set_cap(None if cap == NONE else int(cap))
+        now = semaphore.cap()
+        if as_json:
+            print_json({"name": name, "backend": client.url, "cap": now})
+        elif now is None:
+            print(plain(f"semaphore {name!r} at {client.url} has no cap: each client counts to its own limit"))
+        else:
+            pauses = ": new permits are paused" if now == 0 else ""
+            print(plain(f"semaphore {name!r} at {client.url} is capped at {now}{pauses}"))

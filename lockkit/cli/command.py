@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from lockkit.cli.signals import fork
 from lockkit.cli.status import SIGNALLED, Status
 
 PROC: Final = Path("/proc")
@@ -40,26 +39,16 @@ _PASSED_ON_MIN: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """
-    The command has ended.
+    """The command has ended."""
 
-    Attributes:
-        status: As a shell has it: its own, or 128 + n.
-    """
-
-    status: int
+    status: int  # as a shell has it: its own, or 128 + n
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """
-    The command was stopped, and may go on.
+    """The command was stopped, and may go on."""
 
-    Attributes:
-        signum: By which signal.
-    """
-
-    signum: int
+    signum: int  # by which signal
 
 
 class CannotExecute(Exception):
@@ -110,13 +99,13 @@ class Command:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.group, blocked = fork()
+        self.group = os.fork()
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
             if wait_children:
                 _pass_on(kept_write)
-            _become(self._argv, go_read, report_write, parent, blocked)
+            _become(self._argv, go_read, report_write, parent)
         os.close(go_read)
         os.close(report_write)
         os.close(kept_write)
@@ -228,20 +217,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """
-    A living process.
-
-    Attributes:
-        pid: Its id.
-        name: At most 15 bytes.
-        group: Its process group's id.
-        started: When it was forked, in ticks of the kernel.
-    """
+    """A living process."""
 
     pid: int
-    name: str
-    group: int
-    started: int
+    name: str  # at most 15 bytes
+    group: int  # its process group's id
+    started: int  # when it was forked, in ticks of the kernel
 
 
 def _has_proc() -> bool:
@@ -282,7 +263,7 @@ def _pass_on(fd: int) -> None:
         os.set_inheritable(fd, True)  # noqa: FBT003 - it takes no keyword
 
 
-def _become(argv: list[str], go: int, report: int, parent: int, blocked: set[int | signal.Signals]) -> NoReturn:
+def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
     """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
@@ -294,7 +275,6 @@ def _become(argv: list[str], go: int, report: int, parent: int, blocked: set[int
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         message = os.read(go, 65536)
         if not message:
             os._exit(0)  # no lock, no command

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 import lockkit
@@ -28,13 +30,8 @@ from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError
 from lockkit.validation import plain
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.progress import TaskID
-
-    Show = Callable[[list[Sale]], None]  # called with the tickets sold since the last call
-
+Show = Callable[[list[Sale]], None]
+"""Called with the tickets sold since the last call."""
 
 LOOK_EVERY = 0.05
 """Seconds between two looks at the ledger. Shorter is smoother, but takes time from the sellers."""
@@ -42,20 +39,12 @@ LOOK_EVERY = 0.05
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
-    """
-    All tickets of one round, in the order in which they were sold.
+    """All tickets of one round, in the order in which they were sold."""
 
-    Attributes:
-        locked: Sold under the lock.
-        seats: How many there were.
-        sales: The tickets.
-        seconds: How long it took.
-    """
-
-    locked: bool
-    seats: int
-    sales: list[Sale]
-    seconds: float
+    locked: bool  # sold under the lock
+    seats: int  # how many there were
+    sales: list[Sale]  # the tickets
+    seconds: float  # how long it took
 
     @property
     def seats_sold(self) -> int:
@@ -114,11 +103,14 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
             client.ping()
             backend = client.url
         console = Console()
-        rounds = []
-        with _progress(console, seats, hidden=as_json) as shows:
-            for locked in (False, True):
+        with _progress(console, hidden=as_json) as progress:
+            tasks = [
+                progress.add_task(f"{text:<14}", total=seats, note="") for text in ("without a lock", "with a lock")
+            ]
+            rounds = []
+            for locked, task in zip((False, True), tasks, strict=True):
                 plan = Plan(directory=temporary, seller=0, seats=seats, locked=locked, url=url, profile=profile)
-                rounds.append(_round(plan, processes, shows[locked]))
+                rounds.append(_round(plan, processes, partial(_advance, progress, task)))
     ok = rounds[-1].right
     if as_json:
         counts = [one.as_dict(processes) for one in rounds]
@@ -232,10 +224,9 @@ def _failure(sellers: list[subprocess.Popen[str]]) -> typer.Exit:
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _progress(console: Console, seats: int, *, hidden: bool) -> Iterator[dict[bool, Show]]:
-    """Show a bar for each round; gives what to call with new tickets."""
-    progress = Progress(
+def _progress(console: Console, *, hidden: bool) -> Progress:
+    """Make a bar for each round."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -244,18 +235,12 @@ def _progress(console: Console, seats: int, *, hidden: bool) -> Iterator[dict[bo
         disable=hidden or not console.is_terminal,
     )
 
-    def shower(task: TaskID) -> Show:
-        def show(sales: list[Sale]) -> None:
-            tokens = [sale.token for sale in sales if sale.token is not None]
-            progress.advance(task, len(sales))
-            if tokens:
-                progress.update(task, note=f"token {tokens[-1]}")
 
-        return show
-
-    with progress:
-        bars = {False: "without a lock", True: "with a lock"}
-        yield {locked: shower(progress.add_task(f"{text:<14}", total=seats, note="")) for locked, text in bars.items()}
+def _advance(progress: Progress, task: TaskID, sales: list[Sale]) -> None:
+    """Show new tickets."""
+    progress.advance(task, len(sales))
+    if sales and sales[-1].token is not None:
+        progress.update(task, note=f"token {sales[-1].token}")
 
 
 def _print(console: Console, backend: str, rounds: list[Round], processes: int) -> None:

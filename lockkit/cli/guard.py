@@ -27,12 +27,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from lockkit.cli.output import say
-from lockkit.cli.signals import fork
+from lockkit.cli.signals import LOOK_EVERY
 from lockkit.runtime import monotonic
 from lockkit.units import Instant
-
-LOOK_EVERY: Final = 1.0
-"""Seconds. A wait does not count the time in which the machine was suspended; longer sees such a deadline later."""
 
 OPEN_FILES: Final = Path("/dev/fd")
 
@@ -50,7 +47,7 @@ class Guard:
         self._told = -inf
         control, self._control = os.pipe()
         self._report, report = os.pipe()
-        self._pid, _ = fork()
+        self._pid = os.fork()
         if self._pid == 0:
             _stand(control, report, group)
         os.close(control)

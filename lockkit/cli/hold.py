@@ -25,13 +25,11 @@ import threading
 from math import inf
 from typing import Final
 
-from lockkit.cli.guard import LOOK_EVERY
 from lockkit.cli.options import HoldOptions
 from lockkit.cli.output import refuse_private, say, settings_told
-from lockkit.cli.signals import ENDING, Signals
+from lockkit.cli.signals import ENDING, LOOK_EVERY, GaveUp, Interrupted, Signals, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import default_grace, margin
-from lockkit.cli.waiting import GaveUp, Interrupted, wait_in_thread
 from lockkit.errors import LockLost
 from lockkit.runtime import monotonic
 from lockkit.sync import Lease

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement, measure_renderables
 from rich.table import Table
 from rich.text import Text
 
 import lockkit
 from lockkit.backend import Holder
+from lockkit.cli.options import BreakOptions
 from lockkit.cli.output import print_json, refuse_private, say
 from lockkit.cli.status import Status
-from lockkit.cli.tables import print_table
 from lockkit.engine.lookup import SPACE_OF, Kind
 from lockkit.engine.semaphore import SLOT_NAME_BYTES_MAX
 from lockkit.runtime import drive
@@ -54,33 +57,17 @@ def holders_of(client: Client, name: str, kind: Kind) -> Sequence[Holder]:
     return client.semaphore(name, SLOTS_LOOKED_AT).holders()
 
 
+def describe(holder: Holder) -> str:
+    """Give host and process of a holder, or what a foreign client stored instead."""
+    host, pid = holder.metadata.get("host"), holder.metadata.get("pid")
+    return holder.owner if host is None or pid is None else f"{host} {pid}"
+
+
 def kind_text(kind: Kind, holder: Holder) -> str:
     """Give the kind for people: with the number of a permit, and of a reader's lock that it is shared."""
     if holder.mode == "shared":
         return f"{kind} shared"
     return kind if holder.slot is None else f"{kind} {holder.slot}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakOptions:
-    """
-    The options of ``lockkit break``.
-
-    Attributes:
-        url: Backend, or None.
-        profile: Profile, or None.
-        permit: Number of the permit to free, of the semaphore of that name; None: the lock.
-        force: Also if it may be data of an application.
-        yes: Do not ask.
-        as_json: Print JSON.
-    """
-
-    url: str | None
-    profile: str | None
-    permit: int | None
-    force: bool
-    yes: bool
-    as_json: bool
 
 
 def break_lock(name: str, options: BreakOptions) -> Status:
@@ -104,14 +91,20 @@ def break_lock(name: str, options: BreakOptions) -> Status:
             print_json({"name": name, "backend": client.url, "broken": broken})
         else:
             print(plain(f"{'broke' if broken else 'nobody held'} {what} at {client.url}"))
-        if not broken and permit is None and (permits := holders_of(client, name, "semaphore")):
-            slots = ", ".join(str(holder.slot) for holder in permits)
-            say(f"{name!r} is a semaphore, of which permits are held ({slots}): give --permit N to free one")
-            return Status.FAILED
-        if not broken and permit is None and holders_of(client, name, "once"):
-            say(f"{name!r} is a key of once whose run is under way: that ends when its process does")
+        if not broken and permit is None and (other := _held_as(client, name)):
+            say(f"{name!r} is {other}")
             return Status.FAILED
     return Status.OK
+
+
+def _held_as(client: Client, name: str) -> str | None:
+    """Say what else is held under the name that is no lock, and how that ends; None if nothing is."""
+    if permits := holders_of(client, name, "semaphore"):
+        slots = ", ".join(str(holder.slot) for holder in permits)
+        return f"a semaphore, of which permits are held ({slots}): give --permit N to free one"
+    if holders_of(client, name, "once"):
+        return "a key of once whose run is under way: that ends when its process does"
+    return None
 
 
 def _to_break(client: Client, name: str, permit: int | None) -> Sequence[Holder]:
@@ -172,3 +165,45 @@ def local_time(value: object) -> object:
         return datetime.fromtimestamp(value, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
     except (OverflowError, OSError, ValueError):
         return value
+
+
+WIDTH_MAX = 10_000
+"""Columns of a table in a pipe: more than the names and metadata of a lock can take."""
+
+
+def print_table(
+    table: Table,
+    *,
+    heading: Sequence[str] = (),
+    stderr: bool = False,
+    follow_columns: bool = False,
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table without cutting its cells: a terminal gets lines of its width, a pipe or file one line a row."""
+    console = Console(stderr=stderr)
+
+    def needed() -> Measurement:
+        return Measurement.get(console, console.options.update(max_width=WIDTH_MAX), table)
+
+    if heading:
+        line = " ".join(heading)
+        fits = cell_len(line) <= console.width or not console.is_terminal
+        console.print(Text(line if fits else "\n".join(heading), style="table.title"), soft_wrap=True)
+    if not console.is_terminal and not (follow_columns and "COLUMNS" in os.environ):
+        console.width = needed().maximum
+    for title in optional:
+        if needed().minimum > console.width:
+            table.columns = [column for column in table.columns if column.header != title]
+    if optional:
+        console.width = max(console.width, needed().minimum)
+    # Left to itself, rich narrows the widest columns, also below their longest word while others could be folded.
+    spare = console.width - needed().minimum
+    for column in table.columns:
+        column.overflow = "fold"
+        if spare >= 0:
+            cells = [column.header, *column.cells]
+            least, most = measure_renderables(console, console.options.update(max_width=WIDTH_MAX), cells)
+            least = max(least, column.min_width or 0)
+            column.width = min(least + spare, most)
+            spare -= column.width - least
+    console.print(table)

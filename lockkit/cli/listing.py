@@ -12,10 +12,9 @@ from rich.text import Text
 import lockkit
 from lockkit import validation
 from lockkit.backend import Holder
-from lockkit.cli.inspection import holders_of, kind_text, local_time
+from lockkit.cli.inspection import holders_of, kind_text, local_time, print_table
 from lockkit.cli.output import in_options, print_json, refuse_private, say
 from lockkit.cli.status import Status
-from lockkit.cli.tables import print_table
 from lockkit.engine.lookup import SPACE_OF, Kind
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import BlockingRuntime, drive, monotonic

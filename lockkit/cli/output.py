@@ -88,12 +88,7 @@ class _OneLine(logging.Formatter):
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """
-    Turn errors of the library into one line and the exit status of their kind; show its warnings too.
-
-    Raises:
-        typer.Exit: In place of a `LockError` or a Ctrl-C.
-    """
+    """Turn errors of the library into one line and the exit status of their kind; show its warnings too."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("lockkit: %(message)s"))
     logger = logging.getLogger("lockkit")
@@ -118,9 +113,6 @@ def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
     Find the backend; if nothing names one, say on stderr that the locks are only for this machine.
 
     Also in the mail of cron: a crontab that is deployed to all machines looks like one for a single machine.
-
-    Raises:
-        ConfigurationError: The URL, the profile or the configuration is wrong.
     """
     settings = profiles.resolve(url, profile, {})
     if settings.embedded:
@@ -133,12 +125,7 @@ def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
 
 
 def refuse_private(client: Client) -> None:
-    """
-    Refuse a backend whose locks no other process can see.
-
-    Raises:
-        ConfigurationError: Its locks exclude nobody outside this process.
-    """
+    """Refuse a backend whose locks no other process can see."""
     if client.capabilities.scope == "process":
         message = (
             f"{client.url} locks only within one process, so this command would exclude nobody. "

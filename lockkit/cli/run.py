@@ -1,26 +1,36 @@
-"""``lockkit run``: a command under a lock."""
+"""
+``lockkit run`` and ``lockkit elect``: a command under a lock, or while this process leads an election.
+
+Command and guard are forked first, while this process has one thread and no client: see `lockkit.cli.command`. So one
+process serves one term: after a loss, ``elect`` executes itself again with the same arguments, and campaigns again.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import typer
 
-from lockkit.cli.inspection import local_time
-from lockkit.cli.job import Job, release
+from lockkit.cli.command import CannotExecute, Command
+from lockkit.cli.guard import Guard
+from lockkit.cli.inspection import describe, local_time
 from lockkit.cli.once import Record
-from lockkit.cli.options import OnBusy, OnDone, RunOptions
-from lockkit.cli.output import say
-from lockkit.cli.status import Status
-from lockkit.cli.supervisor import default_grace, grace_max
-from lockkit.cli.waiting import wait_in_thread
-from lockkit.cli.watch.columns import describe
-from lockkit.errors import LockError, LockTimeout
+from lockkit.cli.options import ElectOptions, OnBusy, OnDone, RunOptions
+from lockkit.cli.output import refuse_private, say, settings_told
+from lockkit.cli.signals import ENDING, Interrupted, Signals, wait_in_thread
+from lockkit.cli.status import SIGNALLED, Status
+from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max, margin, variables
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.integrations.scopes import WITHIN
 from lockkit.runtime import monotonic
 from lockkit.sync import Client, Lease
+from lockkit.sync.client import open_client
 from lockkit.units import Instant, Seconds
 
 TELL_AFTER_SECONDS = 1.0
@@ -42,7 +52,7 @@ def _tell_backend(client: Client, name: str) -> None:
     """
     alone = client.capabilities.scope == "machine"
     if logging.getLogger("lockkit").isEnabledFor(logging.INFO) or (alone and sys.stderr.isatty()):
-        whom = "processes of this machine only" if alone else "all machines that use the same servers"
+        whom = WITHIN["machine"] if alone else "all machines that use the same servers"
         say(f"lock {name!r} on {client.url}: locks out {whom}")
 
 
@@ -150,7 +160,7 @@ class _Run:
 
     def _grace(self, ttl: Seconds) -> float:
         """Check the grace against a ttl: the one asked for, and the one granted, which a backend may round up."""
-        grace = self._options.grace
+        grace = self._options.signal_grace
         if grace is None:
             return default_grace(ttl)
         if grace > grace_max(ttl):
@@ -171,3 +181,124 @@ class _Run:
         signals = self._job.signals
         while not lease.lost and signals.ending is None and (left := until - monotonic()) > 0:
             signals.wait(min(left, 1.0))
+
+
+def elect(name: str, argv: Sequence[str], options: ElectOptions) -> int:
+    """Run a command while leading; after a loss, campaign again."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # see `_campaign_again`
+    job = Job(argv, options)
+    status = job.serve(lambda client: _serve_term(job, client, name, options))
+    return _campaign_again(job.signals) if status is None else status
+
+
+def _serve_term(job: Job, client: Client, name: str, options: ElectOptions) -> int | None:
+    """Campaign, run the command, resign; returns the exit status, or None if the term was lost."""
+    election = client.election(name, ttl=options.ttl, grace=options.grace, value=options.value)
+    term = wait_in_thread(election.campaign, job.signals)
+    term.on_lost(lambda *_: job.signals.post())
+    # The supervisor sends SIGTERM its own grace and a margin before the deadline, and SIGKILL at the margin.
+    outcome = job.supervise(term, max(0.0, term.grace - margin(term.ttl)))
+    if outcome.lost:
+        return None
+    if not release(term):
+        # What the command did last was not protected.
+        say(f"term {term.token} of election {term.name!r} was lost before the command ended by itself")
+        return None
+    return outcome.status
+
+
+def _campaign_again(signals: Signals) -> int:
+    """
+    Execute this program again; returns only if a signal has asked for the end: its exit status.
+
+    A signal that comes during the execution stays pending, and ends the new program.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    signals.wait(0)
+    if signals.ending is not None:
+        return SIGNALLED + signals.ending
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+T = TypeVar("T")
+
+
+class Job:
+    """
+    The processes of a command that is to run under a lease.
+
+    Attributes:
+        signals: Of this process, for the command.
+        embedded: Nothing names a backend, and the user has been told.
+    """
+
+    def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
+        """Fork the command and its guard. Call it while this process has one thread."""
+        self._options = options
+        self.embedded = False
+        try:
+            self._command = Command(argv, wait_children=not options.no_wait_children)
+            self._guard = Guard(self._command.group)
+        except OSError as error:
+            message = (
+                f"cannot start a process: {error.strerror}. Raise the limits of this user or container (ulimit -n, "
+                "ulimit -u, pids)"
+            )
+            raise ConfigurationError(message) from error
+        self.signals = Signals()
+
+    def serve(self, work: Callable[[Client], T]) -> T | int:
+        """Connect and do the work; nothing of the command is left afterwards."""
+        try:
+            settings = settings_told(self._options.url, self._options.profile)
+            self.embedded = settings.embedded
+            with open_client(settings) as client:
+                refuse_private(client)
+                return work(client)
+        except Interrupted as interrupt:
+            return SIGNALLED + interrupt.signum
+        except CannotExecute as error:
+            say(str(error))
+            return error.status
+        finally:
+            self._clean_up()
+
+    def supervise(self, lease: Lease, grace: Seconds, more: dict[str, str] | None = None) -> Outcome:
+        """Run the command until it or the lease ends. Nothing of it outlives the lease, whatever goes wrong here."""
+        self.signals.watch_command()
+        try:
+            supervisor = Supervisor(
+                self._command,
+                lease,
+                self.signals,
+                self._guard,
+                grace=grace,
+                kill_after=self._options.kill_after,
+                wait_children=not self._options.no_wait_children,
+            )
+            self._command.start(variables(lease) | (more or {}))
+            return supervisor.run()
+        except CannotExecute:
+            release(lease)
+            raise
+        finally:
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Leave no process behind. May be called twice."""
+        self._command.discard()
+        self._guard.dismiss()
+
+
+def release(lease: Lease) -> bool:
+    """Give the lock back after the command has ended."""
+    try:
+        lease.release()
+    except LockLost:
+        return False
+    except BackendUnavailable as error:
+        # The lock protected the command to its end; it expires after its ttl.
+        say(str(error))
+    return True

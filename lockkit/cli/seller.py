@@ -42,40 +42,23 @@ THINK_MIN, THINK_MAX = 0.002, 0.008
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """
-    The orders for a seller.
+    """The orders for a seller."""
 
-    Attributes:
-        directory: Where the box office keeps its files.
-        seller: Its number, from 0.
-        seats: How many there are at first.
-        locked: Sell under the lock.
-        url: Backend, or None.
-        profile: Profile, or None.
-    """
-
-    directory: str
-    seller: int
-    seats: int
-    locked: bool
-    url: str | None
-    profile: str | None
+    directory: str  # where the box office keeps its files
+    seller: int  # its number, from 0
+    seats: int  # how many there are at first
+    locked: bool  # sell under the lock
+    url: str | None  # backend, or None
+    profile: str | None  # profile, or None
 
 
 @dataclass(frozen=True, slots=True)
 class Sale:
-    """
-    One ticket.
+    """One ticket."""
 
-    Attributes:
-        seat: Its number, from 1.
-        seller: Who sold it.
-        token: The fencing token of the lease under which it was sold, or None.
-    """
-
-    seat: int
-    seller: int
-    token: int | None
+    seat: int  # its number, from 1
+    seller: int  # who sold it
+    token: int | None  # the fencing token of the lease under which it was sold, or None
 
 
 class BoxOffice:

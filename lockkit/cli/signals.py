@@ -1,5 +1,5 @@
 """
-The events that ``lockkit run`` waits for: signals, and wake-ups from its own threads, in one pipe.
+The events that the commands wait for: signals, wake-ups from their own threads, and answers of the backend.
 
 Signals do not raise exceptions here. Python would notice a signal that arrives right before the main thread blocks in
 a wait only when that wait ends (CPython runs handlers between instructions, and a signal cannot interrupt a wait that
@@ -13,14 +13,17 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
 import typer
 
 from lockkit.cli.status import SIGNALLED
+
+LOOK_EVERY: Final = 1.0
+"""Seconds. A wait does not count the time in which the machine was suspended; longer sees such a deadline later."""
 
 WOKEN: Final = 0
 """Stands for "something has happened" among the numbers of signals."""
@@ -101,23 +104,6 @@ def _nothing(signum: int, frame: FrameType | None) -> None:
     del signum, frame
 
 
-def fork() -> tuple[int, set[int | signal.Signals]]:
-    """
-    Fork as `os.fork`; handle a signal that comes meanwhile after it.
-
-    Within, Python runs the hooks of libraries and ignores their exceptions: also the KeyboardInterrupt of a signal, so
-    that Ctrl-C would do nothing.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    pid = -1
-    try:
-        pid = os.fork()
-    finally:
-        if pid != 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return pid, before
-
-
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """
@@ -148,3 +134,56 @@ def interrupted_by_signals() -> Iterator[None]:
         for signum in taken:
             if signal.getsignal(signum) is interrupt:
                 signal.signal(signum, signal.SIG_DFL)
+
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """
+    A signal arrived during the wait.
+
+    Attributes:
+        signum: Its number.
+    """
+
+    def __init__(self, signum: int) -> None:
+        """Keep the number."""
+        super().__init__(signum)
+        self.signum = signum
+
+
+class GaveUp(Exception):
+    """The caller no longer wants what was waited for."""
+
+
+def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Callable[[], bool] = bool) -> T:
+    """
+    Call a function that waits for the backend in a thread, and wait for signals in this one.
+
+    Interrupted: A signal came. Closing the client ends the function's wait. Catch it only after that: the exception
+    keeps a lease that was granted at the same moment, which would be dropped without it, and not released.
+    """
+    outcome: list[T | Exception] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(function())
+        except Exception as error:  # noqa: BLE001 - raised again in the main thread
+            outcome.append(error)
+        finally:
+            signals.post()
+
+    thread = threading.Thread(target=ask, name="lockkit-wait", daemon=True)
+    thread.start()
+    while not outcome and thread.is_alive():
+        for signum in signals.wait(LOOK_EVERY):
+            if signum in FORWARDED:
+                raise Interrupted(signum)
+        if not outcome and gave_up():
+            raise GaveUp
+    thread.join()
+    (result,) = outcome
+    if isinstance(result, Exception):
+        raise result
+    return result

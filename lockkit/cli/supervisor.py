@@ -16,17 +16,19 @@ The lock stays held until the last process that the command left behind has ende
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 from lockkit.cli.command import Command, Ended, Stopped
-from lockkit.cli.guard import LOOK_EVERY, Guard
+from lockkit.cli.guard import Guard
 from lockkit.cli.output import say
-from lockkit.cli.signals import ENDING, WOKEN, Signals
+from lockkit.cli.signals import ENDING, LOOK_EVERY, WOKEN, Signals
 from lockkit.cli.status import SIGNALLED
-from lockkit.cli.terminal import Terminal
 from lockkit.runtime import monotonic
 from lockkit.sync import Lease
 from lockkit.units import Seconds
@@ -68,16 +70,10 @@ def margin(ttl: Seconds) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """
-    How it ended.
+    """How it ended."""
 
-    Attributes:
-        status: The command's, as a shell has it.
-        lost: It was ended because of the lease.
-    """
-
-    status: int
-    lost: bool
+    status: int  # the command's, as a shell has it
+    lost: bool  # it was ended because of the lease
 
 
 def variables(lease: Lease) -> dict[str, str]:
@@ -292,3 +288,61 @@ class Supervisor:
         # Stopped for longer than the lease? Then the command must not take another step: the loop kills it.
         if self._lease.remaining() > 0:
             self._send(signal.SIGCONT)
+
+
+class Terminal:
+    """
+    The controlling terminal, if there is one.
+
+    The command starts in the background of the terminal, because lockkit may be one part of a pipeline
+    (``lockkit run … | less``) whose other parts need the foreground. A command that reads from the terminal, or changes
+    its mode, is stopped by the kernel with SIGTTIN or SIGTTOU; the supervisor sees that, lends, and lets it go on.
+
+    Attributes:
+        lent: The command's group has the foreground.
+    """
+
+    def __init__(self, group: int) -> None:
+        """Do nothing yet. `group` is the command's."""
+        self._group = group
+        self.lent = False
+
+    def lend(self) -> bool:
+        """Give the foreground to the command's group. False: lockkit does not have it."""
+        with _opened() as fd:
+            if fd is None or os.tcgetpgrp(fd) != os.getpgrp():
+                return False
+            _set_foreground(fd, self._group)
+            self.lent = True
+            return True
+
+    def take_back(self) -> None:
+        """Take the foreground, if the command's group has it."""
+        if not self.lent:
+            return
+        self.lent = False
+        with _opened() as fd:
+            if fd is not None and os.tcgetpgrp(fd) == self._group:
+                _set_foreground(fd, os.getpgrp())
+
+
+@contextmanager
+def _opened() -> Iterator[int | None]:
+    try:
+        fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        yield None  # no controlling terminal, as under cron
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _set_foreground(fd: int, group: int) -> None:
+    # From the background the call itself would stop this process with SIGTTOU (tcsetpgrp(3)).
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        os.tcsetpgrp(fd, group)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

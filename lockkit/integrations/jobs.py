@@ -8,7 +8,6 @@ outlast the queue, and would belong to a process that does not do the work.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -19,6 +18,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
+from lockkit.integrations.scopes import warn_if_narrow
 from lockkit.sync.client import Client, connect
 from lockkit.sync.lease import Lease
 from lockkit.units import Seconds
@@ -48,11 +48,6 @@ costs messages."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WITHIN = {"process": "threads of this process only", "machine": "processes of this machine only"}
-"""Whom the locks of each scope lock out, if not everybody."""
-
-log = logging.getLogger("lockkit")
-
 _clients: dict[tuple[int, str | None], Client] = {}
 _lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
 
@@ -73,12 +68,8 @@ def client_of_process(url: str | None = None) -> Client:
         made = connect(url)
         # Two threads may create one each. The second then uses the first's; neither has connected yet.
         client = _clients.setdefault(key, made)
-        whom = _WITHIN.get(client.capabilities.scope)
-        if client is made and url is None and whom is not None:
-            log.warning(
-                "jobs are locked at %s, which locks out %s: if workers run elsewhere too, set the URL of a lock server",
-                client.url, whom,
-            )  # fmt: skip
+        if client is made and url is None:
+            warn_if_narrow(client, "jobs are locked")
     return client
 
 

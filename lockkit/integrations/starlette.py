@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from lockkit import aio, validation
 from lockkit.configuration.name_template import NamePattern
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.integrations.scopes import warn_if_narrow
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -52,9 +53,6 @@ log = logging.getLogger("lockkit")
 
 STATE = "lockkit"
 """Key of the client in the lifespan's state, so ``request.state.lockkit``."""
-
-_WITHIN = {"process": "threads of this process only", "machine": "processes of this machine only"}
-"""Which others the locks of each narrow scope exclude."""
 
 CLIENT_CLOSED_REQUEST = 499
 """What nginx logs for a client that went away. No client sees it."""
@@ -88,21 +86,12 @@ def lifespan(
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(aio.connect(url, profile=profile, **options))
             if url is None and profile is None and not getattr(app, "debug", False):
-                _warn_if_narrow(client)
+                warn_if_narrow(client, "the application locks")
             for name, work in (leading or {}).items():
                 await stack.enter_async_context(lead(client.election(name), work))
             yield {STATE: client}
 
     return run
-
-
-def _warn_if_narrow(client: aio.Client) -> None:
-    whom = _WITHIN.get(client.capabilities.scope)
-    if whom is not None:
-        log.warning(
-            "the application locks at %s, which locks out %s: if workers run elsewhere too, set the URL of a lock "
-            "server", client.url, whom,
-        )  # fmt: skip
 
 
 @asynccontextmanager

@@ -17,8 +17,6 @@ from lockkit.errors import ConfigurationError, LockError, LockTimeout
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
 
-__all__ = ["ATTEMPTS", "DELETE", "PAUSE_MAX", "TIMEOUT", "Conflict", "Delete", "OptimisticUpdate", "pause_until"]
-
 ATTEMPTS = 100
 """Default number of tries. More keep a caller busy for longer when it has no chance; fewer give up during bursts."""
 
@@ -65,12 +63,7 @@ class OptimisticUpdate(ABC):
     missed: ClassVar[str] = "changed"
 
     def __init__(self, runtime: Runtime, fn: object, name: str) -> None:
-        """
-        Check the function. No I/O.
-
-        Raises:
-            ConfigurationError: `fn` is not callable.
-        """
+        """Check the function. No I/O."""
         if not callable(fn):
             message = f"fn must be a function, not {validation.shown(fn)}"
             raise ConfigurationError(message, name=name)
@@ -85,25 +78,10 @@ class OptimisticUpdate(ABC):
 
     @abstractmethod
     async def attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
-        """
-        Read, call `fn`, and write unless another writer was faster; return what `fn` returned.
-
-        Raises:
-            Conflict: Another writer was faster, so `run` may try again. Any other exception ends `run`.
-        """
+        """Read, call `fn`, and write unless another writer was faster; return what `fn` returned."""
 
     async def run(self, attempts: object, timeout: object) -> Any:  # noqa: ANN401 - what `fn` returns
-        """
-        Try until a try succeeds or a bound is reached.
-
-        Args:
-            attempts: How many tries at most; None sets no bound.
-            timeout: Seconds after which no new try begins; None sets no bound.
-
-        Raises:
-            LockTimeout: A bound was reached.
-            ConfigurationError: One of the two is wrong, or both are None.
-        """
+        """Try until a try succeeds, or `attempts` or `timeout` is reached: LockTimeout. None sets no bound."""
         tries_max, seconds = _bounds(attempts, timeout, self.name)
         runtime = self.runtime
         began = runtime.now()
@@ -127,12 +105,7 @@ class OptimisticUpdate(ABC):
             await pause_until(runtime, runtime.random.uniform(0, pause_max), until)
 
     async def call(self, *arguments: object) -> Any:  # noqa: ANN401 - what `fn` returns
-        """
-        Call `fn`, and await its result in the async API.
-
-        Raises:
-            ConfigurationError: `fn` is a coroutine function, but the caller used the sync API.
-        """
+        """Call `fn`, and await its result in the async API."""
         result = self._fn(*arguments)
         if self.runtime.kind == "blocking" and inspect.iscoroutine(result):
             result.close()
@@ -141,12 +114,7 @@ class OptimisticUpdate(ABC):
         return await self.runtime.io(result)
 
     async def new_value(self, current: object) -> Any:  # noqa: ANN401 - one of `values`, `DELETE` or None
-        """
-        Call `fn` with the current value and check what it returns.
-
-        Raises:
-            ConfigurationError: The store cannot hold what `fn` returned.
-        """
+        """Call `fn` with the current value and check what it returns."""
         new = await self.call(current)
         # A bool is an int, but a counter that becomes True is a mistake in every store.
         if isinstance(new, bool) or not isinstance(new, (*self.values, Delete, type(None))):

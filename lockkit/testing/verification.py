@@ -23,7 +23,7 @@ import pytest
 import lockkit
 from lockkit import url as urls
 from lockkit.configuration import profiles, registry
-from lockkit.configuration.detached import DetachedHost
+from lockkit.configuration.registry import DetachedHost
 from lockkit.runtime import drive, monotonic
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, backend_part, promise, skip_reason
 from lockkit.testing.temporary import TemporaryDirectory

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import lockkit
 from tests.cli.support import Cli
 
 
@@ -16,3 +17,16 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     made = Cli(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A backend that the command and the test share."""
+    return f"file:{tmp_path}/locks"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[lockkit.Client]:
+    """A client there."""
+    with lockkit.connect(url) as client:
+        yield client

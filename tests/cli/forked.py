@@ -30,7 +30,6 @@ _ORDERS = 3
 
 _MODULES = [
     *(f"lockkit.cli.{path.stem}" for path in sorted(Path(*lockkit.cli.__path__).glob("[!_]*.py"))),
-    "lockkit.cli.watch.command",
     *("lockkit.sync.client", "lockkit.backends.file.backend", "lockkit.backends.memory.backend"),
     # Which typer imports when it runs a command, in the versions that have them.
     *("typer.core", "typer._adapters", "typer._click.decorators", "pydantic.plugin._loader", "rich.table"),

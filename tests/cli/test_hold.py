@@ -17,8 +17,7 @@ import lockkit
 from lockkit import Lease
 from lockkit.cli import hold
 from lockkit.cli.options import HoldOptions
-from lockkit.cli.signals import Signals
-from lockkit.cli.waiting import wait_in_thread
+from lockkit.cli.signals import Signals, wait_in_thread
 from lockkit.runtime import monotonic
 from lockkit_tools.servers import RedisServer
 from tests.cli.support import PATIENCE, Cli

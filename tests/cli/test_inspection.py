@@ -18,12 +18,6 @@ from tests.cli.terminal import COMMANDS, Tty
 
 
 @pytest.fixture
-def url(cli: Cli) -> str:
-    """A backend that this process and the command line share."""
-    return f"file:{cli.home}/locks"
-
-
-@pytest.fixture
 def lease(url: str) -> Iterator[lockkit.Lease]:
     """Lock ``a``, held by this process."""
     with lockkit.connect(url) as client:

@@ -7,38 +7,18 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import lockkit
 from lockkit.cli import completion
-from lockkit.cli.app import app
 from lockkit.cli.completion import complete_name
 from lockkit.testing.timing import PATIENCE
 from tests.cli.support import Cli
+from tests.cli.support import run_here as run
 from tests.cli.terminal import Tty
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A backend that the command and the test share."""
-    return f"file:{tmp_path}/locks"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[lockkit.Client]:
-    """A client there."""
-    with lockkit.connect(url) as client:
-        yield client
-
-
-def run(*args: str) -> Result:
-    """Run ``lockkit`` in this process, on a wide terminal."""
-    return CliRunner().invoke(app, list(args), prog_name="lockkit", env={"COLUMNS": "200"})
-
 
 # -- list --------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from sqlalchemy import Table
 import lockkit
 from lockkit.backends.sql import schema as sql_schema
 from lockkit.backends.sql.database import Database
-from lockkit.cli.migrate import migrate
+from lockkit.cli.backends import migrate
 from lockkit.cli.status import Status
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.cli.support import Cli

@@ -86,22 +86,6 @@ def test_signal_ends_the_wait(cli: Cli, name: str) -> None:
     assert not (cli.home / "ran").exists()
 
 
-@pytest.mark.parametrize("command", ["run", "elect"])
-@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
-def test_signal_while_a_process_is_forked(cli: Cli, command: str, name: str) -> None:
-    """Python ignores the exceptions of what libraries do at a fork, in which a signal may strike."""
-    script = (
-        f"import os, signal; os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIG{name}))\n"
-        f"import sys; sys.argv[1:] = [{command!r}, 'a', '--', 'touch', 'ran']\n"
-        "from lockkit.cli import main; main()"
-    )
-    process = cli.start_program(sys.executable, "-c", script)
-
-    assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 128 + signal.Signals[f"SIG{name}"]
-    assert not (cli.home / "ran").exists()
-
-
 def test_signal_that_ends_the_command_ends_min_hold_too(cli: Cli) -> None:
     """A pod that is deleted has no minutes to spare."""
     running = start(cli, "true", "--min-hold", "600")

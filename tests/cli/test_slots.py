@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit.cli.slots import DAY, parse_period, parse_zone, slot
+from lockkit.cli.once import DAY, parse_period, parse_zone, slot
 from lockkit.errors import ConfigurationError
 
 HOUR = 3600

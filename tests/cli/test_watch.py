@@ -9,24 +9,20 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 import lockkit
 from lockkit.backend import Holder
-from lockkit.cli.app import app
-from lockkit.cli.watch import looking
-from lockkit.cli.watch.changes import Watched
-from lockkit.cli.watch.command import split_url
-from lockkit.cli.watch.looking import Look, Looker, Sighting
-from lockkit.cli.watch.table import draw
-from lockkit.cli.watch.view import Breaking, Shown, View
+from lockkit.cli import sightings
+from lockkit.cli.sightings import Look, Looker, Sighting, Watched
+from lockkit.cli.watch import Breaking, View, draw, split_url
 from lockkit_tools.servers import RedisServer, require
-from tests.cli.support import Cli
+from tests.cli.support import Cli, run_here
 from tests.cli.terminal import Tty
 
 TTL = 30.0
@@ -172,19 +168,6 @@ def test_url_is_told_from_names(given: list[str], url: str | None, patterns: lis
     assert split_url(given) == (url, patterns)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A backend that the command and the test share."""
-    return f"file:{tmp_path}/locks"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[lockkit.Client]:
-    """A client there."""
-    with lockkit.connect(url) as client:
-        yield client
-
-
 def seen(look: Look) -> set[str]:
     """The locks of a look."""
     return {sighting.name for sighting in look.sightings}
@@ -201,7 +184,7 @@ def test_patterns_and_names(client: lockkit.Client) -> None:
 
 def test_too_many_locks_are_cut(client: lockkit.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The look says so; those that were seen stay, so that they do not seem to come and go."""
-    monkeypatch.setattr(looking, "NAMES_MAX", 2)
+    monkeypatch.setattr(sightings, "NAMES_MAX", 2)
     looker = Looker(client, [])
     with client.lock("1"), client.lock("2"):
         assert not looker.look().cut
@@ -237,19 +220,19 @@ def watching(*looks: Look) -> Watched:
     return watched
 
 
-def drawn(view: View, watched: Watched, now: float, *, width: int = 120, height: int = 12, **status: Any) -> list[str]:
+def drawn(view: View, watched: Watched, now: float, *, width: int = 120, height: int = 12) -> list[str]:
     """The lines of a screen."""
+    view.url, view.seen = "redis://h", now
     view.arrange(watched.records, now)
     console = Console(width=width, height=height, color_system=None)
     with console.capture() as capture:
-        console.print(draw(view, Shown("redis://h", now, **status), now, (width, height)))
+        console.print(draw(view, now, (width, height)))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
 def press(view: View, keys: str | list[str]) -> list[Breaking]:
     """Press keys, none of which quits; gives what was confirmed."""
-    status = Shown("", 0.0)
-    return [done for key in keys if (done := view.press(key, status)) is not None]
+    return [done for key in keys if (done := view.press(key)) is not None]
 
 
 ABOUT = {"host": "web1", "pid": 7, "started": 0.0, "ticket": "OPS-7"}
@@ -377,7 +360,7 @@ def test_status_line_says_what_is_wrong() -> None:
     """And since when."""
     (line,) = (
         line
-        for line in drawn(View(), watching(looked(0)), 5, problem="no route", cut=True, said="broke 'a'")
+        for line in drawn(View(problem="no route", cut=True, said="broke 'a'"), watching(looked(0)), 5)
         if "no route" in line
     )
 
@@ -389,9 +372,7 @@ def test_status_line_says_what_is_wrong() -> None:
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def run(*args: str) -> Result:
-    """Run ``lockkit`` in this process, which has no terminal for it."""
-    return CliRunner().invoke(app, ["watch", *args], prog_name="lockkit")
+run = partial(run_here, "watch")
 
 
 def test_once_prints_a_line_for_each_lock(url: str, client: lockkit.Client) -> None:

@@ -7,19 +7,18 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import lockkit
 from lockkit import validation
-from lockkit.cli.app import app
 from lockkit.cli.output import in_options
+from tests.cli.support import run_here
 
 PYTHON = re.compile(r"\btimeout=|holders\(|client\.|capabilities\.|connect\(|\bprofile= ")
 
 
 def said(*args: str) -> str:
     """Run ``lockkit``, which fails; gives its one line."""
-    done = CliRunner().invoke(app, list(args), prog_name="lockkit")
+    done = run_here(*args)
     assert done.exit_code == 78, done.output
     assert done.stderr.count("\n") == 1
     return done.stderr
@@ -88,7 +87,7 @@ def test_errors_are_in_the_words_of_the_command_line(
 )  # fmt: skip
 def test_wrong_form_says_what_is_right(args: list[str], words: str) -> None:
     """With status 2, and the usage of the command."""
-    done = CliRunner().invoke(app, args, prog_name="lockkit")
+    done = run_here(*args)
 
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
@@ -99,13 +98,10 @@ def test_behind_the_dashes_all_but_options_are_arguments(tmp_path: Path) -> None
     """A name may look like a number or an option, as long as it is none of the command's; so may COMMAND's words."""
     url = f"file:{tmp_path}/locks"
 
-    def status(*args: str) -> int:
-        return CliRunner().invoke(app, list(args), prog_name="lockkit").exit_code
-
-    assert status("limit", "--url", url, "--", "-1", "5") == 0
-    assert status("run", "--url", url, "--", "--nightly", "true") == 0
-    assert status("run", "--url", url, "--", "a", "true", "--ttl") == 0
-    assert status("run", "--url", url, "a", "--", "true", "--ttl") == 0
+    assert run_here("limit", "--url", url, "--", "-1", "5").exit_code == 0
+    assert run_here("run", "--url", url, "--", "--nightly", "true").exit_code == 0
+    assert run_here("run", "--url", url, "--", "a", "true", "--ttl").exit_code == 0
+    assert run_here("run", "--url", url, "a", "--", "true", "--ttl").exit_code == 0
 
 
 def test_busy_lock_names_options_and_commands(tmp_path: Path) -> None:
@@ -159,12 +155,9 @@ def test_commands_take_times(tmp_path: Path) -> None:
     """Wherever an option is one."""
     url = f"file:{tmp_path}/locks"
 
-    def status(*args: str) -> int:
-        return CliRunner().invoke(app, list(args), prog_name="lockkit").exit_code
-
-    assert status("wait", "a", "--url", url, "--timeout", "5m") == 0
-    assert status("wait", "a", "--url", url, "--timeout", "5 minutes") == 2
-    assert status("doctor", "memory:", "--ttl", "1m") == 0
-    assert status("doctor", "memory:", "--ttl", "1ms") == 1
-    assert status("bench", "memory:", "--limit", "999ms") == 2
-    assert status("bench", "memory:", "--limit", "soon") == 2
+    assert run_here("wait", "a", "--url", url, "--timeout", "5m").exit_code == 0
+    assert run_here("wait", "a", "--url", url, "--timeout", "5 minutes").exit_code == 2
+    assert run_here("doctor", "memory:", "--ttl", "1m").exit_code == 0
+    assert run_here("doctor", "memory:", "--ttl", "1ms").exit_code == 1
+    assert run_here("bench", "memory:", "--limit", "999ms").exit_code == 2
+    assert run_here("bench", "memory:", "--limit", "soon").exit_code == 2

@@ -45,11 +45,11 @@ def test_every_python_that_is_started_ignores_the_working_directory() -> None:
     assert sorted(named) == sorted(
         [
             *(name for name, _ in started),
-            *("lockkit.cli.elect", "lockkit.integrations.django.management.commands.locked"),  # of os.exec…
+            *("lockkit.cli.run", "lockkit.integrations.django.management.commands.locked"),  # of os.exec…
         ]
     )
     assert [where for where in started if not re.match(r"\[sys\.executable, '-[PI]'", where[1])] == [
-        ("lockkit.cli.elect", "[sys.executable, *sys.orig_argv[1:]]")
+        ("lockkit.cli.run", "[sys.executable, *sys.orig_argv[1:]]")
     ]
 
 

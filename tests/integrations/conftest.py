@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit import observers
-from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisServer, require
+from tests.tries import wait_for_observers
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine an observer may take longer than a call waits for it."""
-    monkeypatch.setattr(observers, "WAIT_SECONDS", PATIENCE)
-    monkeypatch.setattr(observers, "LAST_SECONDS", PATIENCE)
+    wait_for_observers(monkeypatch)
 
 
 @pytest.fixture(scope="module")

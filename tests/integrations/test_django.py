@@ -14,7 +14,7 @@ import time
 import unittest
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +100,18 @@ def execute(statement: str, using: str = "default") -> list[tuple[Any, ...]]:
     with connections[using].cursor() as cursor:
         cursor.execute(statement)
         return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def database(alias: str, **changes: object) -> Iterator[Any]:
+    """Another database of the site's, like the first but for some settings."""
+    connections.databases[alias] = connections.databases["default"] | changes
+    try:
+        yield connections[alias]
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.databases[alias]
 
 
 def is_held(other: lockkit.Client, name: str) -> bool:
@@ -523,25 +535,15 @@ def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pymysql, "version_info", (2, 2, 1, "final", 0))
     with MariaServer() as server:
         url = parse(server.url)
-        connections.databases["maria"] = connections.databases["default"] | {
-            "ENGINE": "django.db.backends.mysql",
-            "NAME": url.path.strip("/"),
-            "USER": url.username,
-            "PASSWORD": url.password or "",
-            "PORT": url.port,
-        }
-        try:
-            made = from_connection(connections["maria"])
+        place = {"NAME": url.path.strip("/"), "USER": url.username, "PASSWORD": url.password or "", "PORT": url.port}
+        with database("maria", ENGINE="django.db.backends.mysql", **place) as maria:
+            made = from_connection(maria)
             with made, made.lock("seat", timeout=PATIENCE), lockkit.connect(server.url) as other:
                 assert is_held(other, "seat")
                 with lockkit.connect(environment_of("maria")["LOCKKIT_URL"]) as another:
                     assert is_held(another, "seat")
             call_command("migrate_locked", database="maria", verbosity=0)
             assert list(execute("SELECT count(*) FROM django_migrations", "maria")) == [(2,)]
-        finally:
-            connections["maria"].close()
-            del connections["maria"]
-            del connections.databases["maria"]
 
 
 def test_lockkit_s_from_client_says_what_to_call() -> None:
@@ -554,12 +556,7 @@ def test_lockkit_s_from_client_says_what_to_call() -> None:
 
 def test_other_databases_are_refused_or_locked_by_files(tmp_path: Path) -> None:
     """Files beside SQLite; nothing for what is in memory, or unknown."""
-    connections.databases["lite"] = connections.databases["default"] | {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": tmp_path / "site.db",
-    }
-    lite = connections["lite"]
-    try:
+    with database("lite", ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "site.db") as lite:
         with from_connection(lite) as made, made.lock("a", timeout=PATIENCE):
             assert (tmp_path / "site.db-lockkit").is_dir()
         lite.settings_dict["NAME"] = "file:memorydb_default?mode=memory&cache=shared"
@@ -568,9 +565,6 @@ def test_other_databases_are_refused_or_locked_by_files(tmp_path: Path) -> None:
         lite.vendor = "oracle"
         with pytest.raises(lockkit.ConfigurationError, match="cannot lock"):
             from_connection(lite)
-    finally:
-        del connections["lite"]
-        del connections.databases["lite"]
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
@@ -726,8 +720,7 @@ def test_environment_of_a_database_leads_to_it() -> None:
     """A socket, a port of text, characters that a URL escapes, and options; what it cannot have is named."""
     given = {"USER": "u:1", "PASSWORD": "p@/?$", "HOST": "/run/postgresql", "PORT": "5433", "NAME": "it's here"}
     options = {"sslmode": "require", "options": "-c search_path=app"}
-    connections.databases["lite"] = connections.databases["default"] | given | {"OPTIONS": options}
-    try:
+    with database("lite", **given, OPTIONS=options) as lite:
         environment = environment_of("lite")
         found = parse(environment["LOCKKIT_URL"])
         assert (found.username, found.password, found.path) == ("u:1", "p@/?$", "/it's here")
@@ -735,12 +728,9 @@ def test_environment_of_a_database_leads_to_it() -> None:
         assert environment["PGOPTIONS"] == "-c search_path=app"
         with lockkit.connect(environment["LOCKKIT_URL"]) as accepted:
             assert "p@" not in accepted.url
-        connections["lite"].settings_dict["OPTIONS"]["sslrootcert"] = b"raw"
+        lite.settings_dict["OPTIONS"]["sslrootcert"] = b"raw"
         with pytest.raises(lockkit.ConfigurationError, match="the option 'sslrootcert', which is neither"):
             environment_of("lite")
-    finally:
-        del connections["lite"]
-        del connections.databases["lite"]
 
 
 # -- manage.py migrate_locked ---------------------------------------------------------------------------------------
@@ -886,19 +876,11 @@ def test_process_that_waited_does_not_migrate_again(empty: PostgresServer, monke
 
 def test_database_in_memory_needs_no_lock() -> None:
     """Unless an alias is named: then another process is kept out all the same."""
-    connections.databases["lite"] = connections.databases["default"] | {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": ":memory:",
-    }
-    try:
+    with database("lite", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
         with client().lock(f"{LOCK_NAME}::memory:", timeout=PATIENCE):
             assert status_without_waiting(database="lite", lock_alias="default") == 75
         call_command("migrate_locked", database="lite", verbosity=0)
         assert execute("SELECT count(*) FROM shop_sale", "lite") == [(0,)]
-    finally:
-        connections["lite"].close()
-        del connections["lite"]
-        del connections.databases["lite"]
 
 
 def test_sigterm_is_the_command_s_only_while_it_migrates() -> None:
@@ -920,13 +902,8 @@ def test_sigterm_is_the_command_s_only_while_it_migrates() -> None:
 
 def test_database_that_does_not_answer_has_a_status_of_its_own() -> None:
     """The same as on the command line of lockkit."""
-    connections.databases["gone"] = connections.databases["default"] | {"PORT": 1}
-    try:
-        with pytest.raises(CommandError) as caught:
-            call_command("migrate_locked", database="gone")
-    finally:
-        del connections["gone"]
-        del connections.databases["gone"]
+    with database("gone", PORT=1), pytest.raises(CommandError) as caught:
+        call_command("migrate_locked", database="gone")
 
     assert caught.value.returncode == 69
     assert SECRET not in str(caught.value)

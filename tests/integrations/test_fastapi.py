@@ -16,9 +16,6 @@ import httpx2 as httpx
 import pytest
 
 import lockkit
-from lockkit.backend import apart
-from lockkit.integrations.idempotency import _digest
-from lockkit.runtime import drive
 from lockkit_tools.servers._ports import Ports
 from tests.cli.support import PATIENCE, ROOT, Cli, alive, children
 from tests.tries import until
@@ -131,14 +128,6 @@ def test_second_request_for_a_seat_gets_409_whichever_worker_it_meets(server: Se
     assert refused[0].json() == {"detail": "busy"}
     assert [other.status_code, booked.status_code, again.status_code] == [200, 200, 200]
     assert again.json()["token"] > booked.json()["token"]
-
-
-def test_invalid_parameter_is_422_and_takes_no_lock(server: Server) -> None:
-    """As without the lock."""
-    answer = server.ask("/seats/first?at=none")
-
-    assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"][-1] == "seat"
 
 
 def test_outage_is_503(server: Server) -> None:
@@ -269,15 +258,6 @@ def test_repeat_with_the_same_key_gets_the_stored_response(server: Server) -> No
     assert server.lines("receipts").count("17") == 1
 
 
-def test_key_of_another_caller_is_another_key(server: Server) -> None:
-    """Nobody gets the response of somebody else."""
-    for caller in ("Ada", "Ben"):
-        answer = server.ask("/payments", json={"amount": 18}, headers=key("b", caller=caller))
-        assert "idempotent-replayed" not in answer.headers
-
-    assert server.lines("payments").count("18") == 2
-
-
 @pytest.mark.parametrize(("path", "amount"), [("/payments", 20), ("/payments?status=200", 19)])
 def test_key_used_for_another_request_is_422(server: Server, path: str, amount: int) -> None:
     """Another body, or another address."""
@@ -344,23 +324,3 @@ def test_outage_with_a_key_is_503_and_runs_nothing(server: Server) -> None:
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert "23" not in server.lines("payments")
-
-
-def test_key_that_is_lost_while_the_request_runs_is_no_success(server: Server) -> None:
-    """Another request may have run with it."""
-    request = server.begin("/payments?at=lost-key", json={"amount": 24}, headers=key("h"))
-    server.wait_for("lost-key.reached", 1)
-    with lockkit.connect(server.locks) as client:
-        name = apart("once", f"idempotency:{_digest('Ada', 'h')}")
-        assert drive(client._engine.client.ready().break_lock(name))
-    server.open("lost-key")
-
-    assert request.result(PATIENCE).status_code == 500
-
-
-def test_request_without_a_key_runs_each_time(server: Server) -> None:
-    """Nothing is required unless the application says so."""
-    for _ in range(2):
-        assert server.ask("/payments", json={"amount": 25}).status_code == 201
-
-    assert server.lines("payments").count("25") == 2

@@ -11,13 +11,6 @@ import pytest
 import lockkit
 from lockkit.integrations.logging import LoggingObserver
 from lockkit.testing.timing import PATIENCE
-from tests.tries import wait_for_observers
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An observer on a busy machine may take longer than a call waits for it."""
-    wait_for_observers(monkeypatch)
 
 
 @pytest.fixture

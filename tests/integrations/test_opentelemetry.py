@@ -22,7 +22,7 @@ from lockkit.integrations.opentelemetry import OpenTelemetryObserver
 from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
-from tests.tries import begin_to_wait, wait_for_observers
+from tests.tries import begin_to_wait
 
 
 class Collected:
@@ -58,12 +58,6 @@ class Collected:
             for point in metric.data.data_points
             if (attributes := point.attributes or {})
         }
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An observer on a busy machine may take longer than a call waits for it."""
-    wait_for_observers(monkeypatch)
 
 
 @pytest.fixture

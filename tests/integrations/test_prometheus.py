@@ -26,15 +26,9 @@ from lockkit.integrations.prometheus import PrometheusObserver
 from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
-from tests.tries import begin_to_wait, until, wait_for_observers
+from tests.tries import begin_to_wait, until
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An observer on a busy machine may take longer than a call waits for it."""
-    wait_for_observers(monkeypatch)
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import Runtime
 from lockkit.validation import shown
 
-__all__ = ["Key", "Lease", "Store", "Value", "as_bytes", "text_of"]
-
 _CLIENTS = {"blocking": "a lockkit.Client", "asyncio": "a lockkit.aio.Client"}
 
 Key: TypeAlias = str | bytes
@@ -49,12 +47,7 @@ class Store:
     """An etcd, reached through a lockkit client or a channel of the application."""
 
     def __init__(self, runtime: Runtime, client: object) -> None:
-        """
-        Find the etcd that a client leads to. No I/O.
-
-        Raises:
-            ConfigurationError: It is no such client, or one for the other API (sync or async).
-        """
+        """Find the etcd that a client leads to. No I/O."""
         self.runtime = runtime
         self._client = client if isinstance(client, _Client) else None
         self._cluster: Cluster | None = None
@@ -81,18 +74,7 @@ class Store:
         return cluster
 
     async def transact(self, request: rpc.TxnRequest, name: str, *, changes: bool) -> Any:  # noqa: ANN401 - a message
-        """
-        Execute a transaction.
-
-        Args:
-            request: Its message.
-            name: Key or lock, for error messages.
-            changes: Send it once, and if the answer is lost, say in the error that the change may have been made.
-
-        Raises:
-            BackendUnavailable: No usable answer.
-            ConfigurationError: Missing rights and the like.
-        """
+        """Execute a transaction. If it `changes` something it is sent once; its error says if it may have been made."""
         cluster = self._cluster
         if self._client is not None:
             # Asked for each time: a forked child has another one.
@@ -112,12 +94,7 @@ class Store:
 
 
 def as_bytes(value: object, what: str, *, empty: bool = False) -> bytes:
-    """
-    Check a key or a value, and return it as bytes.
-
-    Raises:
-        ConfigurationError: It is neither text nor bytes, or empty where it must not be.
-    """
+    """Check a key or a value, and return it as bytes."""
     if not isinstance(value, (str, bytes)) or not (value or empty):
         kind = "a str or bytes" if empty else "a non-empty str or bytes"
         raise ConfigurationError(f"{what} must be {kind}, not {shown(value)}")

@@ -22,8 +22,6 @@ from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.storage.etcd.client import Key, Lease, Store, Value, as_bytes, text_of
 from lockkit.storage.tokens import stale_token
 
-__all__ = ["AsyncEtcdGuard", "EtcdGuard"]
-
 
 class _Guard:
     """What both guards do, written once: the methods of `AsyncEtcdGuard`, on any runtime."""

@@ -9,19 +9,12 @@ from lockkit.runtime import Runtime
 from lockkit.storage.etcd.client import Store, as_bytes, text_of
 from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate
 
-__all__ = ["KeyUpdate"]
-
 
 class KeyUpdate(OptimisticUpdate):
     """One call of `lockkit.optimistic.update_key` or `lockkit.optimistic.update_key_async`."""
 
     def __init__(self, runtime: Runtime, client: object, key: object, fn: object) -> None:
-        """
-        Check the arguments. No I/O.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-        """
+        """Check the arguments. No I/O."""
         self._key = as_bytes(key, "key")
         super().__init__(runtime, fn, text_of(self._key))
         self._store = Store(runtime, client)

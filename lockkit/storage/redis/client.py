@@ -22,22 +22,6 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import Kind
 from lockkit.validation import parse_ttl, shown
 
-__all__ = [
-    "DRIVER_ERRORS",
-    "AsyncClient",
-    "Key",
-    "SyncClient",
-    "Value",
-    "check_client",
-    "check_key",
-    "data_error",
-    "is_from_script",
-    "label_of",
-    "milliseconds",
-    "text_of",
-    "unknown_outcome",
-]
-
 SyncClient: TypeAlias = "redis.Redis | redis.RedisCluster"
 AsyncClient: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"
 Key: TypeAlias = str | bytes
@@ -64,17 +48,7 @@ _PIPELINES = (
 
 
 def check_client(client: object, kind: Kind, *, other: str) -> None:
-    """
-    Check that an object is a redis-py client of the right kind.
-
-    Args:
-        client: What the application gave.
-        kind: ``blocking`` or ``asyncio``.
-        other: What to use with a client of the other kind.
-
-    Raises:
-        ConfigurationError: It is anything else.
-    """
+    """Check that an object is a redis-py client of a kind; `other` is what takes clients of the other kind."""
     wanted, opposite = ("blocking", "asyncio") if kind == "blocking" else ("asyncio", "blocking")
     if isinstance(client, _PIPELINES):
         message = "client must be the client itself, not a pipeline of it: lockkit needs the answer at once"
@@ -89,24 +63,14 @@ def check_client(client: object, kind: Kind, *, other: str) -> None:
 
 
 def check_key(value: object, what: str) -> None:
-    """
-    Check a key.
-
-    Raises:
-        ConfigurationError: It is empty, or neither str nor bytes.
-    """
+    """Check a key."""
     if not isinstance(value, (str, bytes)) or not value:
         message = f"{what} must be a non-empty str or bytes, not {shown(value)}"
         raise ConfigurationError(message)
 
 
 def milliseconds(seconds: object, what: str) -> int | None:
-    """
-    Convert a time span to whole milliseconds, as Redis wants it: at least 1; None for None.
-
-    Raises:
-        ConfigurationError: It is not a time span.
-    """
+    """Convert a time span to whole milliseconds, as Redis wants it: at least 1; None for None."""
     if seconds is None:
         return None
     try:
@@ -135,14 +99,7 @@ def label_of(client: Any) -> str:  # noqa: ANN401 - four classes of redis-py's
 
 
 def data_error(error: BaseException, client: object, key: Key) -> LockError:
-    """
-    Make lockkit's error from a driver's, for a command on the application's data.
-
-    Args:
-        error: One of `DRIVER_ERRORS`. The caller makes it the ``__cause__``.
-        client: The application's client.
-        key: The key of the command.
-    """
+    """Make lockkit's error from one of `DRIVER_ERRORS`, for a command on the application's data."""
     label, name = label_of(client), text_of(key)
     if isinstance(error, redis.exceptions.RedisClusterException):
         message = (

@@ -46,8 +46,6 @@ from lockkit.storage.redis.client import (
 from lockkit.storage.tokens import check_token, stale_token
 from lockkit.units import Seconds
 
-__all__ = ["AsyncRedisGuard", "RedisGuard"]
-
 _GUARD = files("lockkit.storage.redis").joinpath("guard.lua").read_text("utf-8")
 _SET = """
 if ARGV[2] == '' then

@@ -31,8 +31,6 @@ from lockkit.storage.redis.client import (
 from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
 from lockkit.units import Seconds
 
-__all__ = ["StringUpdate"]
-
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
@@ -43,12 +41,7 @@ class StringUpdate(OptimisticUpdate):
     values_named = "a str, bytes, int or float"
 
     def __init__(self, runtime: Runtime, client: object, key: Key, fn: object, ttl: Seconds | timedelta | None) -> None:
-        """
-        Check the arguments. No I/O.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-        """
+        """Check the arguments. No I/O."""
         other = "with_retry_async" if runtime.kind == "blocking" else "with_retry"
         check_client(client, runtime.kind, other=f"lockkit.optimistic.{other}")
         check_key(key, "key")

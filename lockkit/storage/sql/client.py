@@ -27,23 +27,6 @@ from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.url import HIDDEN
 from lockkit.validation import shown
 
-__all__ = [
-    "ApplicationTransaction",
-    "Asynchronous",
-    "Blocking",
-    "StartAgain",
-    "column_of",
-    "data_error",
-    "kind_of",
-    "label_of",
-    "no_column",
-    "refuse_autocommit",
-    "spare",
-    "transaction_of",
-    "translating",
-    "with_value",
-]
-
 S = TypeVar("S", bound="Update | Delete")
 T = TypeVar("T")
 
@@ -68,12 +51,7 @@ class ApplicationTransaction:
     """
 
     def __init__(self, target: object) -> None:
-        """
-        Keep the session or connection. No I/O.
-
-        Raises:
-            ConfigurationError: It is neither, so there is no transaction.
-        """
+        """Keep the session or connection. No I/O."""
         self.runtime: Runtime
         if isinstance(target, (scoped_session, async_scoped_session)):
             target = target()
@@ -91,13 +69,7 @@ class ApplicationTransaction:
             raise ConfigurationError(message)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        """
-        Call `work` with the connection of the transaction, which begins if it has not begun yet.
-
-        Raises:
-            ConfigurationError: The session has several databases, or it commits each statement by itself.
-            LockError: There is no connection, or `work` failed at the database.
-        """
+        """Call `work` with the connection of the transaction, which begins if it has not begun yet."""
         return await self.run_with(lambda _, connection: work(connection))
 
     async def run_with(self, work: Callable[[Session | Connection, Connection], T]) -> T:
@@ -141,9 +113,6 @@ def refuse_autocommit(connection: Connection) -> Connection:
 
     Returns:
         The same connection.
-
-    Raises:
-        ConfigurationError: The connection is in autocommit.
     """
     engine_wide = getattr(connection.dialect, "_on_connect_isolation_level", None)
     chosen = connection.get_execution_options().get("isolation_level", engine_wide)
@@ -247,14 +216,7 @@ def _said(error: BaseException) -> BaseException:
 
 
 def data_error(error: BaseException, source: Connection | Engine | None, *, name: str | None = None) -> LockError:
-    """
-    Make lockkit's error from SQLAlchemy's, for a statement in the application's database.
-
-    Args:
-        error: A `sqlalchemy.exc.DBAPIError`, or the pool's `TimeoutError`. The caller makes it the ``__cause__``.
-        source: Where it happened.
-        name: The lock, scope or row of the statement.
-    """
+    """Make lockkit's error from a `DBAPIError`, or the pool's `TimeoutError`, at the application's database."""
     label = label_of(source)
     said = _said(error)
     text = _without_password(" ".join(str(said).split()) or type(error).__name__, source)
@@ -332,12 +294,7 @@ def stale_snapshot(label: str, name: str | None, text: str) -> str:
 
 @contextmanager
 def translating(connection: Connection, name: str | None = None) -> Iterator[None]:
-    """
-    Convert SQLAlchemy's errors from lockkit's own statements to lockkit's.
-
-    Raises:
-        LockError: In place of SQLAlchemy's error.
-    """
+    """Convert SQLAlchemy's errors from lockkit's own statements to lockkit's."""
     try:
         yield
     except (exc.DBAPIError, exc.TimeoutError) as error:
@@ -345,12 +302,7 @@ def translating(connection: Connection, name: str | None = None) -> Iterator[Non
 
 
 def column_of(statement: object, column: object, default: str, *, option: str) -> Any:  # noqa: ANN401 - a column, mapped or not
-    """
-    Return the column with the version or token: the given one, or that of the statement's table with the default name.
-
-    Raises:
-        ConfigurationError: It is another kind of statement, or there is no such column.
-    """
+    """Return the column with the version or token: the given one, or the table's with the default name."""
     if not isinstance(statement, (Update, Delete)):
         message = f"statement must be an UPDATE or a DELETE of SQLAlchemy, not {shown(statement)}"
         raise ConfigurationError(message)

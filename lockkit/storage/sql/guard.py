@@ -57,7 +57,6 @@ from lockkit.storage.tokens import check_token, stale_token
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
-__all__ = ["AsyncSqlGuard", "FenceMixin", "SqlGuard", "fenced"]
 
 S = TypeVar("S", bound="Update | Delete")
 T = TypeVar("T")

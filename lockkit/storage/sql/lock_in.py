@@ -66,8 +66,6 @@ from lockkit.storage.sql.schema import (
 )
 from lockkit.units import Seconds
 
-__all__ = ["acquire"]
-
 _PAUSE_MIN, _PAUSE_MAX = 0.005, 0.05
 """Pause between two tries, seconds, where the database cannot wait for less than a second."""
 

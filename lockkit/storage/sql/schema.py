@@ -35,21 +35,6 @@ from lockkit.validation import shown
 if TYPE_CHECKING:
     from sqlalchemy.engine import Dialect
 
-__all__ = [
-    "ADVISORY_KEY",
-    "KEYS",
-    "Family",
-    "Kind",
-    "create",
-    "create_at",
-    "ddl",
-    "ensure",
-    "family_of",
-    "forget_if_missing",
-    "key_of",
-    "make_here",
-    "quoted",
-]
 
 Family = Literal["postgresql", "mysql", "sqlite"]
 Kind = Literal["locks", "fences"]
@@ -74,12 +59,7 @@ _ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary(
 
 
 def family_of(dialect: Dialect | str) -> Family:
-    """
-    Return which SQL dialect family a database belongs to.
-
-    Raises:
-        Unsupported: lockkit does not support it.
-    """
+    """Return which SQL dialect family a database belongs to."""
     name = dialect if isinstance(dialect, str) else dialect.name
     try:
         return dialect_named(name).name
@@ -99,12 +79,7 @@ def key_of(family: Family, name: str) -> str:
 
 
 def quoted(family: Family, table: object, suffix: str = "") -> str:
-    """
-    Quote a table's name, with its schema if it has one, for use in a statement.
-
-    Raises:
-        ConfigurationError: It is not a table name.
-    """
+    """Quote a table's name, with its schema if it has one, for use in a statement."""
     try:
         name = parse_table(table)
     except ValueError as error:
@@ -149,12 +124,7 @@ def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | N
 
 
 def create_at(target: object, *, locks: str | None, fences: str | None) -> Awaitable[None] | None:
-    """
-    Create the tables at an engine or connection. The result must be awaited for asyncio's.
-
-    Raises:
-        ConfigurationError: `target` is neither, or a right is missing.
-    """
+    """Create the tables at an engine or connection. The result must be awaited for asyncio's."""
 
     def make(connection: Connection) -> None:
         try:
@@ -182,12 +152,7 @@ def create_at(target: object, *, locks: str | None, fences: str | None) -> Await
 
 
 def ensure(connection: Connection, kind: Kind, table: str) -> None:
-    """
-    Make sure that a table exists, once for each engine and process. Not for SQLite: see `make_here`.
-
-    Raises:
-        LockError: The table is missing and cannot be created.
-    """
+    """Make sure that a table exists, once for each engine and process. Not for SQLite: see `make_here`."""
     ready = _ready.setdefault(connection.engine, set())
     if table in ready:
         return

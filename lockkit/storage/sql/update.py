@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
 
-__all__ = ["RowUpdate", "TransactionRetry", "versioned"]
-
 S = TypeVar("S", bound="Update | Delete")
 
 VERSION = "version"
@@ -60,12 +58,7 @@ class TransactionRetry(OptimisticUpdate):
     missed = "committed"
 
     def __init__(self, runtime: Runtime, source: object, fn: object, name: str | None = None) -> None:
-        """
-        Check the arguments. No I/O.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-        """
+        """Check the arguments. No I/O."""
         kind = next((kind for cls, kind in _KINDS.items() if isinstance(source, cls)), None)
         if kind is None:
             message = (
@@ -167,12 +160,7 @@ class RowUpdate(TransactionRetry):
     def __init__(
         self, runtime: Runtime, source: object, fn: object, *, table: object, key: object, version: object
     ) -> None:
-        """
-        Check the arguments. No I/O.
-
-        Raises:
-            ConfigurationError: One of them is wrong, or there is no such column.
-        """
+        """Check the arguments. No I/O."""
         mapped = inspect_mapped(table, raiseerr=False)
         found = mapped.local_table if isinstance(mapped, Mapper) else table
         if not isinstance(found, Table):

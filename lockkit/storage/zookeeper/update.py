@@ -23,19 +23,12 @@ from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import Runtime
 from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
 
-__all__ = ["NodeUpdate"]
-
 
 class NodeUpdate(OptimisticUpdate):
     """One call of `lockkit.optimistic.update_node` or `lockkit.optimistic.update_node_async`."""
 
     def __init__(self, runtime: Runtime, client: object, path: object, fn: object) -> None:
-        """
-        Check the arguments. Nothing is sent.
-
-        Raises:
-            ConfigurationError: One of them is wrong.
-        """
+        """Check the arguments. Nothing is sent."""
         if not isinstance(client, KazooClient) or client.handler.name != "sequential_threading_handler":
             message = f"client must be a KazooClient with kazoo's own threads, not {validation.shown(client)}"
             raise ConfigurationError(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -326,57 +325,7 @@ def test_history_of_holders_breaks_no_mark(clients: list[Client], steps: list[tu
 
 
 class TestUpdate:
-    """`update_key` and `update_key_async`."""
-
-    def test_no_change_is_lost_among_threads(self, client: Client) -> None:
-        """Each thread increments a counter."""
-
-        def count_up() -> None:
-            for _ in range(20):
-                optimistic.update_key(client, "count", lambda now: str(int(now or 0) + 1), attempts=None, timeout=60)
-
-        threads = [threading.Thread(target=count_up) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(90)
-
-        assert value_at(client, "count") == b"80"
-
-    def test_change_in_between_means_another_try(self, client: Client) -> None:
-        """With the new value; `attempts` ends it."""
-        seen: list[bytes | None] = []
-
-        def slow(now: bytes | None) -> str:
-            seen.append(now)
-            if len(seen) == 1:
-                optimistic.update_key(client, "slow", lambda _: "other")
-            return "mine"
-
-        assert optimistic.update_key(client, "slow", slow) == "mine"
-        assert seen == [None, b"other"]
-
-        def always(now: bytes | None) -> bytes:
-            optimistic.update_key(client, "slow", lambda _: (now or b"") + b"!")
-            return b"never"
-
-        with pytest.raises(lockkit.LockTimeout, match="other writers were faster in all of 3 tries"):
-            optimistic.update_key(client, "slow", always, attempts=3)
-
-    def test_delete_and_nothing(self, client: Client) -> None:
-        """DELETE removes, None leaves, an exception changes nothing."""
-        optimistic.update_key(client, "gone", lambda _: "x")
-        assert optimistic.update_key(client, "gone", lambda _: None) is None
-        assert value_at(client, "gone") == b"x"
-        with pytest.raises(ZeroDivisionError):
-            optimistic.update_key(client, "gone", lambda _: str(1 // 0))
-
-        assert optimistic.update_key(client, "gone", lambda _: optimistic.DELETE) is optimistic.DELETE
-
-        assert value_at(client, "gone") is None
-        for wrong in (5, object(), True):
-            with pytest.raises(lockkit.ConfigurationError, match="fn returned"):
-                optimistic.update_key(client, "gone", lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+    """`update_key` and `update_key_async`: what is etcd's own. For all stores, see `tests.storage.test_updates`."""
 
     def test_key_keeps_its_etcd_lease(self, server: EtcdServer, client: Client) -> None:
         """The key ends with the etcd lease, as before the update."""
@@ -388,37 +337,6 @@ class TestUpdate:
         assert value_at(client, "leased") == b"ab"
         server.call("/v3/lease/revoke", ID=str(lease))
         assert value_at(client, "leased") is None
-
-    def test_lost_answer_is_not_tried_again(self, server: EtcdServer, client: Client) -> None:
-        """A second try could count one order twice."""
-        with FaultProxy(server.host, server.port) as proxy, grpc.insecure_channel(proxy.address) as channel:
-            optimistic.update_key(channel, "orders", lambda _: "1")
-
-            def count_up(now: bytes | None) -> str:
-                proxy.drop_next_reply(match=b"orders", until=http2_call_ended)
-                return str(int(now or 0) + 1)
-
-            with pytest.raises(lockkit.BackendUnavailable, match="may have been made or not"):
-                optimistic.update_key(channel, "orders", count_up)
-
-        assert value_at(client, "orders") == b"2"
-
-    def test_asyncio_does_the_same(self, server: EtcdServer) -> None:
-        """Functions may be coroutine functions."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client:
-
-                async def count_up(now: bytes | None) -> str:
-                    await asyncio.sleep(0)
-                    return str(int(now or 0) + 1)
-
-                await asyncio.gather(
-                    *(optimistic.update_key_async(client, "aio", count_up, attempts=None, timeout=60) for _ in range(8))
-                )
-                assert await optimistic.update_key_async(client, "aio", count_up) == "9"
-
-        asyncio.run(scenario())
 
     def test_updates_on_a_channel_leave_nothing(self, server: EtcdServer) -> None:
         """Each call uses the application's channel, which may go when the application drops it."""

@@ -88,22 +88,6 @@ def append(client: redis.Redis, key: str, times: str) -> None:
     say(accepted)
 
 
-def count(client: redis.Redis, key: str, times: str) -> None:
-    """Add 1 to a number, again and again; say how often the function was asked."""
-    asked = 0
-
-    def more(now: bytes | None) -> int:
-        nonlocal asked
-        asked += 1
-        return int(now or 0) + 1
-
-    say("ready")
-    sys.stdin.readline()
-    for _ in range(int(times)):
-        lockkit.optimistic.with_retry(client, key, more, attempts=None, timeout=PATIENCE)
-    say(asked)
-
-
 def hold(client: redis.Redis, key: str, value: str) -> None:
     """Acquire a key's lock and say the token; after the next line write, as if no time had passed; say how it ended."""
     guard = lockkit.fencing.RedisGuard(client)
@@ -123,7 +107,7 @@ def hold(client: redis.Redis, key: str, value: str) -> None:
 
 
 def main() -> None:
-    """Carry out an order: `append`, `count` or `hold`."""
+    """Carry out an order: `append` or `hold`."""
     order, port, *given = arguments()
     with redis.Redis(port=int(port)) as connected:
-        {"append": append, "count": count, "hold": hold}[order](connected, *given)
+        {"append": append, "hold": hold}[order](connected, *given)

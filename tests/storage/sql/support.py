@@ -1,7 +1,7 @@
 """
 Databases, faces and other processes for the tests of what works inside an application's transactions.
 
-`start` starts one such process: see `work`, `hold`, `write` and `count`.
+`start` starts one such process: see `work`, `hold` and `write`.
 """
 
 from __future__ import annotations
@@ -187,35 +187,8 @@ def write(url: str, journal: str, times: str) -> None:
     say(accepted)
 
 
-COUNTERS = sa.Table(
-    "counters",
-    sa.MetaData(),
-    sa.Column("name", sa.String(20), primary_key=True),
-    sa.Column("value", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("version", sa.Integer, nullable=False),
-)
-
-
-def count(url: str, times: str) -> None:
-    """Add 1 to a number that is not there at first, again and again; say how often the function was asked."""
-    engine = sa.create_engine(url)
-    asked = 0
-
-    def more(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row as a mapping, or None
-        nonlocal asked
-        asked += 1
-        return {"value": 1 if row is None else row["value"] + 1}
-
-    say("ready")
-    sys.stdin.readline()
-    for _ in range(int(times)):
-        lockkit.optimistic.update_row(engine, COUNTERS, "x", more, attempts=None, timeout=PATIENCE)
-    engine.dispose()
-    say(asked)
-
-
 def main() -> None:
     """Do what was ordered."""
     ordered, *given = arguments()
-    orders: dict[str, Callable[..., None]] = {"count": count, "hold": hold, "work": work, "write": write}
+    orders: dict[str, Callable[..., None]] = {"hold": hold, "work": work, "write": write}
     orders[ordered](*given)

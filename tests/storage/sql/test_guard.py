@@ -257,23 +257,6 @@ def test_scope_keeps_its_newest_token(guard: Any) -> None:  # noqa: ANN401 - a f
     assert guard(lambda guard: guard.last("SEAT:12a ")) == 3
 
 
-def test_readers_do_not_shut_out_one_another(guard: Any) -> None:  # noqa: ANN401 - a fixture
-    """Two marks: reader 7 and reader 6 hold the lock together; writer 5 came before them, writer 8 comes after."""
-    guard(lambda guard: guard.accept("prices", token=5))
-    guard(lambda guard: guard.accept("prices", token=7, shared=True))
-
-    guard(lambda guard: guard.accept("prices", token=6, shared=True))
-    with pytest.raises(lockkit.StaleToken, match=r"the change to 'prices' .* token 7 .* yours, 5"):
-        guard(lambda guard: guard.accept("prices", token=5))
-    guard(lambda guard: guard.accept("prices", token=8))
-    with pytest.raises(lockkit.StaleToken, match=r"the read to 'prices' .* token 8 .* yours, 7"):
-        guard(lambda guard: guard.accept("prices", token=7, shared=True))
-    guard(lambda guard: guard.accept("prices", token=8, shared=True))
-    with pytest.raises(lockkit.StaleToken):  # downgraded: it reads only
-        guard(lambda guard: guard.accept("prices", token=8))
-    assert guard(lambda guard: guard.last("prices")) == 8
-
-
 def test_only_what_a_newer_holder_excludes_is_refused(base: Base) -> None:
     """Whatever the order in which tokens arrive, of a scope, of rows and of objects alike."""
     chance = random.Random(17)

@@ -1,8 +1,7 @@
-"""Optimistic transactions and row updates lose nothing and end: on real databases, on both faces."""
+"""Optimistic transactions of SQL, and its row updates: what `tests.storage.test_updates` does not ask of all stores."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 import lockkit
 from lockkit.optimistic import DELETE, transact, transact_async, update_row, update_row_async, versioned
 from lockkit.sql import lock_in
-from lockkit_tools.servers import FaultProxy
-from tests.forked import all_done
-from tests.storage.sql import support
-from tests.storage.sql.support import COUNTERS, PATIENCE, Base
+from tests.storage.sql.support import PATIENCE, Base
 
 KINDS = ["postgresql", "mariadb", "sqlite"]
 
@@ -40,11 +36,10 @@ class Product(Model):
 
 
 def prepared(base: Base) -> Base:
-    """The same, with one product and no counter."""
+    """The same, with one product."""
     with base.engine() as engine:
-        for metadata in (Model.metadata, COUNTERS.metadata):
-            metadata.drop_all(engine)
-            metadata.create_all(engine)
+        Model.metadata.drop_all(engine)
+        Model.metadata.create_all(engine)
         with orm.Session(engine) as session, session.begin():
             session.add(Product(name="x", stock=10))
     return base
@@ -97,17 +92,6 @@ def test_row_is_changed_inserted_and_deleted(change: Any, base: Base) -> None:  
     assert base.rows("SELECT name FROM product") == [("x",)]
 
 
-def test_function_of_a_row_may_be_async(base: Base) -> None:
-    """It is awaited between reading and writing."""
-
-    async def slowly(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
-        await asyncio.sleep(0)
-        return {"stock": row["stock"] - 1}
-
-    base.aio(lambda engine: update_row_async(engine, Product, "x", slowly))
-    assert stock(base) == (9, 2)
-
-
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_change_in_between_is_seen_by_the_next_try(bases: dict[str, Base], isolation: str) -> None:
     """Nothing of the rival's is overwritten, at any isolation level of PostgreSQL."""
@@ -127,41 +111,10 @@ def test_change_in_between_is_seen_by_the_next_try(bases: dict[str, Base], isola
     assert stock(base) == (3, 4)
 
 
-def test_attempts_and_timeout_bound_the_tries(bases: dict[str, Base]) -> None:
-    """LockTimeout names the row, and the loser has written nothing."""
-    base = prepared(bases["postgresql"])
-
-    def rival(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
-        base.rows("UPDATE product SET version = version + 1")
-        return {"stock": row["stock"] - 1}
-
-    with base.engine() as engine:
-        with pytest.raises(lockkit.LockTimeout, match=r"'product x' at .* not changed: .* all of 3 tries") as caught:
-            update_row(engine, Product, "x", rival, attempts=3, timeout=None)
-        with pytest.raises(lockkit.LockTimeout, match="all of 1 tries"):
-            update_row(engine, Product, "x", rival, timeout=0)
-    assert caught.value.name == "product x"
-    assert stock(base) == (10, 5)
-
-
-def test_insert_of_two_at_once_is_tried_again(change: Any, base: Base) -> None:  # noqa: ANN401 - a fixture
-    """The second finds the row of the first."""
-    asked: list[Any] = []
-
-    def first(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
-        asked.append(row)
-        if len(asked) == 1:
-            base.rows("INSERT INTO counters (name, value, version) VALUES ('x', 5, 1)")
-        return {"value": 1 if row is None else row["value"] + 1}
-
-    assert change(COUNTERS, "x", first) == {"value": 6}
-    assert len(asked) == 2
-
-
 def test_insert_that_is_refused_for_another_reason_is_the_application_s_error(change: Any) -> None:  # noqa: ANN401 - a fixture
     """It is not tried for ever."""
     with pytest.raises(exc.IntegrityError):
-        change(COUNTERS, "x", lambda _: {"value": None})
+        change(Product, "y", lambda _: {"stock": None})
 
 
 def test_session_with_a_version_id_col_is_tried_again(base: Base) -> None:
@@ -310,30 +263,6 @@ def test_refusal_at_commit_is_the_application_s_error(bases: dict[str, Base]) ->
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-@pytest.mark.parametrize("face", ["sync", "asyncio"])
-def test_lost_answer_to_commit_is_not_tried_again(bases: dict[str, Base], kind: str, face: str) -> None:
-    """The change may have been made, so a second try could make it twice."""
-    base = prepared(bases[kind])
-    host, _, port = base.place.partition("@")[2].partition("/")[0].partition(":")
-    with FaultProxy(host, int(port)) as proxy:
-        through = Base(kind, base.place.replace(f"{host}:{port}", proxy.address))
-        # A MariaDB connection begins with SET AUTOCOMMIT; \x03 is the start of a query of its own.
-        dropped = proxy.drop_next_reply(match=b"COMMIT" if kind == "postgresql" else b"\x03COMMIT")
-
-        def sell() -> None:
-            if face == "sync":
-                with through.engine() as engine:
-                    update_row(engine, Product, "x", lambda _: {"stock": 9})
-            else:
-                through.aio(lambda engine: update_row_async(engine, Product, "x", lambda _: {"stock": 9}))
-
-        with pytest.raises(lockkit.BackendUnavailable, match="may have been made or not"):
-            sell()
-        assert dropped.wait(PATIENCE)
-    assert stock(base) == (9, 2)
-
-
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_connection_lost_before_the_commit_is_tried_again(bases: dict[str, Base], kind: str) -> None:
     """The database has rolled back."""
     base = prepared(bases[kind])
@@ -475,9 +404,7 @@ def test_row_without_a_version_yet_loses_no_change(bases: dict[str, Base]) -> No
     ("arguments", "message"),
     [
         ({"source": "sqlite://"}, "give a SQLAlchemy Engine or sessionmaker, .* not str"),
-        ({"fn": "no function"}, "fn must be a function"),
         ({"fn": lambda _: 5}, "fn returned 5: it must return a mapping"),
-        ({"fn": "coroutine"}, "is a coroutine function: use the function that ends in _async"),
         ({"table": "product"}, "give a SQLAlchemy Table or a mapped class, not 'product'"),
         ({"key": ("x", 1)}, "1 columns in its primary key"),
         ({"key": None}, "^key must have a value for each column of the primary key of product, not None"),
@@ -485,20 +412,11 @@ def test_row_without_a_version_yet_loses_no_change(bases: dict[str, Base]) -> No
         ({"table": sa.Table("keyless", sa.MetaData(), sa.Column("version", sa.Integer))}, "keyless has no primary key"),
         ({"version": "count"}, "has no column 'count'"),
         ({"version": 5}, "has no column 5"),
-        ({"attempts": 0}, "1 or more, or None; not 0"),
-        ({"attempts": None, "timeout": None}, "give attempts or timeout"),
-        ({"timeout": -1}, "timeout must be 0 or more seconds, not -1"),
     ],
 )
 def test_bad_input_is_named(bases: dict[str, Base], arguments: dict[str, Any], message: str) -> None:
     """Wrong calls tell what is right, and change nothing."""
     base = prepared(bases["sqlite"])
-
-    async def coroutine(_: object) -> None:
-        """Never run."""
-
-    if arguments.get("fn") == "coroutine":
-        arguments = {"fn": coroutine}
     with base.engine() as engine:
         given: dict[str, Any] = {
             "source": engine,
@@ -525,15 +443,3 @@ def test_other_face_is_refused(bases: dict[str, Base]) -> None:
                 await transact_async(wrong, main)
 
     base.aio(main)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_eight_processes_lose_no_update(bases: dict[str, Base], kind: str) -> None:
-    """The value is the sum of what eight processes added, although they collided."""
-    base = prepared(bases[kind])
-
-    asked = all_done([support.start("count", base.url, 10) for _ in range(8)])
-
-    assert base.rows("SELECT value, version FROM counters") == [(8 * 10, 8 * 10)]
-    # Some were asked again: otherwise the processes never met, and this shows nothing.
-    assert sum(map(int, asked)) > 8 * 10

@@ -1,0 +1,330 @@
+"""The guard in Redis on a real server: what is its own. For all guards, see `tests.storage.test_guards`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.crc import key_slot
+
+import lockkit
+from lockkit.fencing import AsyncRedisGuard, RedisGuard
+from lockkit.storage.redis.guard import mark_of
+from lockkit_tools.servers import RedisServer
+from tests.forked import all_done
+from tests.storage.redis import support
+from tests.storage.redis.support import Face
+
+
+def test_newer_and_equal_tokens_write_and_older_ones_are_refused(face: Face, data: redis.Redis) -> None:
+    """The newest token decides, and a refusal leaves everything as it was."""
+    face.guard(lambda guard: guard.set("x", "first", token=41))
+    face.guard(lambda guard: guard.set("x", "again", token=41))
+    face.guard(lambda guard: guard.set("x", "newer", token=42))
+
+    with pytest.raises(lockkit.StaleToken, match=r"to 'x' at .* token 42 .* yours, 41") as refusal:
+        face.guard(lambda guard: guard.set("x", "late", token=41))
+    with pytest.raises(lockkit.StaleToken):
+        face.guard(lambda guard: guard.delete("x", token=1))
+
+    assert refusal.value.name == "x"
+    assert refusal.value.backend == f"localhost:{data.connection_pool.connection_kwargs['port']}"
+    assert data.get("x") == "newer"
+    assert face.guard(lambda guard: guard.last("x")) == 42
+
+
+def test_delete_says_whether_it_was_there_and_keeps_the_mark(face: Face, data: redis.Redis) -> None:
+    """Deleting is a change like others: the stale stay shut out."""
+    face.guard(lambda guard: guard.set("x", "1", token=5))
+
+    assert face.guard(lambda guard: guard.delete("x", token=6)) is True
+    assert face.guard(lambda guard: guard.delete("x", token=6)) is False
+    with pytest.raises(lockkit.StaleToken):
+        face.guard(lambda guard: guard.set("x", "back", token=5))
+    assert data.get("x") is None
+
+
+def test_ttl_is_set_and_without_it_an_expiry_is_removed(face: Face, data: redis.Redis) -> None:
+    """The same as Redis' own SET."""
+    face.guard(lambda guard: guard.set("x", "1", token=5, ttl=30.5))
+    assert 29_000 < int(data.pttl("x")) <= 30_500
+
+    face.guard(lambda guard: guard.set("x", "1", token=5))
+    assert data.pttl("x") == -1
+
+
+def test_script_sees_its_keys_and_arguments_and_returns_as_usual(face: Face, data: redis.Redis) -> None:
+    """An application's script needs no change to be guarded."""
+    data.set("a", "1")
+    text = "redis.call('SET', KEYS[2], ARGV[1])\nreturn {#KEYS, #ARGV, redis.call('GET', KEYS[1]), ARGV[2]} -- end"
+
+    answer = face.guard(lambda guard: guard.run(text, keys=["a", "b"], args=["new", 7], token=3, scope="ab"))
+    nothing = face.guard(lambda guard: guard.run("return nil", keys=["a"], token=3))
+
+    assert [part.decode() if isinstance(part, bytes) else part for part in answer] == [2, 2, "1", "7"]
+    assert nothing is None
+    assert data.get("b") == "new"
+
+
+def test_script_takes_as_many_arguments_as_redis_does(face: Face, data: redis.Redis) -> None:
+    """Lua's unpack would end at some thousand."""
+    assert face.guard(lambda guard: guard.run("return #ARGV", keys=["a"], args=["v"] * 20_000, token=3)) == 20_000
+    assert data.get(mark_of("lockkit", "a")) == "3"
+
+
+def test_error_of_a_script_is_the_application_s_own(face: Face, data: redis.Redis) -> None:
+    """It comes as the driver's, with the script's line; what was written until then is protected by its token."""
+    text = "redis.call('SET', KEYS[1], 'half')\nreturn redis.error_reply('SOLD OUT')"
+    with pytest.raises(redis.ResponseError, match="SOLD OUT"):
+        face.guard(lambda guard: guard.run(text, keys=["x"], token=7))
+    with pytest.raises(redis.ResponseError, match="script:2:"):
+        face.guard(lambda guard: guard.run("local x = 1\nreturn missing.part", keys=["x"], token=7))
+
+    with pytest.raises(lockkit.StaleToken):
+        face.guard(lambda guard: guard.set("x", "late", token=6))
+    assert data.get("x") == "half"
+
+
+def test_keys_of_one_scope_are_guarded_together(face: Face, data: redis.Redis) -> None:
+    """A replaced holder can change nothing that the lock protects, not even what the next holder has not written."""
+    face.guard(lambda guard: guard.set("{seat}:customer", "Ben", token=8, scope="{seat}"))
+
+    with pytest.raises(lockkit.StaleToken):
+        face.guard(lambda guard: guard.set("{seat}:price", "0", token=7, scope="{seat}"))
+    face.guard(lambda guard: guard.set("{seat}:price", "1", token=7))  # another scope
+
+    assert data.get("{seat}:price") == "1"
+
+
+def test_mark_is_kept_for_ever_or_as_long_as_told(face: Face, data: redis.Redis) -> None:
+    """A pause can take any time, so a mark has no expiry unless the application gives it one; each change renews it."""
+    face.guard(lambda guard: guard.accept("x", token=9))
+    assert data.pttl("lockkit:guard:{x}") == -1
+
+    face.guard(lambda guard: guard.accept("x", token=9), keep=3600)
+    assert 3_590_000 < int(data.pttl("lockkit:guard:{x}")) <= 3_600_000
+
+
+def test_prefix_and_bytes_name_the_mark(face: Face, data: redis.Redis) -> None:
+    """Text and bytes are the same key, another prefix is another mark."""
+    face.guard(lambda guard: guard.set("schlüssel", "1", token=2), prefix="app")
+    face.guard(lambda guard: guard.set("schlüssel", "1", token=1))
+
+    assert face.guard(lambda guard: guard.last("schlüssel".encode()), prefix="app") == 2
+    assert data.get("app:guard:{schlüssel}") == "2"
+
+
+@pytest.mark.parametrize("key", ["x", "{x}", "{x}:y", "a{x}b", "{x", "x{", "{{x}}", "ü{é}", "}{x}"])
+def test_mark_is_in_the_slot_of_its_scope(key: str) -> None:
+    """A Cluster runs the script only if all keys are in one slot (checked with redis-py's own slots)."""
+    mark = mark_of("lockkit", key.encode())
+
+    assert mark == str(mark_of("lockkit", key)).encode()
+    assert key_slot(mark) == key_slot(key.encode())
+
+
+def test_different_scopes_have_different_marks() -> None:
+    """A tag in a scope does not make it another one's."""
+    scopes = ["x", "{x}", "{x}:y", "x:y", "{x:y}", "guard:{x}"]
+
+    assert len({mark_of("lockkit", scope) for scope in scopes}) == len(scopes)
+
+
+def test_forgotten_script_is_sent_again(face: Face, data: redis.Redis) -> None:
+    """SCRIPT FLUSH and restarts go unnoticed."""
+    face.guard(lambda guard: guard.set("x", "1", token=1))
+    data.script_flush()
+    face.guard(lambda guard: guard.set("x", "2", token=1))
+
+    assert data.get("x") == "2"
+
+
+@pytest.mark.parametrize("content", ["nonsense", "-1", "", ["a", "list"]])
+def test_foreign_content_of_a_mark_is_named(face: Face, data: redis.Redis, content: Any) -> None:  # noqa: ANN401 - two types
+    """Nothing is written, and no other program's key is overwritten."""
+    if isinstance(content, list):
+        data.rpush("lockkit:guard:{x}", *content)
+    else:
+        data.set("lockkit:guard:{x}", content)
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
+        face.guard(lambda guard: guard.set("x", "1", token=1))
+    assert data.get("x") is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda guard: guard.set("", "1", token=1), "a key must be"),
+        (lambda guard: guard.set(7, "1", token=1), "a key must be"),
+        (lambda guard: guard.set("x", "1", token=1, ttl=0), "ttl must be more than 0 .* seconds, not 0"),
+        (lambda guard: guard.set("x", "1", token=1, ttl="5"), "ttl must be .* seconds, not '5'"),
+        (lambda guard: guard.set("x", "1", token=1, scope=b""), "scope must be"),
+        (lambda guard: guard.set("x", None, token=1), "cannot send this to 'x'"),
+        (lambda guard: guard.run("return 1", keys="xy", token=1), "keys must be a list"),
+        (lambda guard: guard.run("return 1", keys=["x"], args="15", token=1), "args must be a list"),
+        (lambda guard: guard.run("return 1", keys=["x", "y"], token=1), "give the scope"),
+        (lambda guard: guard.run("return 1", keys=[], token=1), "give the scope"),
+        (lambda guard: guard.run(" ", keys=["x"], token=1), "script must be"),
+        (lambda guard: guard.run("#!lua\nreturn 1", keys=["x"], token=1), "script must be"),
+        (lambda guard: guard.last(""), "scope must be"),
+    ],
+)
+def test_bad_input_is_named(face: Face, data: redis.Redis, ask: Any, message: str) -> None:  # noqa: ANN401 - a function
+    """Wrong calls tell what is right, and change nothing."""
+    with pytest.raises(lockkit.ConfigurationError, match=message):
+        face.guard(ask)
+    assert data.keys() == []
+
+
+@pytest.mark.parametrize("options", [{"prefix": ""}, {"prefix": "{x}"}, {"keep": -1}, {"keep": "1"}])
+def test_bad_options_are_refused(face: Face, options: dict[str, Any]) -> None:
+    """At the making of the guard."""
+    with pytest.raises(lockkit.ConfigurationError):
+        face.guard(lambda guard: guard, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "client", "message"),
+    [
+        (RedisGuard, redis.asyncio.Redis(), r"is asyncio: use lockkit\.fencing\.AsyncRedisGuard"),
+        (AsyncRedisGuard, redis.Redis(), r"is blocking: use lockkit\.fencing\.RedisGuard"),
+        (RedisGuard, redis.Redis().pipeline(), "not a pipeline"),
+        (AsyncRedisGuard, redis.asyncio.Redis().pipeline(), "not a pipeline"),
+        (RedisGuard, "redis://localhost", r"must be a redis\.Redis or redis\.RedisCluster, not str"),
+        (AsyncRedisGuard, None, r"must be a redis\.asyncio\.Redis or"),
+    ],
+)
+def test_client_of_another_kind_is_refused(make: Any, client: object, message: str) -> None:  # noqa: ANN401 - two classes
+    """The message names the guard for it."""
+    with pytest.raises(lockkit.ConfigurationError, match=message):
+        make(client)
+
+
+def test_server_that_does_not_answer_is_unavailable(face: Face) -> None:
+    """Not a refusal by the guard, and no exception of the driver's."""
+    gone = Face(face.name, 1, {**face.options, "retry": None})
+
+    with pytest.raises(lockkit.BackendUnavailable, match="localhost:1") as caught:
+        gone.guard(lambda guard: guard.set("x", "1", token=1))
+    assert caught.value.name == "x"
+    with pytest.raises(lockkit.BackendUnavailable):
+        gone.guard(lambda guard: guard.last("x"))
+
+
+def test_full_server_is_unavailable_and_nothing_is_written(face: Face, data: redis.Redis) -> None:
+    """Neither the mark nor the value."""
+    data.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(lockkit.BackendUnavailable, match="out of memory"):
+            face.guard(lambda guard: guard.set("x", "1", token=1))
+    finally:
+        data.config_set("maxmemory", "0")
+    assert data.keys() == []
+
+
+def test_eight_processes_are_let_in_in_the_order_of_their_tokens(server: RedisServer, data: redis.Redis) -> None:
+    """Without any lock, as the worst of holders: what the guard lets through never goes back."""
+    accepted = all_done([support.start("append", server.port, "log", 200) for _ in range(8)])
+
+    log = [int(token) for token in data.lrange("log", 0, -1)]
+    assert log == sorted(log)
+    assert sum(map(int, accepted)) == len(log)
+    # Some were refused: otherwise the processes never met, and this shows nothing.
+    assert 0 < len(log) < 8 * 200
+
+
+def test_paused_holder_is_refused_after_the_next_one_has_written(server: RedisServer, data: redis.Redis) -> None:
+    """Stopped between its check and its write, it wakes up believing; only the guard keeps it out."""
+    holder = support.start("hold", server.port, "seat", "Ada")
+    try:
+        token = int(holder.line())
+        os.kill(holder.pid, signal.SIGSTOP)
+        with lockkit.connect(server.url) as client, client.lock("seat", timeout=support.PATIENCE) as lease:
+            RedisGuard(data).set("seat", "Ben", token=lease.token)
+            assert lease.token > token
+        os.kill(holder.pid, signal.SIGCONT)
+        holder.go()
+        said, _ = holder.communicate(timeout=support.PATIENCE)
+    finally:
+        holder.close()
+
+    assert said.startswith("StaleToken: ")
+    assert data.get("seat") == "Ben"
+
+
+# -- the mark of readers -----------------------------------------------------------------------------------------------
+
+READ = "return redis.call('GET', KEYS[1])"
+
+
+def test_readers_do_not_shut_out_one_another(face: Face, data: redis.Redis) -> None:
+    """Reader 7 and reader 6 hold the lock together; writer 5 came before them, writer 8 comes after."""
+    face.guard(lambda guard: guard.set("x", "1", token=5))
+    assert face.guard(lambda guard: guard.run(READ, keys=["x"], token=7, shared=True)) in ("1", b"1")
+    assert data.get("lockkit:guard:{x}") == "5"  # what a lockkit without readers has written and reads
+
+    face.guard(lambda guard: guard.accept("x", token=6, shared=True))
+    with pytest.raises(lockkit.StaleToken, match=r"the change to 'x' at .* token 7 .* yours, 5"):
+        face.guard(lambda guard: guard.set("x", "late", token=5))
+    with pytest.raises(lockkit.StaleToken):
+        face.guard(lambda guard: guard.delete("x", token=7))
+    assert face.guard(lambda guard: guard.last("x")) == 7
+    face.guard(lambda guard: guard.set("x", "2", token=8))
+    with pytest.raises(lockkit.StaleToken, match=r"the read .* token 8 .* yours, 7"):
+        face.guard(lambda guard: guard.run(READ, keys=["x"], token=7, shared=True))
+
+    assert data.get("x") == "2"
+    assert face.guard(lambda guard: guard.last("x")) == 8
+
+
+def test_guard_without_readers_keeps_one_mark(face: Face, data: redis.Redis) -> None:
+    """Under the name and in the form of before."""
+    face.guard(lambda guard: guard.set("x", "1", token=5))
+    assert set(data.keys()) == {"x", "lockkit:guard:{x}"}
+
+    face.guard(lambda guard: guard.accept("x", token=6, shared=True), keep=3600)
+    assert data.get("lockkit:guard-read:{x}") == "6"
+    assert 3_590_000 < int(data.pttl("lockkit:guard-read:{x}")) <= 3_600_000
+
+
+@pytest.mark.parametrize("content", ["nonsense", "-1", ["a", "list"]])
+def test_foreign_content_of_the_mark_of_readers_is_named(face: Face, data: redis.Redis, content: Any) -> None:  # noqa: ANN401 - two types
+    """Nothing is written."""
+    if isinstance(content, list):
+        data.rpush("lockkit:guard-read:{x}", *content)
+    else:
+        data.set("lockkit:guard-read:{x}", content)
+
+    for ask in (
+        lambda guard: guard.run(READ, keys=["x"], token=1, shared=True),
+        lambda guard: guard.set("x", "1", token=1),
+    ):
+        with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
+            face.guard(ask)
+    assert len(data.keys()) == 1
+
+
+@pytest.mark.parametrize("content", ["nonsense", "-1", ""])
+@pytest.mark.parametrize("mark", ["guard", "guard-read"])
+def test_foreign_content_of_a_mark_is_no_last_token(face: Face, data: redis.Redis, mark: str, content: str) -> None:
+    """Asking for the newest token names it, as a change does."""
+    data.set(f"lockkit:{mark}:{{x}}", content)
+
+    with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
+        face.guard(lambda guard: guard.last("x"))
+
+
+@pytest.mark.parametrize("key", ["x", "{x}", "{x}:y", "a{x}b", "{x", "x{", "ü{é}"])
+def test_both_marks_are_in_the_slot_of_their_scope(key: str) -> None:
+    """And differ, also from the marks of other scopes."""
+    marks = {str(mark_of("lockkit", key)), str(mark_of("lockkit", key, "guard-read"))}
+
+    assert len(marks) == 2
+    assert {key_slot(mark.encode()) for mark in marks} == {key_slot(key.encode())}
+    for other in ("read:x", "read", "{read}", "-read:{x}", "guard-read:{x}"):
+        assert mark_of("lockkit", other) not in marks

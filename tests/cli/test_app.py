@@ -8,9 +8,7 @@ import re
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from lockkit.cli import app
 from lockkit.configuration import registry
 from lockkit.errors import DOCUMENTATION
 from tests.cli.support import Cli
@@ -19,7 +17,7 @@ COMMANDS = (
     *("run", "elect", "hold", "demo", "holders", "break", "list", "watch", "wait", "limit", "ping", "migrate"),
     *("backends", "doctor", "verify", "lab", "bench"),
 )
-DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql", "aiosqlite"}
+DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql"}
 
 
 def test_script_is_installed() -> None:
@@ -108,18 +106,6 @@ def test_lab_without_a_scenario_lists_them(cli: Cli) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == cli.run("lab", "--list").stdout
     assert "gc-pause" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["bench", "lab"])
-def test_command_of_the_tools_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where lockkit alone is installed, the help does not list it either."""
-    monkeypatch.setattr(app, "entry_points", lambda **_: ())
-
-    done, listed = CliRunner().invoke(app.app, [name]), CliRunner().invoke(app.app, ["--help"])
-
-    assert done.exit_code == 2
-    assert f"{name!r} is a command of lockkit-tools: pip install lockkit-tools" in done.stderr
-    assert re.search(rf"^  {name}\b", listed.stdout, re.MULTILINE) is None
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

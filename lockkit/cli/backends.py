@@ -123,12 +123,12 @@ def migrate(url: str | None, profile: str | None, *, sql_only: bool) -> None:
     if tables is None:
         message = f"{backend.url} has no tables: give the URL of a database, such as postgresql://host/name"
         raise ConfigurationError(message, backend=backend.url)
-    from lockkit.backends.sql import schema as sql_schema  # noqa: PLC0415 - needs SQLAlchemy
+    from lockkit.backends.sql import schema as sql_schema  # noqa: PLC0415 - of these backends only
 
     if sql_only:
-        dialect = backend.database.engine.dialect  # type: ignore[attr-defined] # beside `tables`
+        dialect = backend.database.dialect.name  # type: ignore[attr-defined] # beside `tables`
         for table in tables:
-            print(f"{sql_schema.ddl(table, dialect)};")
+            print(f"{table.ddl(dialect)};")
         return
     try:
         for change in drive(sql_schema.migrate(backend.database, tables)):  # type: ignore[attr-defined]

@@ -8,9 +8,7 @@ import re
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from lockkit.cli import app
 from lockkit.configuration import registry
 from lockkit.errors import DOCUMENTATION
 from tests.cli.support import Cli
@@ -19,7 +17,7 @@ COMMANDS = (
     *("run", "elect", "hold", "demo", "holders", "break", "list", "watch", "wait", "limit", "ping", "migrate"),
     *("backends", "doctor", "verify", "lab", "bench"),
 )
-DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql", "aiosqlite"}
+DRIVERS = {"redis", "kazoo", "grpc", "sqlalchemy", "psycopg", "pymysql"}
 
 
 def test_script_is_installed() -> None:

@@ -7,11 +7,11 @@ import sqlite3
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Table
 
 import lockkit
 from lockkit.backends.sql import schema as sql_schema
 from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.schema import Table
 from lockkit.cli.backends import migrate
 from lockkit.cli.status import Status
 from lockkit_tools.servers import MariaServer, PostgresServer, require
@@ -54,7 +54,7 @@ def test_sql_is_printed_without_a_database(cli: Cli) -> None:
     done = cli.run("migrate", "--sql", "postgresql://127.0.0.1:9/x?table=tools.locks")
 
     assert done.returncode == 0
-    assert re.match(r'CREATE TABLE IF NOT EXISTS tools\.locks \(\n    name TEXT COLLATE "C" NOT NULL,', done.stdout)
+    assert re.match(r'CREATE TABLE IF NOT EXISTS "tools"\."locks" \(\n    name TEXT COLLATE "C" NOT NULL,', done.stdout)
     assert done.stdout.rstrip().endswith(";")
 
 
@@ -92,8 +92,10 @@ def test_columns_that_somebody_adds_meanwhile(
     for url in (f"{server.url}?table=raced", f"sqlite:///{path}?table=raced"):
         first: list[str] = []
 
-        def looking(database: Database, table: Table, url: str = url, first: list[str] = first) -> set[str] | None:
-            found = look(database, table)
+        async def looking(
+            database: Database, table: Table, url: str = url, first: list[str] = first
+        ) -> set[str] | None:
+            found = await look(database, table)
             if not first:
                 first.append(url)
                 migrate(url, None, sql_only=False)

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import django
+import psycopg
 import pytest
 from django.conf import settings
 from django.core import checks
@@ -34,7 +35,7 @@ from django.test import Client, TestCase, override_settings
 import lockkit
 from lockkit.integrations.django import aio_client, client, from_connection
 from lockkit.integrations.django.checks import SERVERS
-from lockkit.integrations.django.clients import _aio_clients, _connected, environment_of
+from lockkit.integrations.django.clients import _aio_clients, environment_of
 from lockkit.integrations.django.management.commands import locked, migrate_locked
 from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
@@ -510,21 +511,24 @@ def test_database_s_locks_are_rows_outside_of_its_transactions(empty: PostgresSe
 
 def test_connections_of_the_locks_are_as_the_database_s_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """But rows come as the driver gives them, and a connection is closed with its client, not kept in a pool."""
-    parameters = {"connect_timeout": 3, "cursor_factory": 1, "context": 2, "sslmode": "prefer"}
-    fake = SimpleNamespace(get_connection_params=lambda: dict(parameters), Database=SimpleNamespace(connect=dict))
-    assert _connected(fake) == {"connect_timeout": 3, "sslmode": "prefer"}
-
+    wrapper = type(connections[connection.alias])  # each thread has one
+    parameters, connect = wrapper.get_connection_params, psycopg.connect
+    options = {"connect_timeout": 3, "sslmode": "prefer", "cursor_factory": 1, "context": 2}
+    monkeypatch.setattr(wrapper, "get_connection_params", lambda self: {**parameters(self), **options})
+    given: list[dict[str, Any]] = []
     made: list[Any] = []
-    connect = connection.Database.connect
 
-    def noted(**given: object) -> object:
-        made.append(connect(**given))
+    def noted(**arguments: Any) -> object:
+        given.append(arguments)
+        made.append(connect(**arguments))
         return made[-1]
 
-    monkeypatch.setattr(connection.Database, "connect", noted)
+    monkeypatch.setattr(psycopg, "connect", noted)
     with from_connection(connection) as one, one.lock("seat", timeout=PATIENCE):
         assert made
     assert all(one.closed for one in made)
+    assert (given[0]["connect_timeout"], given[0]["sslmode"]) == (3, "prefer")
+    assert given[0].keys().isdisjoint({"cursor_factory", "context"})
 
 
 def test_locks_in_mariadb(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ SERVERS: dict[str, Callable[[], Service]] = {
     "etcd": EtcdServer,
 }
 FORMS = {
-    "postgresql": ["postgresql", "postgresql?mode=advisory", "postgresql?mode=row", "postgresql+psycopg2"],
+    "postgresql": ["postgresql", "postgresql?mode=advisory", "postgresql?mode=row"],
     "mariadb": ["mariadb", "mariadb?mode=advisory", "mariadb?mode=row"],
 }
 

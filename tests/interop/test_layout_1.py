@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
-import pymysql  # type: ignore[import-untyped]
+import pymysql
 import pytest
 import redis
 from kazoo.client import KazooClient

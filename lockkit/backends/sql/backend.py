@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from lockkit.backend import Host, LockBackend, Option
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.options import adopt_database, driver_options, open_database
-from lockkit.backends.sql.schema import drop
+from lockkit.backends.sql.engine import adopt_database
+from lockkit.backends.sql.options import driver_options, open_database
+from lockkit.backends.sql.schema import Table, drop
 from lockkit.backends.sql.statement import Statement
 from lockkit.url import Url
 
-if TYPE_CHECKING:
-    from sqlalchemy import Table
-
-
 _PING = Statement("SELECT 1")
-_EXAMINERS = {"postgresql": "postgresql", "mariadb": "mariadb", "mysql": "mariadb", "sqlite": "sqlite"}
 
 
 class SqlBackend(LockBackend):
@@ -45,9 +41,8 @@ class SqlBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str | None:
-        """See `LockBackend.examiner`: the kind of database decides, and not the mode."""
-        kind = _EXAMINERS.get(url.base)
-        return None if kind is None else f"lockkit.backends.sql.examine.{kind}"
+        del url
+        return "lockkit.backends.sql.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> Self:
@@ -55,7 +50,7 @@ class SqlBackend(LockBackend):
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> Self | None:
-        """See `LockBackend.adopt`: a SQLAlchemy `Engine`, for async clients an `AsyncEngine`."""
+        """See `LockBackend.adopt`: a SQLAlchemy `Engine` or `AsyncEngine`, whatever its driver."""
         database = adopt_database(client, host)
         if database is None or database.dialect.name != cls._dialect:
             return None

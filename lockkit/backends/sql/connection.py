@@ -8,11 +8,14 @@ One connection to a database: logged in, and in autocommit.
     connection.stale  # the server has closed it, as far as lockkit knows
     await connection.close() / connection.terminate()
 
-- `PsycopgConnection` (`lockkit.backends.sql.postgresql`): psycopg 3, sync and async, through its libpq wrapper.
-- `DbapiConnection` (`lockkit.backends.sql.blocking`): any driver through PEP 249; as it is, for SQLite.
-  `PyMysqlConnection` and `ThreadConnection`: other blocking drivers.
-- `AdaptedConnection` (`lockkit.backends.sql.adapted`): any asyncio driver that SQLAlchemy knows, through SQLAlchemy's
-  PEP 249 form of it.
+lockkit has one driver for each kind of database, and both APIs use it:
+
+- `lockkit.backends.sql.postgresql`: psycopg, through its libpq wrapper. One non-blocking socket, the runtime waits.
+- `lockkit.backends.sql.mysql`: PyMySQL. A statement is sent, the runtime waits for the answer.
+- `lockkit.backends.sql.sqlite`: Python's sqlite3.
+
+PyMySQL and sqlite3 block the thread that calls them. Under asyncio a `Worker` calls them, the thread of one connection.
+All three connect in a thread (`in_thread`), because no driver limits all that connecting may wait for.
 
 A connection has one user at a time. BEGIN and COMMIT are statements like others, for callers with a connection of their
 own.
@@ -28,14 +31,15 @@ now and read its answer later::
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from lockkit.backends.sql.file import SqliteFile
 from lockkit.backends.sql.prepared import PreparedStatements
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
@@ -58,16 +62,14 @@ class Connection(ABC):
         used: Client monotonic time of its last use, set by its pool.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
-        transactional: Each statement is in a transaction that the driver begins, see `DbapiConnection`.
-        file: The file of a SQLite database; None for others.
         prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
+        threaded: Under asyncio a thread calls a driver that blocks: answers may be long.
     """
 
     used: float = 0.0
     pooled: bool = False
-    transactional: bool = False
-    file: SqliteFile | None = None
     prepared: PreparedStatements | None = None
+    threaded: bool = False
 
     @abstractmethod
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -80,16 +82,26 @@ class Connection(ABC):
     @property
     @abstractmethod
     def stale(self) -> bool:
-        """Whether the server has closed it, as far as lockkit knows without asking. Nothing may be under way."""
+        """Whether it cannot be used again, as far as lockkit knows without asking. Nothing may be under way."""
+
+    @property
+    def moved(self) -> str:
+        """Why other clients would not see what is written here; empty if they would."""
+        return ""
+
+    def check(self) -> None:
+        """Check that other clients see what was written."""
+        if self.moved:
+            raise ConnectionAbortedError(self.moved)
 
     @abstractmethod
     def fileno(self) -> int:
-        """Return the file descriptor of its socket; -1 if there is none, or it is not known."""
+        """Return the file descriptor of its socket; -1 if there is none."""
 
     @property
-    @abstractmethod
     def server_pid(self) -> int:
-        """The process or thread at the server that serves this connection; 0 if unknown."""
+        """The process at the server that serves this connection; 0 if unknown."""
+        return 0
 
     @abstractmethod
     def terminate(self) -> None:
@@ -132,8 +144,141 @@ class SessionConnection(Connection):
         """Whether this error is the server's announcement that it ended the session before the last statement."""
 
 
+class Driver(ABC):
+    """
+    How lockkit connects to one database.
+
+    Attributes:
+        errors: What a `Connection` and `open` may raise.
+        password: The one that was used last, to keep it out of messages.
+    """
+
+    errors: tuple[type[BaseException], ...]
+    password: str = ""
+
+    @abstractmethod
+    def open(self) -> Any:  # noqa: ANN401 - any driver's
+        """Connect, in autocommit. It may block for longer than its caller can wait."""
+
+    @abstractmethod
+    def wrap(self, opened: Any, runtime: Runtime) -> Connection:  # noqa: ANN401 - any driver's
+        """Take over what `open` returned."""
+
+
+class _Job(Generic[T]):
+    """
+    One call of a function in a thread.
+
+    The traceback of an error holds the frames of the driver, with its socket. No frame keeps the error: only the
+    garbage collector would free them.
+    """
+
+    def __init__(self, runtime: Runtime, function: Callable[[], T], late: Callable[[T], None]) -> None:
+        self._function: Callable[[], T] | None = function
+        self._late = late
+        self._outcome: list[tuple[T | None, BaseException | None]] = []
+        self._fate: dict[str, str] = {}  # dict.setdefault is atomic: the first of the two threads decides
+        self.done: Event = runtime.event()
+
+    def work(self) -> None:
+        assert self._function is not None
+        try:
+            self._outcome.append((self._function(), None))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            self._outcome.append((None, error))
+        self._function = None
+        if self._fate.setdefault("end", "in time") == "in time":
+            self.done.set()
+        else:
+            failed = self._outcome[0][1] is not None
+            result = self._outcome.pop()[0]
+            if not failed:
+                self._late(result)  # type: ignore[arg-type] # there was no error
+
+    def give_up(self) -> bool:
+        """Have `late` take the result; False: it is there."""
+        return self._fate.setdefault("end", "late") == "late"
+
+    def result(self) -> T:
+        result, error = self._outcome.pop()
+        if error is None:
+            return result  # type: ignore[return-value] # there was no error
+        try:
+            raise error
+        finally:
+            del error
+
+
+async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: float, late: Callable[[T], None]) -> T:
+    """
+    Call a function that may block for longer than its caller can wait.
+
+    A caller that gives up leaves the thread alone, and `late` gets what comes too late.
+    """
+    job = _Job(runtime, function, late)
+    try:
+        threading.Thread(target=job.work, name="lockkit-sql-call", daemon=True).start()
+    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
+        return function()
+    try:
+        await job.done.wait(max(0.0, seconds))
+    finally:
+        gave_up = job.give_up()
+    if gave_up:
+        raise TimeoutError(NO_ANSWER)
+    return job.result()
+
+
+class Worker:
+    """The thread that calls the blocking driver of one connection for an event loop, one call after the other."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._current: _Job[Any] | None = None
+        # It refers to the queue alone, so that a connection nobody closed can be garbage-collected.
+        threading.Thread(target=_work, args=(self._jobs,), name="lockkit-sql-driver", daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None and not self._current.done.is_set()
+
+    async def call(self, function: Callable[[], T], seconds: float) -> T:
+        """Call a function. After a TimeoutError or a cancellation it goes on, see `finish`."""
+        self._current = _Job(self._runtime, function, lambda _: None)
+        self._jobs.put(self._current)
+        result: T = await self.finish(seconds)
+        return result
+
+    async def finish(self, seconds: float) -> Any:  # noqa: ANN401 - of any function
+        """Wait for the call that is under way, if there is one."""
+        job = self._current
+        if job is None:
+            return None
+        if not await job.done.wait(max(0.0, seconds)):
+            raise TimeoutError(NO_ANSWER)
+        self._current = None
+        return job.result()
+
+    def end(self, function: Callable[[], None]) -> Event:
+        """Call this function last; return an event that is set afterwards."""
+        job = _Job(self._runtime, function, lambda _: None)
+        self._jobs.put(job)
+        self._jobs.put(None)
+        return job.done
+
+    def __del__(self) -> None:
+        self._jobs.put(None)
+
+
+def _work(jobs: queue.SimpleQueue[_Job[Any] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.work()
+        del job
+
+
 def end_quietly(end: Callable[[], object]) -> None:
-    """Have a driver roll back or close a connection that is given up, and may be cut or closed already."""
+    """Have a driver close a connection that is given up, and may be cut or closed already."""
     with suppress(Exception):  # whatever a driver says of that, the error that gave the connection up is the caller's
         end()
 
@@ -156,8 +301,8 @@ def keep_alive(fd: int, seconds: float) -> None:
     """
     Have the system notice within so many seconds that a TCP connection is dead.
 
-    By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver or the
-    application has set stay.
+    By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver has
+    set stay.
     """
     wanted = {
         "TCP_KEEPIDLE": max(1, round(seconds / 2)),

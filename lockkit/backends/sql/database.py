@@ -3,7 +3,7 @@ A database, as the SQL backends use it, with the sync and async APIs.
 
 ::
 
-    database = open_database(url, options, host)  # or adopt_database(engine, ...), see `lockkit.backends.sql.options`
+    database = open_database(url, ...)  # or adopt_database(engine, ...), see options.py and engine.py
     result = await database.run(statement, [...])  # one statement, committed; raises LockError
     result = await database.run(statement, [...], again=True)  # a statement that may run twice
     result = await database.run(statement, [...], answer_by=answer_by)  # raises BackendUnavailable by then
@@ -12,10 +12,10 @@ A database, as the SQL backends use it, with the sync and async APIs.
     result = await connection.run(Statement("BEGIN"))  # raises the driver's errors, see `driver_errors` and `translate`
     connection.terminate()  # or await connection.close()
 
-- Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED, without a
-  pool of SQLAlchemy's. A connection that is given back goes to the caller that has waited longest; renewals are urgent
-  and go first. With an application's engine lockkit makes connections as the engine's pool makes them, but outside the
-  pool: a release must never wait for a connection that the application holds.
+- Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED. A
+  connection that is given back goes to the caller that has waited longest; renewals are urgent and go first. With an
+  application's engine, too, the connections are lockkit's own: a release must never wait for one that the application
+  holds.
 - A statement that the database gave up for another one (deadlock, serialization, a wait for a lock) is retried until
   the caller's time is up; one that was not answered in time is not.
 - lockkit checks before and after each statement whether a SQLite file was removed or replaced: other clients do not see
@@ -31,35 +31,20 @@ import asyncio
 import os
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-from sqlalchemy import NullPool, create_engine
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.util import greenlet_spawn
+from typing import Any
 
 from lockkit.backend import seconds_left
-from lockkit.backends.sql import quirks
-from lockkit.backends.sql.adapted import AdaptedConnection, close_later, until_closed
-from lockkit.backends.sql.blocking import DbapiConnection, PyMysqlConnection, ThreadConnection, in_time
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, end_quietly, keep_alive, take_last
-from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, dialect_named
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, end_quietly, in_thread, keep_alive, take_last
+from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
-from lockkit.backends.sql.file import SqliteFile, identity, prepare
-from lockkit.backends.sql.mysql import Guard
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime, Event, Runtime
 from lockkit.units import Instant
 from lockkit.url import HIDDEN
-
-if TYPE_CHECKING:
-    from sqlalchemy import URL, Engine
-
 
 TRUSTED_SECONDS = 0.005
 """A connection that was used longer ago is checked before it is used again: the server may have closed it. Longer
@@ -77,26 +62,8 @@ WAIT_CHECK_SECONDS = 0.5
 """How long a caller waits for a connection before it checks whether an interrupt lost one, seconds."""
 
 HUNG_MAX = 8
-"""How many attempts to connect may hang. Each is a thread or task until its driver gives up, and an application's
-engine may not have set a limit for that. With more of them, callers are refused at once."""
-
-OPENINGS_MAX = 4
-"""How often lockkit opens a SQLite file until it is the one that was there before. A new file takes two attempts."""
-
-_BLOCKING_DRIVERS: Mapping[str, str] = MappingProxyType(
-    {
-        "psycopg": "psycopg",
-        "psycopg_async": "psycopg",
-        "aiomysql": "pymysql",
-        "asyncmy": "pymysql",
-        "aiosqlite": "pysqlite",
-    }
-)
-
-
-_SENDS_APART = {"asyncpg", "pg8000"}
-"""Drivers for PostgreSQL that need transactions behind a pooler, see `DbapiConnection`. lockkit sees it with asyncpg;
-pg8000 does not tell the server's process, so it has transactions everywhere."""
+"""How many attempts to connect may hang. Each is a thread until its driver gives up, and a URL may allow it long. With
+more of them, callers are refused at once."""
 
 
 class Database:
@@ -104,43 +71,29 @@ class Database:
     One database and lockkit's connections to it.
 
     Attributes:
+        driver: Connects to it.
         dialect: What differs between databases.
-        engine: SQLAlchemy's, own or the application's; of an ``AsyncEngine`` its ``sync_engine``.
         url: Where it is, without a password: for messages.
         label: The same, shorter: ``host:port/name``, or a path.
+        pool_size: How many connections the pool of an application's engine may have; None: any number.
         pooled: A pooler gives each statement another session; known after the first connection.
-        group: A SQLite file is shared with the group.
         keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
         driver_errors: What a `Connection` may raise.
-        guard: See there.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        runtime: Runtime,
-        url: str,
-        *,
-        adopted: bool,
-        arguments: Mapping[str, Any] = MappingProxyType({}),
-        guard: Guard | None = None,
+        self, driver: Driver, dialect: Dialect, runtime: Runtime, *, url: str, label: str, pool_size: int | None = None
     ) -> None:
         """Connect to nothing yet."""
-        self.engine = engine
-        self.dialect: Dialect = dialect_named(self.engine.dialect.name)
+        self.driver = driver
+        self.dialect = dialect
         self.url = url
-        self.label = _label(self.engine.url)
+        self.label = label
+        self.pool_size = pool_size
         self.pooled = False
-        self.group = False
         self.keepalive = KEEPALIVE_SECONDS
-        self._adopted = adopted
+        self.driver_errors = driver.errors
         self._runtime = runtime
-        self._is_asyncio = runtime.kind == "asyncio"
-        self._password = self.engine.url.password or ""
-        errors: type[BaseException] = self.engine.dialect.loaded_dbapi.Error
-        self.driver_errors: tuple[type[BaseException], ...] = (errors, SQLAlchemyError, OSError, EOFError)
-        self._arguments = arguments
-        self.guard = guard
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Waiter] = deque()
@@ -149,7 +102,6 @@ class Database:
         self._counted: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._tries: dict[object, float] = {}
-        self._path = _sqlite_path(self.engine.url) if self.dialect.name == "sqlite" else ""
         self._blocking: Database | None = None
         self._closed = False
         _databases.add(self)
@@ -211,8 +163,7 @@ class Database:
             raise TimeoutError(NO_ANSWER)
         try:
             result = await connection.run(statement, parameters, min(left, STATEMENT_SECONDS))
-            if connection.file is not None:
-                connection.file.check()
+            connection.check()
         except self.driver_errors as error:
             kind = self.kind(error)
             if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
@@ -266,9 +217,9 @@ class Database:
         return None
 
     def _usable(self, connection: Connection) -> bool:
-        if connection.file is not None and connection.file.moved:
-            return False
-        return self._runtime.now() <= connection.used + TRUSTED_SECONDS or not connection.stale
+        # A look at a file is cheap, and nobody may lock in one that was replaced just now.
+        trusted = connection.fileno() >= 0 and self._runtime.now() <= connection.used + TRUSTED_SECONDS
+        return trusted or not connection.stale
 
     async def _take(self, until: Instant, *, urgent: bool) -> Connection:
         """Connect anew, or wait for a connection that another caller gives back."""
@@ -328,6 +279,7 @@ class Database:
         try:
             connection = await self.connect(until)
             connection.used = 0.0
+            connection.threaded = True
         finally:
             with self._mutex:
                 self._opening -= 1
@@ -362,7 +314,7 @@ class Database:
         Drop the kept connections.
 
         Where one did not answer, each of the others would cost its caller a wait. And when the event loop ends they are
-        of no more use: aiomysql complains if they are left to the garbage collector then.
+        of no more use.
         """
         while (connection := take_last(self._idle)) is not None:
             self._drop(connection)
@@ -402,176 +354,48 @@ class Database:
             connection.terminate()
             raise
         self.pooled = connection.pooled
-        if isinstance(connection, AdaptedConnection) and self.engine.dialect.driver == "asyncpg":
-            if connection.pooled:
-                quirks.keep_nothing_prepared(connection.dbapi)
-            else:
-                self.engine.dialect.set_isolation_level(connection.dbapi, "AUTOCOMMIT")
-                connection.transactional = False
         self._connections.add(connection)
         return connection
 
     async def _open(self, seconds: float) -> Connection:
-        """Connect, in a thread or task of its own: drivers do not limit all that connecting may wait for."""
+        """Connect, in a thread: drivers do not limit all that connecting may wait for."""
         now = self._runtime.now()
         hung = sum(now - began > STATEMENT_SECONDS for began in list(self._tries.values()))
         if seconds <= 0 or hung >= HUNG_MAX:
             raise TimeoutError(NO_ANSWER)
-        if self._is_asyncio:
-            return await self._open_in_task(seconds)
-        if self.dialect.name == "sqlite":  # a file: and other threads may not use what some engines make
-            return self._wrap(*self._open_dbapi())
-        return self._wrap(*in_time(self._open_dbapi, seconds, self._close_late))
+        if self.dialect.name == "sqlite" and self._runtime.kind == "blocking":  # a file
+            return self.driver.wrap(self.driver.open(), self._runtime)
 
-    async def _open_in_task(self, seconds: float) -> Connection:
-        # Not cancelled: drivers differ in what a cancellation leaves behind.
-        import asyncio  # noqa: PLC0415 - a blocking client does without
+        def close_late(opened: Any) -> None:  # noqa: ANN401 - any driver's
+            end_quietly(opened.close)
 
-        task = asyncio.ensure_future(self._open_asyncio())
+        return self.driver.wrap(await in_thread(self._runtime, self._open_noted, seconds, close_late), self._runtime)
 
-        def drop(done: asyncio.Task[Connection]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                done.result().terminate()
-
-        try:
-            await asyncio.wait([task], timeout=seconds)
-        except BaseException:
-            task.add_done_callback(drop)
-            raise
-        if not task.done():
-            task.add_done_callback(drop)
-            raise TimeoutError(NO_ANSWER)
-        return task.result()
-
-    async def _open_asyncio(self) -> Connection:
-        return self._wrap(*await greenlet_spawn(self._open_dbapi))
-
-    def _close_late(self, opened: tuple[Any, object, SqliteFile | None] | None) -> None:
-        """Close a connection that came too late."""
-        if opened is not None:
-            end_quietly(opened[0].close)
-
-    def _wrap(self, dbapi: Any, keep: object, file: SqliteFile | None) -> Connection:  # noqa: ANN401 - any driver's
-        dialect = self.engine.dialect
-        if dialect.driver in {"psycopg", "psycopg_async"}:
-            from lockkit.backends.sql.postgresql import PsycopgConnection  # noqa: PLC0415 - other databases need no psycopg
-
-            return PsycopgConnection(dialect.get_driver_connection(dbapi), self._runtime, (keep, dbapi))
-        connection: Connection
-        if dialect.is_async:
-            # aiosqlite can terminate, but then nobody could wait for its thread: see `close`.
-            can_terminate = dialect.has_terminate and dialect.driver != "aiosqlite"
-            terminate = dialect.do_terminate if can_terminate else close_later
-            connection = AdaptedConnection(dbapi, dialect.paramstyle, terminate, self._runtime, keep)
-        elif self.dialect.name == "sqlite":
-            connection = DbapiConnection(dbapi, dialect.paramstyle, keep)
-        elif dialect.driver == "pymysql":
-            connection = PyMysqlConnection(dbapi, dialect.paramstyle, STATEMENT_SECONDS, self._runtime, keep)
-        else:
-            connection = ThreadConnection(dbapi, dialect.paramstyle, keep)
-        connection.file = file
-        connection.transactional = dialect.driver in _SENDS_APART or self._begins_by_itself(dbapi)
-        return connection
-
-    def _begins_by_itself(self, dbapi: Any) -> bool:  # noqa: ANN401 - any driver's
-        """Tell whether SQLite is in a transaction already: with ``autocommit=False``, sqlite3 then always is."""
-        driver = getattr(dbapi, "driver_connection", dbapi)
-        return self.dialect.name == "sqlite" and bool(getattr(driver, "in_transaction", False))
-
-    def _open_dbapi(self) -> tuple[Any, object, SqliteFile | None]:
-        """Connect, in autocommit; return the connection, what must live as long as it, and the file of SQLite."""
+    def _open_noted(self) -> Any:  # noqa: ANN401 - any driver's
         mark = object()
         self._tries[mark] = self._runtime.now()
         try:
-            if self.dialect.name == "sqlite":
-                return self._open_file()
-            return *self._open_once(), None
-        except BaseException as error:
-            if self.engine.dialect.driver == "pg8000":
-                quirks.close_pg8000_socket(error)
-            raise
+            return self.driver.open()
         finally:
             del self._tries[mark]
-
-    def _open_file(self) -> tuple[Any, object, SqliteFile | None]:
-        for _ in range(OPENINGS_MAX):
-            if self._path and not self._adopted:
-                prepare(self._path, group=self.group)
-            before = identity(self._path) if self._path else None
-            dbapi, keep = self._open_once()
-            self._path = self._path or _main_file(dbapi)
-            if not self._path:  # in memory, shared under a name
-                return dbapi, keep, None
-            file = SqliteFile(self._path)
-            if before is not None and file.identity == before:
-                return dbapi, keep, file
-            # Made just now, or replaced: lockkit cannot tell whether this connection leads to what is there now.
-            dbapi.close()
-        message = f"{self._path} was replaced again and again while it was opened"
-        raise ConnectionAbortedError(message)
-
-    def _open_once(self) -> tuple[Any, object]:
-        dialect = self.engine.dialect
-        keep: Any = None
-        if self._adopted:
-            # As the application's pool makes them, but its size is for the application alone. By a pool for each: some
-            # are for one user at a time, and two threads that connect at once would have one connection.
-            keep = self.engine.pool.recreate().connect()
-            keep.detach()
-            dbapi: Any = keep.dbapi_connection
-        else:
-            positional, named = dialect.create_connect_args(self.engine.url)
-            named.update(self._arguments)
-            dbapi = self.guard.connect(dialect, named) if self.guard else dialect.connect(*positional, **named)
-        if self._adopted or not self._arguments.keys() & {"autocommit", "isolation_level"}:
-            # Only the server says whether there is a pooler; in these drivers neither of the two sends anything.
-            if dialect.driver == "asyncpg":
-                dialect.set_isolation_level(dbapi, "READ COMMITTED")
-            elif dialect.driver == "pg8000":
-                dbapi.autocommit = False
-            else:
-                dialect.set_isolation_level(dbapi, "AUTOCOMMIT")
-            # psycopg2 must do this itself, or it would go on in the old encoding.
-            set_encoding = getattr(dbapi, "set_client_encoding", None)
-            if set_encoding is not None:
-                set_encoding("UTF8")
-        return dbapi, keep
-
-    # -- without an event loop -------------------------------------------------------------------------------------
 
     def _without_loop(self) -> Database:
         """Return the same database for what is left to do once the event loop has ended: to release what is held."""
         if self._blocking is None:
-            driver = _BLOCKING_DRIVERS.get(self.engine.dialect.driver)
-            is_file = self.dialect.name == "sqlite"
-            if driver is None or (self._adopted and not is_file):
-                message = f"{self.url} cannot be reached any more: the event loop has ended"
-                raise BackendUnavailable(message)
-            arguments = self.dialect.arguments[driver] if is_file else self._arguments
-            target = self.engine.url.set(drivername=f"{self.engine.dialect.name}+{driver}")
-            try:
-                engine = create_engine(target, poolclass=NullPool, connect_args={**arguments})
-            except ImportError as error:
-                message = f"{self.url} cannot be reached without an event loop, and that has ended: {error}"
-                raise BackendUnavailable(message) from error
-            runtime = BlockingRuntime()
-            self._blocking = Database(engine, runtime, self.url, adopted=False, arguments=arguments, guard=self.guard)
-            self._blocking.group = self.group
+            self._blocking = Database(self.driver, self.dialect, BlockingRuntime(), url=self.url, label=self.label)
         return self._blocking
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
     def kind(self, error: BaseException) -> Kind:
         """Tell what a driver's error is about."""
-        return self.dialect.kind(getattr(error, "orig", None) or error)
+        return self.dialect.kind(error)
 
     def translate(self, error: BaseException) -> LockError:
         """Make a `LockError` of a driver's error, without passwords. To be raised ``from`` that."""
-        text = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-        if isinstance(error.__cause__, OSError) and str(error.__cause__) not in text:  # aiomysql keeps the reason there
-            text = f"{text}: {error.__cause__}"
-        if self._password:
-            text = text.replace(str(self._password), HIDDEN)
+        text = str(error).strip() or type(error).__name__
+        if self.driver.password:
+            text = text.replace(self.driver.password, HIDDEN)
         return translate(self.kind(error), " ".join(text.split()), self.label)
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -587,8 +411,6 @@ class Database:
                 await connection.close()
             except self.driver_errors:
                 connection.terminate()
-        if self._is_asyncio and self.dialect.name == "sqlite" and not self._runtime.loop_has_ended():
-            await until_closed()
 
     def connections(self) -> list[object]:
         """Return everything that must not be garbage-collected in a forked child: see the module."""
@@ -605,25 +427,11 @@ class _Waiter:
         self.connection: Connection | None = None
 
 
-def _sqlite_path(url: URL) -> str:
-    """Return the path of a file as SQLAlchemy opens it; empty where only SQLite knows it (a URI)."""
-    database = url.database or ""
-    return "" if database.startswith("file:") else str(Path(database).absolute())
-
-
-def _main_file(dbapi: Any) -> str:  # noqa: ANN401 - any driver's
-    cursor = dbapi.cursor()
-    cursor.execute("PRAGMA database_list")
-    rows = cursor.fetchall()
-    cursor.close()
-    return next((file or "" for _, name, file in rows if name == "main"), "")
-
-
-def _label(url: URL) -> str:
-    host = f"[{url.host}]" if url.host and ":" in url.host else url.host or ""
-    port = "" if url.port is None else f":{url.port}"
-    name = url.database or ""
-    return f"{host}{port}/{name}" if host else name or url.get_backend_name()
+def label_of(base: str, host: str | None, port: int | None, name: str) -> str:
+    """Say for messages where a database is: ``host:port/name``, or the path of a file."""
+    if not host:
+        return name or base
+    return f"{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}/{name}"
 
 
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()

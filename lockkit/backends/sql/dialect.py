@@ -1,5 +1,5 @@
 """
-What differs between databases and between their drivers, as data and short SQL.
+What differs between databases, as data and short SQL.
 
 Each dialect has the expression for its clock: ``now_us``, microseconds since 1970 in UTC, as an integer.
 No time zone of a session, and no change to or from summer time, moves it.
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from lockkit.backends.sql.connection import Connection
 from lockkit.backends.sql.errors import Kind, mysql_kind, postgresql_kind, sqlite_kind
@@ -46,7 +46,6 @@ class Dialect:
 
     Attributes:
         name: ``postgresql``, ``mysql`` (MariaDB too) or ``sqlite``.
-        title: Its usual name.
         now_us: SQL for its clock, see the module.
         kind: Tells what an error is about.
         set_up: Awaited with each new connection, a label for messages, and seconds for each answer: checks the server
@@ -54,16 +53,13 @@ class Dialect:
         connections_max: Connections kept for statements. A statement takes a millisecond, so few carry many threads;
             more would use up the server's for others. SQLite has one writer: a second connection of the same client
             would only compete with the first, and renewals could not go first.
-        arguments: What each driver gets, by its name in SQLAlchemy, unless the application says otherwise.
     """
 
     name: Literal["postgresql", "mysql", "sqlite"]
-    title: str
     now_us: str
     kind: Callable[[BaseException], Kind]
     set_up: Callable[[Connection, str, float], Awaitable[None]]
     connections_max: int = 4
-    arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 # clock_timestamp(), not now(): that is the time at which the transaction began, and it may have waited since.
@@ -73,10 +69,7 @@ _POSTGRESQL_NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigin
 # the server's process, and what is set there would stay for the next client of that session.
 _POSTGRESQL_SET_UP = Statement(
     "SELECT CAST(current_setting('server_version_num') AS integer), pg_backend_pid() = $1, version(),"
-    # Names are sent as UTF-8. The role, the environment or the application may have chosen another encoding. A driver
-    # that does not tell the server's process ($1 is 0) may be connected to a pooler, and those keep the encoding.
-    " CASE WHEN $1 IN (0, pg_backend_pid()) THEN set_config('client_encoding', 'UTF8', false)"
-    " ELSE current_setting('client_encoding') END, CASE WHEN pg_backend_pid() = $1 THEN"
+    " current_setting('client_encoding'), CASE WHEN pg_backend_pid() = $1 THEN"
     " set_config('default_transaction_isolation', 'read committed', false)"
     " || set_config('statement_timeout', $2, false) || set_config('lock_timeout', $3, false)"
     # A grant that a crash of the server undoes, though the client knows of it, would be granted twice.
@@ -102,10 +95,10 @@ async def _set_up_postgresql(connection: Connection, label: str, seconds: float)
     if version < _POSTGRESQL_OLDEST:
         message = f"{label} is PostgreSQL {version // 10_000}: lockkit needs 12 or later"
         raise ConfigurationError(message)
-    if encoding != "UTF8":
+    if encoding != "UTF8":  # names are sent as UTF-8
         message = (
-            f"{label} is behind a pooler and connected to with the client encoding {encoding}, in which a lock name "
-            "would be another one: give the engine client_encoding=utf8"
+            f"{label} is behind a pooler that does not pass on client_encoding=utf8, so a lock name would be another "
+            f"one in {encoding}: connect to the server itself"
         )
         raise ConfigurationError(message)
     connection.pooled = not direct
@@ -113,9 +106,7 @@ async def _set_up_postgresql(connection: Connection, label: str, seconds: float)
 
 # Not UNIX_TIMESTAMP(NOW(6)): it goes through the session's time zone, where an hour of each autumn comes twice.
 _MYSQL_NOW = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-_MYSQL_LOOK = Statement(
-    "SELECT VERSION(), @@log_bin, @@binlog_format, @@character_set_client, @@character_set_connection"
-)
+_MYSQL_LOOK = Statement("SELECT VERSION(), @@log_bin, @@binlog_format")
 # The mode says what a statement means: with SIMULTANEOUS_ASSIGNMENT, which ORACLE includes, assignments do not see
 # those to their left, and the lock table would grant a lock whose end it does not write. This one refuses what does not
 # fit; without one of its parts MySQL warns. And it makes no table with another engine than InnoDB, whose rows would not
@@ -123,8 +114,10 @@ _MYSQL_LOOK = Statement(
 _MYSQL_MODE = "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 # The others end a session with its first ROLLBACK, cut off rows, or refuse statements, if the server's default says so.
 # And init_connect of the server may end autocommit, which drivers do not notice: it runs after the login was answered.
+# Names are sent as text, are converted from the client's charset to the connection's, and compared as its bytes.
 _MYSQL_SETTINGS = Statement(
-    f"SET SESSION autocommit = 1, innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
+    "SET SESSION character_set_client = utf8mb4, character_set_connection = utf8mb4, character_set_results = utf8mb4,"
+    f" autocommit = 1, innodb_lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f},"
     f" lock_wait_timeout = {max(1.0, LOCK_SECONDS):.0f}, sql_mode = '{_MYSQL_MODE}',"
     " completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1"
 )
@@ -136,17 +129,12 @@ _MYSQL_OLDEST = (8, 0)
 
 
 async def _set_up_mysql(connection: Connection, label: str, seconds: float) -> None:
-    version, logging, log_format, *charsets = (await connection.run(_MYSQL_LOOK, (), seconds)).rows[0]
+    version, logging, log_format = (await connection.run(_MYSQL_LOOK, (), seconds)).rows[0]
     found = _MYSQL_VERSION.match(version)
     numbers = (int(found[1]), int(found[2])) if found else (0, 0)
     product, oldest = ("MariaDB", _MARIADB_OLDEST) if "MariaDB" in version else ("MySQL", _MYSQL_OLDEST)
     if numbers < oldest:
         message = f"{label} is {product} {version}: lockkit needs {oldest[0]}.{oldest[1]} or later"
-        raise ConfigurationError(message)
-    # Names are sent as text, are converted from the client's charset to the connection's, and compared as its bytes.
-    wrong = set(charsets) - {"utf8mb4", "utf8mb3", "utf8"}
-    if wrong:
-        message = f"{label} is connected to with the charset {', '.join(wrong)}: give the engine charset=utf8mb4"
         raise ConfigurationError(message)
     if product == "MariaDB":
         connection.prepared = PreparedStatements()
@@ -176,58 +164,29 @@ async def _set_up_sqlite(connection: Connection, label: str, seconds: float) -> 
 _DIALECTS = {
     "postgresql": Dialect(
         name="postgresql",
-        title="PostgreSQL",
         now_us=_POSTGRESQL_NOW,
         kind=postgresql_kind,
         set_up=_set_up_postgresql,
-        arguments={
-            "psycopg": {
-                "connect_timeout": CONNECT_SECONDS,
-                "tcp_user_timeout": int(STATEMENT_SECONDS * 1000),
-                "client_encoding": "utf8",
-                "autocommit": True,
-                "prepare_threshold": None,
-            },
-            "psycopg2": {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": int(STATEMENT_SECONDS * 1000)},
-            "asyncpg": {"timeout": CONNECT_SECONDS},
-        },
     ),
     "mysql": Dialect(
         name="mysql",
-        title="MariaDB or MySQL",
         now_us=_MYSQL_NOW,
         kind=mysql_kind,
         set_up=_set_up_mysql,
-        arguments={
-            "pymysql": {
-                "connect_timeout": CONNECT_SECONDS,
-                "read_timeout": STATEMENT_SECONDS,
-                "write_timeout": STATEMENT_SECONDS,
-                "charset": "utf8mb4",
-                "autocommit": True,
-            },
-            "aiomysql": {"connect_timeout": CONNECT_SECONDS, "charset": "utf8mb4", "autocommit": True},
-            "asyncmy": {"connect_timeout": CONNECT_SECONDS, "charset": "utf8mb4", "autocommit": True},
-        },
     ),
     "sqlite": Dialect(
         name="sqlite",
-        title="SQLite",
         now_us=_SQLITE_NOW,
         kind=sqlite_kind,
         set_up=_set_up_sqlite,
         connections_max=1,
-        arguments={
-            "pysqlite": {"timeout": SQLITE_LOCK_SECONDS, "check_same_thread": False, "isolation_level": None},
-            "aiosqlite": {"timeout": SQLITE_LOCK_SECONDS, "isolation_level": None},
-        },
     ),
 }
 _BY_NAME: Mapping[str, Dialect] = MappingProxyType({**_DIALECTS, "mariadb": _DIALECTS["mysql"]})
 
 
 def dialect_named(name: str) -> Dialect:
-    """Find a dialect by SQLAlchemy's name for it."""
+    """Find a dialect by its name in URLs, which is SQLAlchemy's."""
     found = _BY_NAME.get(name)
     if found is None:
         message = f"lockkit knows no locks on {name} databases: it knows PostgreSQL, MariaDB, MySQL and SQLite"

@@ -1,31 +1,49 @@
 """
-Logs in to MariaDB and MySQL: over verified TLS, and without revealing the password.
+MariaDB and MySQL, by PyMySQL: over verified TLS, and without revealing the password.
 
-PyMySQL, aiomysql and asyncmy share a code base, and each connects in its own way: with ``ssl_ca`` alone PyMySQL checks
-no host name, the other two take no files, and aiomysql continues without TLS if the server, or a man in the middle,
-claims to have none. So lockkit makes the `ssl.SSLContext` itself, one for all connections of a client, and a subclass
-of the driver's connection checks two steps of the login.
+With ``ssl_ca`` alone PyMySQL checks no host name. So lockkit makes the `ssl.SSLContext` itself, one for all connections
+of a client, and a subclass of PyMySQL's connection checks two steps of the login.
+
+PyMySQL's private names are used for what it has no public ones for: a time limit for each statement, sending a
+statement now and reading its answer later, and the login. Seen with PyMySQL 1.1 and 1.2. Without the limit an
+acquisition with a short timeout waits for that of the connection when the server hangs; and a waiter's statement may be
+answered hours later, which any limit of ``query`` would end. Tests: ``tests/backends/sql/test_pymysql.py``.
 """
 
 from __future__ import annotations
 
+import inspect
 import ssl
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import pymysql
+from pymysql.connections import Connection as PymysqlBase  # after the package, see `test_options.py`
+
+from lockkit import validation
+from lockkit.backends.sql.connection import (
+    NO_ANSWER,
+    Driver,
+    SessionConnection,
+    Worker,
+    cut,
+    end_quietly,
+    readable,
+    until_readable,
+)
+from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
+from lockkit.backends.sql.errors import is_mysql_session_end
+from lockkit.backends.sql.options import as_it_is, parse_limit
+from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from sqlalchemy import Dialect
-
-
-DRIVERS = frozenset({"pymysql", "aiomysql", "asyncmy"})
+from lockkit.runtime import Event, Runtime
+from lockkit.units import Instant
 
 TLS_OPTIONS = frozenset({
     *("ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"),
     *("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"),
 })  # fmt: skip
-"""Of each of these drivers; the names are PyMySQL's."""
 
 _ASKING = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
 """Any of them asks for TLS."""
@@ -38,27 +56,209 @@ _PLUGIN_CANNOT_LOAD = 2059
 _CLEAR_TEXT = frozenset({"mysql_clear_password", "dialog"})
 """Plugins that send the password in clear text."""
 
+_COM_QUERY = 3
+"""MySQL's protocol command for a statement as text."""
+
+_LIMIT_SECONDS_MIN = 0.001
+"""0 would mean to PyMySQL that the socket does not block, and its reader fails on that with a TypeError."""
+
+
+def _parse_tls(value: object) -> object:
+    return value if isinstance(value, ssl.SSLContext) else validation.parse_bool(value)
+
+
+_DECIDED = {
+    "self", "user", "password", "passwd", "db", "database", "port", "autocommit", "cursorclass", "conv",
+    "defer_connect", "init_command", "sql_mode", "charset", "client_flag", "use_unicode", "collation", "named_pipe",
+    "compress", "local_infile",
+}  # fmt: skip
+"""What the URL says elsewhere, and what lockkit decides itself."""
+
+_PARSERS: dict[str, Callable[[Any], object]] = {
+    "connect_timeout": parse_limit,
+    "read_timeout": parse_limit,
+    "write_timeout": parse_limit,
+    "ssl": _parse_tls,
+    "ssl_disabled": validation.parse_bool,
+    "ssl_verify_cert": validation.parse_bool,
+    "ssl_verify_identity": validation.parse_bool,
+}
+OPTIONS: dict[str, Callable[[Any], object]] = {
+    name: _PARSERS.get(name, as_it_is)
+    for name in sorted({*inspect.signature(PymysqlBase.__init__).parameters, *TLS_OPTIONS} - _DECIDED)
+}
+"""PyMySQL's arguments that a URL may give."""
+
+
+class PymysqlDriver(Driver):
+    """
+    Connects to a server.
+
+    Args:
+        parameters: Gives PyMySQL's arguments, anew for each connection: an application's password may change.
+        url: For messages.
+    """
+
+    errors = (pymysql.Error, OSError, EOFError)
+
+    def __init__(self, parameters: Callable[[], Mapping[str, Any]], url: str) -> None:
+        self._parameters = parameters
+        self._url = url
+        self._tls: Mapping[str, Any] | None = None
+        self._guarded: type[_Guarded] = _Guarded
+
+    def prepare(self, tls: Mapping[str, Any]) -> type[_Guarded]:
+        """Read the certificates; return the class of connections that use them."""
+        if tls != self._tls:
+            self._tls, self._guarded = tls, type("_Guarded", (_Guarded,), {"guard": Guard(tls, self._url)})
+        return self._guarded
+
+    @property
+    def verified(self) -> bool:
+        """Whether the server must prove that it is the host of the URL."""
+        return self._guarded.guard.verified
+
+    def open(self) -> PymysqlBase:
+        given = dict(self._parameters())
+        self.password = str(given.get("password") or "")
+        guarded = self.prepare({name: given.pop(name) for name in TLS_OPTIONS & given.keys()})
+        limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": STATEMENT_SECONDS}
+        limits["write_timeout"] = STATEMENT_SECONDS
+        tls = {"ssl": guarded.guard.context} if guarded.guard.required else {}
+        return guarded(
+            **{**limits, **given},
+            charset="utf8mb4",
+            autocommit=True,
+            ssl_disabled=guarded.guard.disabled,
+            **tls,
+        )
+
+    def wrap(self, opened: PymysqlBase, runtime: Runtime) -> PymysqlConnection:
+        return PymysqlConnection(opened, runtime)
+
+
+class PymysqlConnection(SessionConnection):
+    """One connection. PyMySQL's time limit ends it, so `answer` waits for the socket itself."""
+
+    def __init__(self, dbapi: Any, runtime: Runtime) -> None:  # noqa: ANN401 - its private names are used
+        self.dbapi = dbapi
+        self._runtime = runtime
+        self._blocking = runtime.kind == "blocking"
+        self._fd: int = dbapi._sock.fileno()
+        self._limit: float = dbapi._read_timeout or STATEMENT_SECONDS
+        self._worker: Worker | None = None
+        self._set_limit(self._limit)
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        if self.prepared is None or not statement.frequent:
+            return await self._exchange(seconds, statement, parameters)
+        return await self.prepared.run(statement, parameters, partial(self._exchange, seconds))
+
+    async def _exchange(self, seconds: float, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        if self._blocking:
+            return self._send_and_read(seconds, statement, parameters)
+        if self.threaded:
+            self._worker = self._worker or Worker(self._runtime)
+            return await self._worker.call(partial(self._send_and_read, seconds, statement, parameters), seconds)
+        self.send(statement, parameters)
+        return await self.answer(seconds)
+
+    def _send_and_read(self, seconds: float, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        self._set_limit(min(seconds, self._limit))
+        try:
+            self.send(statement, parameters)
+        except BaseException:
+            self.broken = True
+            raise
+        return self._read()
+
+    def _read(self) -> Result:
+        dbapi = self.dbapi  # `terminate` forgets it, perhaps meanwhile
+        try:
+            changed = dbapi._read_query_result()
+            return Result(dbapi._result.rows or (), changed, dbapi.insert_id())
+        except BaseException as error:
+            self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
+            raise
+
+    def _set_limit(self, seconds: float) -> None:
+        if self.dbapi is not None:
+            self.dbapi._read_timeout = self.dbapi._write_timeout = max(_LIMIT_SECONDS_MIN, seconds)
+
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        text, order = statement.spelled("format")
+        escape = self.dbapi.escape
+        text %= tuple([escape(value) for value in order(parameters)])
+        self.dbapi._execute_command(_COM_QUERY, text.encode())
+
+    async def answer(self, seconds: float) -> Result:
+        if not await self._runtime.readable(self._fd, seconds):
+            raise TimeoutError(NO_ANSWER)
+        # The server has begun to answer: the rest must come in the same time. Answers to a session are short.
+        self._set_limit(min(seconds, self._limit))
+        try:
+            return self._read()
+        finally:
+            self._set_limit(self._limit)
+
+    async def finish(self, seconds: float) -> None:
+        if self._worker is None:
+            # After Ctrl-C lockkit cannot know how much of the answer the driver has read.
+            message = "interrupted in the middle of an answer"
+            raise ConnectionAbortedError(message)
+        await self._worker.finish(seconds)
+
+    @property
+    def answered(self) -> bool:
+        return self._fd < 0 or readable(self._fd)
+
+    async def until_answer(self, wake: Event, until: Instant) -> None:
+        await until_readable(self._runtime, self._fd, wake, until)
+
+    @property
+    def stale(self) -> bool:
+        return self._fd >= 0 and readable(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ended_by_server(self, error: BaseException) -> bool:
+        return is_mysql_session_end(error)
+
+    def terminate(self) -> None:
+        dbapi, self.dbapi = self.dbapi, None
+        fd, self._fd = self._fd, -1
+        if dbapi is None:
+            return
+        if self._worker is None:
+            end_quietly(dbapi.close)
+            return
+        if self._worker.busy:
+            cut(fd)
+        self._worker.end(partial(end_quietly, dbapi.close))
+
 
 class Guard:
     """
     The TLS context and the login checks that all connections of one client share.
 
     Attributes:
+        disabled: The URL asks for no TLS.
         required: The URL asks for TLS: a server without TLS is refused.
         verified: The server must prove that it is the host of the URL.
+        context: What PyMySQL uses.
     """
 
     def __init__(self, given: Mapping[str, Any], url: str) -> None:
         """Read the certificates; `given` are the `TLS_OPTIONS` of the URL, where ``ssl`` may be a context."""
-        self._disabled: bool = given.get("ssl_disabled", False)
-        self.required = not self._disabled and any(given.get(name) for name in _ASKING)
+        self.disabled: bool = given.get("ssl_disabled", False)
+        self.required = not self.disabled and any(given.get(name) for name in _ASKING)
         try:
-            self._context = self._make_context(given)
+            self.context = self._make_context(given)
         except OSError as error:  # ssl.SSLError is one
             message = f"{url} cannot use its certificates for TLS ({error}): check ssl_ca, ssl_cert and ssl_key"
             raise ConfigurationError(message, backend=url) from error
-        self.verified = self.required and self._context.check_hostname
-        self._classes: dict[str, type] = {}
+        self.verified = self.required and self.context.check_hostname
 
     def _make_context(self, given: Mapping[str, Any]) -> ssl.SSLContext:
         if isinstance(given.get("ssl"), ssl.SSLContext):
@@ -79,75 +279,33 @@ class Guard:
             context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"), given.get("ssl_key_password"))
         return context
 
-    def connect(self, dialect: Dialect, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any driver's
-        """Connect, as SQLAlchemy's dialect does."""
-        named: dict[str, Any] = {**arguments}
-        if self.required:
-            named["ssl"] = self._context
-        made = self._class(dialect)
-        if dialect.driver == "pymysql":
-            return made(**named, ssl_disabled=self._disabled)
-
-        async def create(**named: Any) -> Any:  # noqa: ANN401 - any driver's
-            connection = made(**named)
-            try:
-                await (connection.connect() if dialect.driver == "asyncmy" else connection._connect())  # noqa: SLF001
-            except BaseException:
-                transport = getattr(connection, "_transport", None)  # asyncmy leaves it open
-                if transport is not None:
-                    transport.abort()
-                raise
-            return connection
-
-        return dialect.connect(async_creator_fn=create, **named)
-
-    def _class(self, dialect: Dialect) -> type:
-        """Derive a connection class that asks this guard."""
-        found = self._classes.get(dialect.driver)
-        if found is None:
-            module = __import__(f"{dialect.driver}.connection{'s' * (dialect.driver == 'pymysql')}", fromlist=["_"])
-            error = dialect.loaded_dbapi.OperationalError
-            found = type("GuardedConnection", (_Guarded, module.Connection), {"_guard": self, "_guard_error": error})
-            self._classes[dialect.driver] = found
-        return found
-
-    def check_greeting(self, connection: Any) -> None:  # noqa: ANN401 - any driver's
-        """See `_Guarded`. Raises the driver's error."""
-        if self.required and not connection.server_capabilities & _CLIENT_SSL:
-            message = "the URL asks for TLS, which the server does not offer"
-            raise connection._guard_error(_SSL_CONNECTION_ERROR, message)  # noqa: SLF001 - ours
-        # aiomysql and asyncmy use the plugin of the greeting without a further request.
-        self.check_plugin(connection, getattr(connection, "_server_auth_plugin", ""))
-
-    def check_plugin(self, connection: Any, plugin: str | bytes) -> None:  # noqa: ANN401 - any driver's
-        """See `_Guarded`. Raises the driver's error."""
-        name = plugin.decode("ascii", "replace") if isinstance(plugin, bytes) else plugin
-        local = getattr(connection, "unix_socket", None) or getattr(connection, "_unix_socket", None)
+    def check_plugin(self, name: str, *, local: bool) -> None:
+        """Send no password in clear text to a server that may be another's. Raises PyMySQL's error."""
         if name in _CLEAR_TEXT and not (self.verified or local):
             message = (
                 f"the server asks for the password in clear text ({name}), which lockkit sends only over verified "
                 "TLS (?ssl_ca=...) or a Unix socket"
             )
-            raise connection._guard_error(_PLUGIN_CANNOT_LOAD, message)  # noqa: SLF001 - ours
+            raise pymysql.OperationalError(_PLUGIN_CANNOT_LOAD, message)
 
 
-class _Guarded:
-    """
-    Has a `Guard` check two steps of a driver's login before they are taken, see `lockkit.backends.sql.quirks`.
+class _Guarded(PymysqlBase):  # type: ignore[misc] # PyMySQL has no types
+    """PyMySQL's connection, with a `Guard` that checks two steps of the login before they are taken."""
 
-    With the asyncio drivers these methods return coroutines.
-    """
+    guard: Guard
 
-    _guard: Guard
+    def _request_authentication(self) -> Any:  # noqa: ANN401 - PyMySQL's
+        if self.guard.required and not self.server_capabilities & _CLIENT_SSL:
+            message = "the URL asks for TLS, which the server does not offer"
+            raise pymysql.OperationalError(_SSL_CONNECTION_ERROR, message)
+        # The plugin of the greeting is used without a further request.
+        self.guard.check_plugin(self._auth_plugin_name or "", local=bool(self.unix_socket))
+        return super()._request_authentication()
 
-    def _request_authentication(self) -> Any:  # noqa: ANN401 - any driver's
-        self._guard.check_greeting(self)
-        return super()._request_authentication()  # type: ignore[misc] # the driver's
+    def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:  # noqa: ANN401 - PyMySQL's
+        self.guard.check_plugin(plugin_name.decode("ascii", "replace"), local=bool(self.unix_socket))
+        return super()._process_auth(plugin_name, *rest)
 
-    def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:  # noqa: ANN401 - any driver's
-        self._guard.check_plugin(self, plugin_name)
-        return super()._process_auth(plugin_name, *rest)  # type: ignore[misc] # the driver's
-
-    def _create_ssl_ctx(self, given: Any) -> Any:  # noqa: ANN401 - any driver's
+    def _create_ssl_ctx(self, given: Any) -> Any:  # noqa: ANN401 - PyMySQL's
         # PyMySQL makes a context for each connection, which takes 20 ms.
-        return super()._create_ssl_ctx(given) if given else self._guard._context  # type: ignore[misc] # noqa: SLF001
+        return super()._create_ssl_ctx(given) if given else self.guard.context

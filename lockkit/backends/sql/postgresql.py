@@ -1,5 +1,5 @@
 """
-A PostgreSQL connection of psycopg 3, driven through its libpq wrapper (``psycopg.pq``), for sync and async clients.
+PostgreSQL, by psycopg 3, driven through its libpq wrapper (``psycopg.pq``), for sync and async clients.
 
 psycopg's cursors wait without a time limit, and a lock needs one. So this module sends statements and reads answers
 itself, and the runtime waits: a server that is stopped holds no caller up beyond the limit, and the answer of a
@@ -9,14 +9,16 @@ cancelled call is read later, as libpq's documentation asks ("34.4. Asynchronous
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
 
-from lockkit.backends.sql.connection import NO_ANSWER, SessionConnection, until_readable
+from lockkit.backends.sql.connection import NO_ANSWER, Driver, SessionConnection, until_readable
+from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
+from lockkit.backends.sql.options import as_it_is, parse_connect_limit
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
 from lockkit.units import Instant
@@ -42,15 +44,52 @@ def _keep_fatal(fatal: list[bool], notice: PGresult) -> None:
         fatal.append(True)
 
 
+_DECIDED = {"user", "password", "dbname", "port", "client_encoding", "options", "replication"}
+"""What the URL says elsewhere, and what lockkit decides itself."""
+
+KEYWORDS = frozenset(one.keyword.decode() for one in pq.Conninfo.get_defaults())
+"""Libpq's own list, "34.1.2. Parameter Key Words"."""
+
+OPTIONS: dict[str, Callable[[Any], object]] = dict.fromkeys(sorted(KEYWORDS - _DECIDED), as_it_is)
+OPTIONS["connect_timeout"] = parse_connect_limit
+
+
+def keep_password_secret(parameters: dict[str, Any]) -> None:
+    """
+    Have libpq send no password in clear text to an unverified server.
+
+    By default libpq does so when asked: "34.1.2. Parameter Key Words", ``require_auth`` (since version 16).
+    """
+    if not str(parameters.get("sslmode", "")).startswith("verify-") and "require_auth" in KEYWORDS:
+        parameters.setdefault("require_auth", "!password")
+
+
+class PsycopgDriver(Driver):
+    """Connects to a server; `parameters` gives libpq's, anew for each connection: an application's may change."""
+
+    errors = (psycopg.Error, OSError, EOFError)
+
+    def __init__(self, parameters: Callable[[], Mapping[str, Any]]) -> None:
+        self._parameters = parameters
+
+    def open(self) -> psycopg.Connection:
+        given = self._parameters()
+        self.password = str(given.get("password") or "")
+        limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": int(STATEMENT_SECONDS * 1000)}
+        parameters: dict[str, Any] = {**limits, **given, "client_encoding": "utf8"}
+        return psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
+
+    def wrap(self, opened: psycopg.Connection, runtime: Runtime) -> PsycopgConnection:
+        return PsycopgConnection(opened, runtime)
+
+
 class PsycopgConnection(SessionConnection):
     """One connection."""
 
-    def __init__(self, connection: Any, runtime: Runtime, keep: object = None) -> None:  # noqa: ANN401 - psycopg's, of either face
-        """Take over a connection of psycopg's."""
+    def __init__(self, connection: psycopg.Connection, runtime: Runtime) -> None:
         self._driver = connection
         self.pgconn: PGconn = connection.pgconn
         self._runtime = runtime
-        self._keep = keep
         self._fd: int = self.pgconn.socket
         self._names: dict[Statement, bytes] = {}
         self._prepared = 0

@@ -12,7 +12,8 @@ execute (error 1243), and nothing was done: the statement is sent again as text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from lockkit.backends.sql.errors import mysql_kind, mysql_number
 from lockkit.backends.sql.statement import Parameter, Result, Statement
@@ -25,6 +26,8 @@ PREPARE_AFTER = 8
 _UNPREPARABLE = {1295, 1461}
 """MariaDB takes the statement as text only: it is of such a kind, or too many are prepared."""
 
+Send: TypeAlias = Callable[[Statement, Sequence[Parameter]], Awaitable[Result]]
+
 
 class PreparedStatements:
     """What one session has prepared."""
@@ -34,31 +37,26 @@ class PreparedStatements:
         self._uses: dict[Statement, int] = {}
         self._forms: dict[Statement, Statement] = {}
 
-    def run(
-        self,
-        statement: Statement,
-        parameters: Sequence[Parameter],
-        send: Callable[[Statement, Sequence[Parameter]], Result],
-    ) -> Result:
+    async def run(self, statement: Statement, parameters: Sequence[Parameter], send: Send) -> Result:
         """Run a statement by `send`, which raises the driver's errors."""
         if statement not in self._forms:
             self._uses[statement] = self._uses.get(statement, 0) + 1
             if self._uses[statement] > PREPARE_AFTER:
-                self._prepare(statement, send)
+                await self._prepare(statement, send)
         try:
-            return send(self._forms.get(statement, statement), parameters)
+            return await send(self._forms.get(statement, statement), parameters)
         except Exception as error:
             if mysql_kind(error) != "unprepared":
                 raise
             self._uses.clear()
             self._forms.clear()
-        return send(statement, parameters)
+        return await send(statement, parameters)
 
-    def _prepare(self, statement: Statement, send: Callable[[Statement, Sequence[Parameter]], Result]) -> None:
+    async def _prepare(self, statement: Statement, send: Send) -> None:
         name = self._name(statement)
         self._forms[statement] = statement
         try:
-            send(Statement(f"PREPARE {name} FROM '{_quoted(statement)}'", once=True), ())
+            await send(Statement(f"PREPARE {name} FROM '{_quoted(statement)}'", once=True), ())
         except Exception as error:
             if mysql_number(error) not in _UNPREPARABLE:
                 raise

@@ -1,8 +1,8 @@
 """
 The tables: their columns, and how lockkit makes them.
 
-`lock_table` is the one description. lockkit makes the DDL from it, `create` runs that, and applications that keep their
-schema with Alembic put the table into their own ``MetaData``. ``lockkit migrate`` works on any backend that has
+A `Table` is the one description. lockkit makes the DDL from it, `create` runs that, and `lock_table` makes SQLAlchemy's
+form of it for applications that keep their schema with Alembic. ``lockkit migrate`` works on any backend that has
 ``tables`` and a ``database``.
 
 Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
@@ -14,14 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
-
-from sqlalchemy import BigInteger, Boolean, Column, MetaData, String, Table, Text, event, inspect, text
-from sqlalchemy.dialects.mysql import MEDIUMTEXT, VARBINARY, VARCHAR
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.dialects.postgresql import TEXT as PG_TEXT
-from sqlalchemy.schema import CreateColumn, CreateTable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import AlreadyThere, MissingTable
@@ -30,15 +25,11 @@ from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import METADATA_BYTES_MAX
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-    from sqlalchemy import Dialect as SqlDialect
+    import sqlalchemy
 
 
 TABLE = "lockkit_locks"
 """Name of the lock table unless ``table=`` says otherwise."""
-
-BEYOND_LOCKS = {"lockkit": "beyond locks"}
-"""The ``info`` of columns without which locks work."""
 
 _STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000"
 """Of PostgreSQL: room in each page for new versions of its rows, and soon cleaned up. Each acquisition is an update."""
@@ -55,70 +46,155 @@ def parse_table(value: object) -> str:
     raise ValueError(message)
 
 
-def lock_table(metadata: MetaData | None = None, name: str = TABLE) -> Table:
-    """Describe the lock table, for Alembic or ``MetaData.create_all``."""
-    key: String = PG_TEXT(collation="C").with_variant(VARBINARY(255), "mysql", "mariadb").with_variant(Text(), "sqlite")
-    long = Text().with_variant(VARCHAR(METADATA_BYTES_MAX, charset="ascii"), "mysql", "mariadb")
+Kind = Literal["key", "number", "flag", "ascii", "text", "json"]
+
+_LONG = "MEDIUMTEXT CHARACTER SET utf8mb4"
+_TYPES: dict[str, dict[Kind, str]] = {
+    "postgresql": {"key": 'TEXT COLLATE "C"', "json": "JSONB"},
+    "mysql": {
+        "key": "VARBINARY(255)",
+        "ascii": f"VARCHAR({METADATA_BYTES_MAX}) CHARACTER SET ascii",
+        "text": _LONG,
+        "json": _LONG,
+    },
+    "sqlite": {},
+}
+_COMMON_TYPES: dict[Kind, str] = {"number": "BIGINT", "flag": "BOOLEAN"}
+"""And TEXT for all others."""
+
+
+class Column(NamedTuple):
+    """
+    One column.
+
+    Attributes:
+        name: Its name.
+        kind: Of its values: ``key`` is compared as bytes.
+        default: In SQL; None: there is none, and `null` says whether it may be missing.
+        null: It may be NULL.
+        beyond_locks: Locks work without it. Only what needs it names it.
+    """
+
+    name: str
+    kind: Kind
+    default: str | None = None
+    null: bool = True
+    beyond_locks: bool = False
+
+    def spec(self, dialect: str) -> str:
+        """Describe it as CREATE TABLE and ADD COLUMN do."""
+        kind = _TYPES[dialect].get(self.kind) or _COMMON_TYPES.get(self.kind, "TEXT")
+        default = "" if self.default is None else f" DEFAULT {self.default}"
+        return f"{self.name} {kind}{default}{'' if self.null and self.default is None else ' NOT NULL'}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    One table; its first column is the primary key.
+
+    Attributes:
+        fullname: As in ``table=``: a name, or a schema and a name.
+        columns: Its columns.
+        busy: Its rows are often updated.
+    """
+
+    fullname: str
+    columns: tuple[Column, ...]
+    busy: bool = True
+
+    @property
+    def schema(self) -> str:
+        return self.fullname.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.fullname.rpartition(".")[2]
+
+    def quoted(self, dialect: str) -> str:
+        """Return its name as SQL writes it."""
+        mark = "`" if dialect == "mysql" else '"'
+        return ".".join(f"{mark}{part}{mark}" for part in self.fullname.split("."))
+
+    def ddl(self, dialect: str) -> str:
+        """Return the statement that makes it if it is not there."""
+        lines = ",\n    ".join([column.spec(dialect) for column in self.columns])
+        end = {"mysql": " ENGINE=InnoDB", "sqlite": " WITHOUT ROWID"}.get(dialect, f" WITH ({_STORAGE})" * self.busy)
+        key = self.columns[0].name
+        return f"CREATE TABLE IF NOT EXISTS {self.quoted(dialect)} (\n    {lines},\n    PRIMARY KEY ({key})\n){end}"
+
+
+_LOCK_COLUMNS = (
+    Column("name", "key", null=False),
+    # NULL when free. A foreign writer that sets owner and expires_at_us holds the lock.
+    Column("owner", "key"),
+    Column("token", "number", "0"),
+    Column("expires_at_us", "number", "0"),
+    # Written by the owner in metadata_owner; a holder that is not that owner is a foreign client.
+    Column("metadata", "ascii"),
+    Column("metadata_owner", "key"),
+    # The owner whose lock break_lock broke last.
+    Column("broken_owner", "key"),
+    # A client waits, and the release must notify it by NOTIFY.
+    Column("wanted", "flag", "false"),
+    # The note on the lock, and the end of its life. Only what reads and writes notes names these columns.
+    Column("note", "text", beyond_locks=True),
+    Column("note_until_us", "number", "0", beyond_locks=True),
+    # Readers or permits; the writer that waits for them, and until when no reader gets in before it.
+    Column("shares", "json", beyond_locks=True),
+    Column("writer", "key", beyond_locks=True),
+    Column("writer_until_us", "number", "0", beyond_locks=True),
+)
+
+
+def locks(name: str) -> Table:
+    """Describe the lock table; `name` as in ``table=``."""
+    return Table(name, _LOCK_COLUMNS)
+
+
+def lock_table(metadata: sqlalchemy.MetaData | None = None, name: str = TABLE) -> sqlalchemy.Table:
+    """Describe the lock table for SQLAlchemy: for Alembic or ``MetaData.create_all``."""
+    import sqlalchemy as sa  # noqa: PLC0415 - lockkit itself does without
+    from sqlalchemy.dialects import mysql, postgresql  # noqa: PLC0415
+
+    long = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
+    key = postgresql.TEXT(collation="C").with_variant(mysql.VARBINARY(255), "mysql", "mariadb")
+    types: dict[Kind, sa.types.TypeEngine[Any]] = {
+        "key": key.with_variant(sa.Text(), "sqlite"),
+        "number": sa.BigInteger(),
+        "flag": sa.Boolean(),
+        "ascii": sa.Text().with_variant(mysql.VARCHAR(METADATA_BYTES_MAX, charset="ascii"), "mysql", "mariadb"),
+        "text": long,
+        "json": long.with_variant(postgresql.JSONB(), "postgresql"),
+    }
+    columns = [
+        sa.Column(
+            one.name,
+            types[one.kind],
+            primary_key=one is _LOCK_COLUMNS[0],
+            nullable=one.null and one.default is None,
+            server_default=None if one.default is None else sa.text(one.default),
+        )
+        for one in _LOCK_COLUMNS
+    ]
     schema, _, plain = name.rpartition(".")
-    zero, no = text("0"), text("false")
-    table = Table(
+    made = sa.Table(
         plain,
-        metadata if metadata is not None else MetaData(),
-        Column("name", key, primary_key=True),
-        # NULL when free. A foreign writer that sets owner and expires_at_us holds the lock.
-        Column("owner", key),
-        Column("token", BigInteger, nullable=False, server_default=zero),
-        Column("expires_at_us", BigInteger, nullable=False, server_default=zero),
-        # Written by the owner in metadata_owner; a holder that is not that owner is a foreign client.
-        Column("metadata", long),
-        Column("metadata_owner", key),
-        # The owner whose lock break_lock broke last.
-        Column("broken_owner", key),
-        # A client waits, and the release must notify it by NOTIFY.
-        Column("wanted", Boolean, nullable=False, server_default=no),
-        # The note on the lock, and the end of its life. Only what reads and writes notes names these columns.
-        Column("note", Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb"), info=BEYOND_LOCKS),
-        Column("note_until_us", BigInteger, nullable=False, server_default=zero, info=BEYOND_LOCKS),
-        # Readers or permits; the writer that waits for them, and until when no reader gets in before it.
-        # Only what they need names these columns.
-        Column(
-            "shares",
-            Text().with_variant(MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb").with_variant(JSONB(), "postgresql"),
-            info=BEYOND_LOCKS,
-        ),
-        Column("writer", key, info=BEYOND_LOCKS),
-        Column("writer_until_us", BigInteger, nullable=False, server_default=zero, info=BEYOND_LOCKS),
+        metadata if metadata is not None else sa.MetaData(),
+        *columns,
         schema=schema or None,
         mysql_engine="InnoDB",
         sqlite_with_rowid=False,
     )
-    return with_fillfactor(table)
 
-
-def with_fillfactor(table: Table) -> Table:
-    """Have PostgreSQL store a table as one whose rows are often updated, however the table is made."""
     # The option postgresql_with would be enough, but SQLAlchemy 2.0 has it for indexes only.
-    table.info["lockkit_storage"] = _STORAGE
-
-    def store(made: Table, connection: Connection, **_: object) -> None:
+    def store(table: sa.Table, connection: sa.Connection, **_: object) -> None:
         if connection.dialect.name == "postgresql":
-            connection.execute(text(f"ALTER TABLE {quoted(made, connection.dialect)} SET ({_STORAGE})"))
+            quoted = connection.dialect.identifier_preparer.format_table(table)
+            connection.execute(sa.text(f"ALTER TABLE {quoted} SET ({_STORAGE})"))
 
-    event.listen(table, "after_create", store)
-    return table
-
-
-def quoted(table: Table, dialect: SqlDialect) -> str:
-    """Return the name of a table as SQL writes it."""
-    return dialect.identifier_preparer.format_table(table)
-
-
-def ddl(table: Table, dialect: SqlDialect) -> str:
-    """Return the statement that makes a table if it is not there."""
-    lines = str(CreateTable(table, if_not_exists=True).compile(dialect=dialect)).strip().splitlines()
-    if dialect.name == "postgresql" and (storage := table.info.get("lockkit_storage")):
-        lines[-1] += f" WITH ({storage})"
-    return "\n".join(line.replace("\t", "    ").rstrip() for line in lines)
+    sa.event.listen(made, "after_create", store)
+    return made
 
 
 async def create(database: Database, tables: Sequence[Table], answer_by: float = inf) -> None:
@@ -131,12 +207,12 @@ async def create(database: Database, tables: Sequence[Table], answer_by: float =
 
 
 async def _create_one(database: Database, table: Table, answer_by: float) -> None:
-    dialect = database.engine.dialect
+    dialect = database.dialect.name
     try:
-        await database.run(Statement(ddl(table, dialect), once=True), answer_by=answer_by)
+        await database.run(Statement(table.ddl(dialect), once=True), answer_by=answer_by)
     except AlreadyThere as error:
         # Another client has made it just now; or it is something else that has the name: on PostgreSQL a type.
-        look = Statement(f"SELECT 1 FROM {quoted(table, dialect)} WHERE 1 = 0", once=True)
+        look = Statement(f"SELECT 1 FROM {table.quoted(dialect)} WHERE 1 = 0", once=True)
         try:
             await database.run(look, again=True, answer_by=answer_by)
         except MissingTable:
@@ -158,10 +234,10 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
     """Make tables that are not there, and columns that later versions added."""
     changes = []
     for table in tables:
-        before = columns_of(database, table)
+        before = await columns_of(database, table)
         if before is None:
             await create(database, [table])
-            if columns_of(database, table) is None:
+            if await columns_of(database, table) is None:
                 message = (
                     f"{database.url} has something else named {table.fullname}, such as an index or a sequence: rename "
                     "that, or give another table="
@@ -171,8 +247,8 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
             continue
         missing = [column for column in table.columns if column.name not in before]
         for column in missing:
-            spec = CreateColumn(column).compile(dialect=database.engine.dialect)
-            text = f"ALTER TABLE {quoted(table, database.engine.dialect)} ADD COLUMN {spec}"
+            dialect = database.dialect.name
+            text = f"ALTER TABLE {table.quoted(dialect)} ADD COLUMN {column.spec(dialect)}"
             with suppress(AlreadyThere):  # others may add it at the same time
                 await database.run(Statement(text, once=True))
         names = ", ".join(column.name for column in missing)
@@ -180,23 +256,34 @@ async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
     return changes
 
 
-def columns_of(database: Database, table: Table) -> set[str] | None:
-    """Name the columns that a table has; None if it is not there."""
-    try:
-        with database.engine.connect() as connection:
-            found = inspect(connection)
-            if not found.has_table(table.name, schema=table.schema):
-                return None
-            return {column["name"] for column in found.get_columns(table.name, schema=table.schema)}
-    except database.driver_errors as error:
-        raise database.translate(error) from error
+_COLUMNS = {
+    # A table, a view or the like; not an index or a sequence.
+    "postgresql": Statement(
+        "SELECT a.attname FROM pg_class c LEFT JOIN pg_attribute a"
+        " ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+        " WHERE c.oid = to_regclass($1) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')"
+    ),
+    "mysql": Statement(
+        "SELECT column_name FROM information_schema.columns"
+        " WHERE table_schema = COALESCE(NULLIF($1, ''), DATABASE()) AND table_name = $2"
+    ),
+    "sqlite": Statement("SELECT name FROM pragma_table_info($2)"),
+}
+
+
+async def columns_of(database: Database, table: Table) -> set[str] | None:
+    """Name the columns that a table has; None if it is not there, or not to be seen."""
+    dialect = database.dialect.name
+    name = (table.quoted(dialect),) if dialect == "postgresql" else (table.schema, table.name)
+    rows = (await database.run(_COLUMNS[dialect], name, again=True)).rows
+    return {str(name) for (name,) in rows} if rows else None
 
 
 async def drop(database: Database, tables: Iterable[Table]) -> None:
     """Drop tables, with the locks and tokens in them, where they exist."""
     for table in tables:
-        name = quoted(table, database.engine.dialect)
-        columns = ", ".join(column.name for column in table.columns if column.info != BEYOND_LOCKS)
+        name = table.quoted(database.dialect.name)
+        columns = ", ".join(column.name for column in table.columns if not column.beyond_locks)
         try:
             await database.run(Statement(f"SELECT {columns} FROM {name} WHERE 1 = 0", once=True), again=True)
         except MissingTable:

@@ -13,14 +13,16 @@ Behind a pooler that lends out sessions LISTEN does not work, because it belongs
 from __future__ import annotations
 
 import logging
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import Request, seconds_left
 from lockkit.backends.sql.connection import cut
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import Event, Runtime
+
+if TYPE_CHECKING:
+    from lockkit.backends.sql.postgresql import PsycopgConnection
 
 log = logging.getLogger("lockkit")
 

@@ -36,10 +36,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lockkit.backend import Option, Request
+from lockkit.backends.sql.schema import Table
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
-from lockkit.backends.sql_session.claim import Key, Taken
-from lockkit.backends.sql_session.locking import DELETE_AFTER_US
+from lockkit.backends.sql_session.locking import DELETE_AFTER_US, lease_table
 from lockkit.backends.sql_session.mysql import MysqlLocking
 from lockkit.backends.sql_session.postgresql import (
     COUNT_READER,
@@ -50,10 +50,9 @@ from lockkit.backends.sql_session.postgresql import (
     PostgresqlLocking,
     halves,
 )
-from lockkit.backends.sql_session.schema import ADVISORY, advisory_tables
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session, Taken
 
-_OPTIONS = options_of("advisory", ADVISORY)
+_OPTIONS = options_of("advisory", "lockkit_advisory")
 
 _CAPABILITIES = capabilities_of(
     fair=True,
@@ -72,7 +71,9 @@ _PG_UNLOCK_ALL = Statement("SELECT pg_advisory_unlock_all()")
 
 
 class _PostgresqlAdvisoryLocking(PostgresqlLocking):
-    describe = staticmethod(advisory_tables)
+    @staticmethod
+    def describe(name: str) -> list[Table]:
+        return [lease_table(name)]
 
     def _make_statements(self, *tables: str) -> None:
         super()._make_statements(*tables)
@@ -255,7 +256,9 @@ _MYSQL_UNLOCK = Statement("SELECT RELEASE_ALL_LOCKS()")
 
 
 class _MysqlAdvisoryLocking(MysqlLocking):
-    describe = staticmethod(advisory_tables)
+    @staticmethod
+    def describe(name: str) -> list[Table]:
+        return [lease_table(name)]
 
     def _make_statements(self, *tables: str) -> None:
         super()._make_statements(*tables)

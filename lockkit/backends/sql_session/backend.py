@@ -65,9 +65,8 @@ from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS
 from lockkit.backends.sql.errors import CONFLICTS, Kind
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
-from lockkit.backends.sql_session.claim import Claim, Taken
 from lockkit.backends.sql_session.held import HoldingBackend
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Claim, Session, Taken
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.units import Instant
 

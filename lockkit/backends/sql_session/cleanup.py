@@ -11,10 +11,9 @@ import logging
 
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-from lockkit.backends.sql_session.claim import Claim
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Claim, Session
 from lockkit.errors import LockError
 from lockkit.runtime import Runtime
 

@@ -8,16 +8,14 @@ from math import inf
 from typing import Any, ClassVar
 
 from lockkit.backend import CALL_SECONDS, Gone, Grant, Host, Renewal, Renewed, Unknown
-from lockkit.backends.sql import quirks
 from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-from lockkit.backends.sql_session.claim import Claim, Key
 from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.backends.sql_session.session import SentRenewal, Session
+from lockkit.backends.sql_session.session import Claim, Key, SentRenewal, Session
 from lockkit.errors import BackendUnavailable, Unsupported
 from lockkit.units import Instant
 
@@ -47,7 +45,7 @@ class HoldingBackend(SqlBackend):
         self.tables = locking.tables
         database.keepalive = options["keepalive"]
         self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
-        size = options["pool_size"] or quirks.pool_limit(database.engine.pool)
+        size = options["pool_size"] or database.pool_size
 
         def ended(owner: str) -> None:
             host.lost(owner, "session")

@@ -12,9 +12,8 @@ from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.schema import create
 from lockkit.backends.sql.statement import Result, Statement
-from lockkit.backends.sql_session.claim import Key, Taken
 from lockkit.backends.sql_session.locking import Locking
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session, Taken
 from lockkit.errors import ConfigurationError, LockError
 
 log = logging.getLogger("lockkit")

@@ -6,25 +6,37 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lockkit.backend import Request
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.names import row_key
-from lockkit.backends.sql.schema import quoted
+from lockkit.backends.sql.schema import Column, Table
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_session.claim import Key, Taken
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session, Taken
 from lockkit.errors import ConfigurationError, LockError, Unsupported
 from lockkit.units import Seconds
-
-if TYPE_CHECKING:
-    from sqlalchemy import Table
-
 
 DELETE_AFTER_US = 10_000_000
 """How old the lease of a reader must be before others delete it, µs. A reader may be writing a younger one anew just
 now, on a session that had the lock before."""
+
+KEY = Column("name", "key", null=False)
+"""The name of a lock, compared as bytes."""
+
+
+def lease_table(name: str) -> Table:
+    """Describe the table that says who holds what, or held it last. Times are µs since 1970, database clock."""
+    columns = (
+        KEY,
+        Column("owner", "key", null=False),
+        Column("token", "number", null=False),
+        Column("granted_at_us", "number", null=False),
+        # Of the holder: its transaction on PostgreSQL in mode=row, else its connection.
+        Column("session", "number", null=False),
+        Column("metadata", "text", null=False),
+    )
+    return Table(name, columns)
 
 
 class Locking(ABC):
@@ -55,11 +67,11 @@ class Locking(ABC):
     find_table: Statement
     """Finds which table ``table=`` means, as text that is the same however it was spelled; no row: there is none."""
 
-    def __init__(self, database: Database, table: str) -> None:
-        """Make the statements."""
+    def __init__(self, database: Database, name: str) -> None:
+        """Make the statements; `name` as in ``table=``."""
         self.database = database
-        self.tables = self.describe(table)
-        self._make_statements(*[quoted(each, database.engine.dialect) for each in self.tables])
+        self.tables = self.describe(name)
+        self._make_statements(*[table.quoted(database.dialect.name) for table in self.tables])
 
     @staticmethod
     @abstractmethod

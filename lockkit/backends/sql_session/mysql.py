@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from lockkit.backends.sql.statement import Result, Statement
-from lockkit.backends.sql_session.claim import Key
 from lockkit.backends.sql_session.locking import Locking, whole_units
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session
 from lockkit.errors import ConfigurationError
 from lockkit.units import Seconds
 

@@ -15,12 +15,10 @@ from typing import cast
 from lockkit.backends.sql.connection import SessionConnection, take_last
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-from lockkit.backends.sql_session.claim import Claim
-from lockkit.backends.sql_session.keepalive import Held, KeepAlive
 from lockkit.backends.sql_session.locking import Locking
-from lockkit.backends.sql_session.session import Session
-from lockkit.backends.sql_session.watch import DisconnectWatcher
-from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.backends.sql_session.session import Claim, Session
+from lockkit.backends.sql_session.watch import Held, SessionWatch
+from lockkit.errors import BackendUnavailable
 from lockkit.runtime import Runtime
 from lockkit.units import Instant, Seconds
 
@@ -54,8 +52,7 @@ class Sessions:
         self._size = size
         self._locking = locking
         self._ended = ended
-        self._watcher = DisconnectWatcher(runtime, self._hung_up)
-        self._keepalive = KeepAlive(runtime, database.keepalive, self._keep_alive)
+        self._watch = SessionWatch(runtime, database.keepalive, self._hung_up, self._keep_alive)
         self._mutex = runtime.mutex()
         self._idle: list[Session] = []
         self._all: set[Session] = set()
@@ -96,8 +93,7 @@ class Sessions:
 
     def hold(self, claim: Claim, session: Session, owner: str, ttl: Seconds) -> None:
         """Watch a session that has become a lock, and call `ended` with its owner if the server closes it."""
-        self._watcher.add(session, owner)
-        self._keepalive.add(claim, session, owner, ttl)
+        self._watch.add(claim, session, owner, ttl)
 
     async def _keep_alive(self, held: Sequence[Held]) -> None:
         """Send a statement on sessions that are locks; all are sent before the first answer is read."""
@@ -128,7 +124,7 @@ class Sessions:
         left = session.valid_until - self._runtime.now()
         if held.claim.session is session and not session.unanswered and left > 0:
             session.answer_by = until
-            with suppress(*self._database.driver_errors):  # then it is closed, and a renewal or the watcher says so
+            with suppress(*self._database.driver_errors):  # then it is closed, and a renewal or the watch says so
                 self._locking.keep(session, self._locking.limit(left))
 
     def _hung_up(self, session: Session, owner: str) -> None:
@@ -148,7 +144,8 @@ class Sessions:
                 raise BackendUnavailable(message)
             self._opening += 1
         try:
-            session = await open_session(self._database, self._runtime, answer_by)
+            connection = cast("SessionConnection", await self._database.connect(answer_by))
+            session = Session(connection, self._runtime)
             session.answer_by = answer_by
             with self._mutex:
                 self._all.add(session)
@@ -170,8 +167,7 @@ class Sessions:
         if session.dropped:
             self.drop(session)
             return
-        self._watcher.forget(session)
-        self._keepalive.forget(session)
+        self._watch.forget(session)
         session.valid_until = inf
         session.connection.used = self._runtime.now()
         if len(self._idle) < KEPT_MAX and not self._closed:
@@ -187,8 +183,7 @@ class Sessions:
 
     def drop(self, session: Session) -> None:
         """Close a session at once, from any state: the server ends its transaction."""
-        self._watcher.remove(session)
-        self._keepalive.forget(session)
+        self._watch.forget(session)
         self._forget(session)
         session.drop()
 
@@ -197,7 +192,6 @@ class Sessions:
             self._all.discard(session)
 
     async def _close(self, session: Session) -> None:
-        self._watcher.remove(session)
         try:
             await session.close()
         except self._database.driver_errors:
@@ -206,27 +200,10 @@ class Sessions:
     async def close(self) -> None:
         """Close what is kept, and what is given back from now on."""
         self._closed = True
-        self._watcher.close()
-        self._keepalive.close()
+        self._watch.close()
         while (session := take_last(self._idle)) is not None:
             self._forget(session)
             await self._close(session)
         # Sessions that were lost, or dropped by an interrupt.
         for session in list(self._all):
             self.drop(session)
-
-
-_DRIVERS = {"postgresql": ("psycopg", "psycopg_async"), "mysql": ("pymysql",)}
-
-
-async def open_session(database: Database, runtime: Runtime, answer_by: float) -> Session:
-    """Connect, by then (client monotonic time)."""
-    driver, wanted = database.engine.dialect.driver, _DRIVERS[database.dialect.name]
-    # Of the asyncio drivers for MariaDB and MySQL any will do: a task waits for the answer.
-    if driver not in wanted and (database.dialect.name, runtime.kind) != ("mysql", "asyncio"):
-        message = (
-            f"{database.url}: mode=row and mode=advisory wait in the database's own queue, for which they need the "
-            f"driver {wanted[0]}, not {driver}. Use that one, or mode=table"
-        )
-        raise ConfigurationError(message, backend=database.url)
-    return Session(cast("SessionConnection", await database.connect(answer_by)), runtime)

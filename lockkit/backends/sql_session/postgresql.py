@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_session.claim import Key
 from lockkit.backends.sql_session.locking import Locking, whole_units
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session
 from lockkit.units import Seconds
 from lockkit.validation import NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from lockkit.backends.sql.postgresql import PsycopgConnection
 
 _LIMIT_MS_MAX = 2_147_483_647
 """The longest limit that PostgreSQL takes, 24.8 days. For a longer ttl there is none."""

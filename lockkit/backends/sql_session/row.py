@@ -34,10 +34,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lockkit.backend import Option, Request
+from lockkit.backends.sql.schema import Table
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.backend import SessionBackend, capabilities_of, options_of
-from lockkit.backends.sql_session.claim import Key, Taken
-from lockkit.backends.sql_session.locking import DELETE_AFTER_US
+from lockkit.backends.sql_session.locking import DELETE_AFTER_US, KEY, lease_table
 from lockkit.backends.sql_session.mysql import MARK_CHARS, MysqlLocking
 from lockkit.backends.sql_session.postgresql import (
     COUNT_READER,
@@ -48,10 +48,9 @@ from lockkit.backends.sql_session.postgresql import (
     PostgresqlLocking,
     halves,
 )
-from lockkit.backends.sql_session.schema import ROWS, row_tables
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session, Taken
 
-_OPTIONS = options_of("row", ROWS)
+_OPTIONS = options_of("row", "lockkit_rows")
 
 _CAPABILITIES = capabilities_of(
     fair=False,
@@ -60,8 +59,13 @@ _CAPABILITIES = capabilities_of(
 )
 
 
+def _tables(name: str) -> list[Table]:
+    """Describe the rows that are locked, one for each name, and their leases."""
+    return [Table(name, (KEY,), busy=False), lease_table(f"{name}_leases")]
+
+
 class _PostgresqlRowLocking(PostgresqlLocking):
-    describe = staticmethod(row_tables)
+    describe = staticmethod(_tables)
 
     def _make_statements(self, *tables: str) -> None:
         super()._make_statements(*tables)
@@ -177,7 +181,7 @@ first."""
 
 
 class _MysqlRowLocking(MysqlLocking):
-    describe = staticmethod(row_tables)
+    describe = staticmethod(_tables)
 
     def _make_statements(self, *tables: str) -> None:
         super()._make_statements(*tables)

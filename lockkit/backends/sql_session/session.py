@@ -1,5 +1,5 @@
 """
-One session of a database, whose open transaction (or user lock) is the lock.
+One session of a database, whose open transaction (or user lock) is the lock; and a client's `Claim` on a lock.
 
 ::
 
@@ -92,7 +92,6 @@ class Session:
         valid_until: When it loses its lock unless renewed before, client monotonic clock.
         dropped: lockkit closed it, in whatever state it was.
         answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
-        watched: The file descriptor under which `lockkit.backends.sql_session.watch` has its connection; -1: none.
         turn: Decides which thread or task may use the session.
     """
 
@@ -110,7 +109,6 @@ class Session:
         self.valid_until = inf
         self.dropped = False
         self.answer_by = inf
-        self.watched = -1
         self.turn = Turn(runtime)
         self._runtime = runtime
 
@@ -187,3 +185,71 @@ class Session:
     async def close(self) -> None:
         """Close it in good order. Nothing may be `unanswered`."""
         await self.connection.close()
+
+
+class Key(NamedTuple):
+    """
+    A lock as the database knows it.
+
+    Attributes:
+        name: As the tables have it.
+        number: 64 bits of a hash, signed, for PostgreSQL's advisory locks.
+        text: The same for MariaDB and MySQL: more bits of it, in hexadecimal digits.
+        shared: The read side of the lock is meant.
+    """
+
+    name: str
+    number: int
+    text: str
+    shared: bool = False
+
+
+class Taken(NamedTuple):
+    """
+    What the database has granted.
+
+    Attributes:
+        identity: The holder's, for `lockkit.backends.sql_session.locking.Locking.write_lease`.
+        token: The lease's, if it was written in the same statement; None: it is to be written; 0: it was written, and
+            the server did not say under which token.
+    """
+
+    identity: int
+    token: int | None = None
+
+
+class Claim:
+    """
+    One client's claim on a lock: it waits in the database's queue, and then holds the lock.
+
+    Attributes:
+        session: The session that waits or holds; None: there is none (any more).
+        queued: The statement that waits was sent, and its answer was not read.
+        sent: A session was asked for the lock, this one or one that has ended since.
+        ask_at: When to ask the server whether the session still waits, client monotonic clock.
+        check_at: When to check whether it blocks other work in the database, client monotonic clock.
+    """
+
+    __slots__ = ("_key", "ask_at", "check_at", "queued", "sent", "session")
+
+    def __init__(self) -> None:
+        """Have no session yet."""
+        self._key: Key | None = None
+        self.session: Session | None = None
+        self.queued = self.sent = False
+        self.ask_at = self.check_at = 0.0
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the lock's key is known, and so a session may have locked it."""
+        return self._key is not None
+
+    @property
+    def key(self) -> Key:
+        """The lock's key; known once a session was told to lock it."""
+        assert self._key is not None
+        return self._key
+
+    @key.setter
+    def key(self, key: Key) -> None:
+        self._key = key

@@ -51,7 +51,7 @@ from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.names import name_of_key, range_of, row_key
 from lockkit.backends.sql.options import mode_option
-from lockkit.backends.sql.schema import TABLE, create, lock_table, parse_table, quoted
+from lockkit.backends.sql.schema import TABLE, create, lock_table, locks, parse_table
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_table.share_statements import SHARED, ShareStatements
 from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting, waiting_of
@@ -131,9 +131,9 @@ class SqlTableBackend(SqlBackend):
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
         super().__init__(database, options, host)
-        self.tables = [lock_table(name=options["table"])]
+        self.tables = [locks(options["table"])]
         self._auto_create: bool = options["auto_create"]
-        table, now_us = quoted(self.tables[0], database.engine.dialect), database.dialect.now_us
+        table, now_us = self.tables[0].quoted(database.dialect.name), database.dialect.now_us
         self._statements = self._statements_class(table, now_us)
         self._share_statements = self._share_statements_class(table, now_us)
         self._shares = Shares(self._run, self._share_statements)

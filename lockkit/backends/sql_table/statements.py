@@ -41,7 +41,7 @@ class StatementMaker:
 
     def __init__(self, table: str, now_us: str) -> None:
         """Keep what stands for ``{table}``, ``{now}`` and ``{channel}``."""
-        self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"')}
+        self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"`')}
 
     def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
         for word, meaning in self._words.items():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from lockkit import validation
 from lockkit.backend import Busy, Grant, Host, Option, Request
@@ -53,11 +53,7 @@ class PostgresqlTable(SqlTableBackend):
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
         super().__init__(database, options, host)
-        self._listener: WakeupListener | None = None
-        if database.engine.dialect.driver in {"psycopg", "psycopg_async"}:
-            self._listener = WakeupListener(host.runtime, database, self.tables[0].name)
-        else:
-            self.capabilities = CAPABILITIES
+        self._listener = WakeupListener(host.runtime, database, self.tables[0].name)
 
     async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
         granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
@@ -76,7 +72,7 @@ class PostgresqlTable(SqlTableBackend):
                 return self._granted(request, token, *slot)
             if not settled:
                 continue
-            if listening or not request.queue or listener is None or listener.cannot_listen:
+            if listening or not request.queue or listener.cannot_listen:
                 return await self._busy(request, owner, left_us / 1e6, poll=alien or not listening)
             await listener.open(request.answer_by)
         return Busy(0.0, poll=True)
@@ -96,8 +92,8 @@ class PostgresqlTable(SqlTableBackend):
     def _listen(self, request: Request) -> bool:
         """Have a request that may wait woken; return whether it will be."""
         listener = self._listener
-        connection = None if listener is None or not request.queue else listener.connection
-        if listener is None or connection is None:
+        connection = listener.connection if request.queue else None
+        if connection is None:
             return False
         waiting = waiting_of(request)
         if waiting.connection is not connection:
@@ -109,18 +105,17 @@ class PostgresqlTable(SqlTableBackend):
         waiting: Waiting | None = request.state
         request.state = None
         if waiting is not None and waiting.connection is not None:
-            cast("WakeupListener", self._listener).forget(request, self._key(request.name))
+            self._listener.forget(request, self._key(request.name))
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         # The connection may have ended since the row was marked: retry at once, which listens anew.
         waiting: Waiting | None = request.state
         connection = None if waiting is None else waiting.connection
-        if connection is not None and connection is cast("WakeupListener", self._listener).connection:
+        if connection is not None and connection is self._listener.connection:
             await super().wait(request, busy, until)
 
     async def close(self) -> None:
-        if self._listener is not None:
-            await self._listener.close()
+        await self._listener.close()
         await super().close()
 
 
@@ -251,11 +246,6 @@ class SqliteTable(_PollingTable):
     _dialect = "sqlite"
     _statements_class = SqliteStatements
     _share_statements_class = SqliteShareStatements
-
-    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
-        super().__init__(database, options, host)
-        database.group = options["group"]
 
     async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
         rows = (await self._run_for(request, statement, parameters)).rows

@@ -131,9 +131,16 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
         return DjangoClient(connect(_beside(settings), **options))
     driver = _driver(connection)
     url = _url(driver, settings)
-    from sqlalchemy import NullPool, create_engine  # noqa: PLC0415 - an extra
+    from sqlalchemy import NullPool, create_engine, event  # noqa: PLC0415 - an extra
 
-    engine = create_engine(url, creator=lambda: _connected(connection), poolclass=NullPool)
+    engine = create_engine(url, poolclass=NullPool)
+
+    def as_django_connects(dialect: object, record: object, positional: object, named: dict[str, Any]) -> None:
+        del dialect, record, positional
+        named.update(connect_timeout=CONNECT_SECONDS)
+        named.update(connection.get_connection_params())
+
+    event.listen(engine, "do_connect", as_django_connects)
     return DjangoClient(from_client(engine, **options))
 
 
@@ -209,7 +216,7 @@ def _url(driver: str, settings: dict[str, Any]) -> URL:
         from sqlalchemy import URL  # noqa: PLC0415 - an extra
     except ImportError as error:
         extra = driver.partition("+")[0]
-        message = f"locks in a Django database need SQLAlchemy: pip install 'lockkit[{extra}]'"
+        message = f"locks in a Django database need SQLAlchemy: pip install 'lockkit[sql,{extra}]'"
         raise ConfigurationError(message) from error
     return URL.create(
         driver,
@@ -219,14 +226,6 @@ def _url(driver: str, settings: dict[str, Any]) -> URL:
         port=int(settings["PORT"]) if str(settings["PORT"]).isdigit() else None,
         database=settings["NAME"] or None,
     )
-
-
-def _connected(connection: Any) -> Any:  # noqa: ANN401 - any driver's
-    """Connect as Django does, but without its pool and its types of Python objects."""
-    parameters = connection.get_connection_params()
-    for name in ("cursor_factory", "context"):
-        parameters.pop(name, None)
-    return connection.Database.connect(**{"connect_timeout": CONNECT_SECONDS, **parameters})
 
 
 def _close_all(*, setting: str, **_: object) -> None:

@@ -14,6 +14,6 @@ _TOOLS = {"bench", "cli", "integrations", "lab", "simulation", "testing"}
 
 hiddenimports = [
     *collect_submodules("lockkit", filter=lambda name: _TOOLS.isdisjoint(name.split(".")[1:2])),
-    *filter(find_spec, ("psycopg", "psycopg_binary", "pymysql", "aiosqlite", "aiomysql")),
+    *filter(find_spec, ("psycopg", "psycopg_binary", "pymysql")),
 ]
 datas = [*collect_data_files("lockkit", includes=["**/*.lua"]), *copy_metadata("lockkit")]

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import NullPool, create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from lockkit.backends.sql import database as module
 from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.dialect import dialect_named
+from lockkit.backends.sql.sqlite import SqliteDriver
 from lockkit.backends.sql.statement import Statement
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.units import Seconds
 from lockkit_tools.servers import wait_until
 
@@ -57,9 +57,7 @@ class TestQueue:
 
     def test_renewals_go_first_with_threads(self, tmp_path: Path, gate: threading.Event) -> None:
         """However often the others have looked, and in the order in which they came."""
-        arguments = {"factory": Connection, "check_same_thread": False}
-        engine = create_engine(f"sqlite:///{tmp_path}/locks.db", poolclass=NullPool)
-        database = Database(engine, BlockingRuntime(), "sqlite", adopted=False, arguments=arguments)
+        database = opened(tmp_path, BlockingRuntime())
         with ThreadPoolExecutor(len(OTHERS) + 2) as threads:
             try:
                 threads.submit(drive, database.run(GATE))
@@ -80,9 +78,7 @@ class TestQueue:
         """The same with tasks."""
 
         async def main() -> None:
-            arguments = {"factory": Connection}
-            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/locks.db", poolclass=NullPool).sync_engine
-            database = Database(engine, AsyncioRuntime(), "sqlite", adopted=False, arguments=arguments)
+            database = opened(tmp_path, AsyncioRuntime())
             tasks = [asyncio.create_task(database.run(GATE))]
             await asyncio.to_thread(wait_until, lambda: None if database._counted else "the gate")
             tasks += [asyncio.create_task(database.run(NOTE, [caller])) for caller in OTHERS]
@@ -104,9 +100,7 @@ class TestCancelled:
         """However often its caller is cancelled: anyio does so until the task ends."""
 
         async def main() -> None:
-            engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/locks.db", poolclass=NullPool).sync_engine
-            arguments = {"factory": Connection}
-            database = Database(engine, AsyncioRuntime(), "sqlite", adopted=False, arguments=arguments)
+            database = opened(tmp_path, AsyncioRuntime())
             task = asyncio.create_task(database.run(GATE))
             await asyncio.to_thread(wait_until, lambda: None if database._counted else "the gate")
             for _ in range(5):
@@ -145,14 +139,19 @@ class TestOtherWriters:
                 other.execute("COMMIT")
 
         monkeypatch.setattr(runtime, "sleep", sleep)
-        engine = create_engine(f"sqlite:///{path}", poolclass=NullPool)
-        database = Database(engine, runtime, "sqlite", adopted=False, arguments={"timeout": 0})
+        database = opened(tmp_path, runtime)
         drive(database.run(Statement("INSERT INTO t VALUES (1)"), urgent=urgent))
         drive(database.close())
         other.close()
         assert len(pauses) == 20
         assert longest / 2 <= min(pauses)
         assert max(pauses) <= longest
+
+
+def opened(directory: Path, runtime: Runtime) -> Database:
+    """Return a database whose connections have the two functions."""
+    driver = SqliteDriver(f"{directory}/locks.db", {"factory": Connection}, adopted=False)
+    return Database(driver, dialect_named("sqlite"), runtime, url="sqlite", label="sqlite")
 
 
 def queued(database: Database, count: int) -> Callable[[], str | None]:

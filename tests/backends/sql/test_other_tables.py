@@ -10,7 +10,7 @@ import pytest
 
 import lockkit
 from lockkit.backends.sql.options import open_database
-from lockkit.backends.sql.schema import lock_table, migrate
+from lockkit.backends.sql.schema import locks, migrate
 from lockkit.runtime import drive
 from lockkit.url import parse
 from lockkit_tools.servers import MariaServer, PostgresServer
@@ -109,7 +109,7 @@ def test_migration_says_what_is_there(postgresql: PostgresServer, what: str, def
     """It does not say that it has made the table."""
     database = open_database(parse(postgresql.url), {}, {}, StubHost())
     with made(postgresql, what, definition), pytest.raises(lockkit.ConfigurationError, match=message):
-        drive(migrate(database, [lock_table(name="thing")]))
+        drive(migrate(database, [locks("thing")]))
     drive(database.close())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,25 +121,5 @@ def test_statements_are_committed_though_the_server_begins_sessions_without_auto
                     assert busy(other.lock(f"{NAME} begun"))
                 with other.lock(f"{NAME} begun", timeout=PATIENCE) as after:
                     assert after.token > lease.token
-    finally:
-        mariadb.execute("SET GLOBAL init_connect = ''")
-
-
-def test_asyncio_statements_are_committed_there_too(mariadb: MariaServer) -> None:
-    """With another driver."""
-    mariadb.execute("CREATE USER IF NOT EXISTS plain")
-    mariadb.execute("GRANT ALL ON lockkit.* TO plain")
-    url = f"mariadb://plain@{mariadb.address}/lockkit"
-
-    async def main() -> None:
-        async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
-            async with client.lock(f"{NAME} begun", timeout=PATIENCE) as lease:
-                assert [holder.owner for holder in await other.holders(f"{NAME} begun")] == [lease.owner]
-            async with other.lock(f"{NAME} begun", timeout=PATIENCE) as after:
-                assert after.token > lease.token
-
-    mariadb.execute("SET GLOBAL init_connect = 'SET autocommit = 0'")
-    try:
-        asyncio.run(main())
     finally:
         mariadb.execute("SET GLOBAL init_connect = ''")

@@ -39,13 +39,7 @@ def lock_asyncio(url: str) -> None:
     asyncio.run(lock())
 
 
-def lock_asyncmy(url: str) -> None:
-    """With the other driver for asyncio."""
-    lock_asyncio(url.replace("mariadb://", "mariadb+asyncmy://"))
-
-
-ON_MARIADB = pytest.mark.parametrize("lock", [lock_blocking, lock_asyncio, lock_asyncmy])
-ON_POSTGRESQL = pytest.mark.parametrize("lock", [lock_blocking, lock_asyncio])
+FACES = pytest.mark.parametrize("lock", [lock_blocking, lock_asyncio])
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +70,9 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestMariadb:
-    """PyMySQL's names for the options, with each driver."""
+    """PyMySQL's names for the options."""
 
-    @ON_MARIADB
+    @FACES
     @pytest.mark.parametrize(
         ("host", "options"),
         [
@@ -95,7 +89,7 @@ class TestMariadb:
         """The host of the URL, or whom the URL says not to verify."""
         lock(self.url(mariadb, stranger, host, options))
 
-    @ON_MARIADB
+    @FACES
     @pytest.mark.parametrize(
         ("host", "options"),
         [
@@ -114,7 +108,7 @@ class TestMariadb:
         with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*CERTIFICATE_VERIFY_FAILED"):
             lock(self.url(mariadb, stranger, host, options))
 
-    @ON_MARIADB
+    @FACES
     def test_server_without_tls_is_refused(self, mariadb: MariaServer, lock: Callable[[str], None]) -> None:
         """It may be somebody in between who says so."""
         with Rogue(mysql_greeting(capabilities=0)) as rogue:
@@ -124,7 +118,7 @@ class TestMariadb:
         assert SECRET.encode() not in rogue.got
         assert b"lockkit" not in rogue.got
 
-    @ON_MARIADB
+    @FACES
     @pytest.mark.parametrize("greets", [True, False])
     def test_password_is_not_told_in_clear_text(self, lock: Callable[[str], None], *, greets: bool) -> None:
         """To a server that is not verified, whether it greets with that plugin or asks for it later."""
@@ -161,7 +155,7 @@ class TestMariadb:
 class TestPostgresql:
     """libpq's options."""
 
-    @ON_POSTGRESQL
+    @FACES
     @pytest.mark.parametrize(
         ("host", "options"),
         [
@@ -178,7 +172,7 @@ class TestPostgresql:
         """The host of the URL, or whom the URL says not to verify."""
         lock(self.url(postgresql, host, options.format(ca=postgresql.certificates.ca)))
 
-    @ON_POSTGRESQL
+    @FACES
     @pytest.mark.parametrize(
         ("host", "options"),
         [
@@ -196,7 +190,7 @@ class TestPostgresql:
         with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*certificate"):
             lock(self.url(postgresql, host, options.format(ca=postgresql.certificates.ca, stranger=stranger)))
 
-    @ON_POSTGRESQL
+    @FACES
     def test_server_without_tls_is_refused(
         self, postgresql: PostgresServer, lock: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -206,7 +200,7 @@ class TestPostgresql:
             lock(f"postgresql://lockkit:{SECRET}@{rogue.address}/app?sslrootcert={postgresql.certificates.ca}")
         assert b"lockkit" not in rogue.got
 
-    @ON_POSTGRESQL
+    @FACES
     def test_password_is_not_told_in_clear_text(self, lock: Callable[[str], None]) -> None:
         """To a server that is not verified."""
         clear = pytest.raises(lockkit.ConfigurationError, match="authentication method")

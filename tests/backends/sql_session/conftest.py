@@ -6,6 +6,7 @@ import pytest
 
 from lockkit_tools.servers import PostgresServer
 from tests.backends.sql_session.support import MODES, ModeServer
+from tests.backends.sql_table.support import connect  # noqa: F401 - a fixture
 
 
 @pytest.fixture(params=[f"{kind}-{mode}" for kind in ("postgresql", "mariadb") for mode in MODES])

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -18,7 +17,6 @@ from typing import Any, Literal
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
@@ -27,9 +25,8 @@ from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import mysql, pool
 from lockkit.backends.sql_session.backend import SessionBackend
-from lockkit.backends.sql_session.claim import Claim, Key
 from lockkit.backends.sql_session.leases import LeaseTable
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Claim, Key, Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
 from lockkit.testing.witness import Witness
@@ -46,7 +43,7 @@ from tests.backends.sql_session.support import (
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Connect, counted, with_driver
+from tests.backends.sql_table.support import DRIVERS, Connect, counted, with_driver
 from tests.backends.support import StubHost, granted
 from tests.interrupts import OpcodeStrike
 from tests.tries import busy
@@ -283,15 +280,13 @@ class TestConnections:
         client.lock("over", ttl=LONG).acquire(PATIENCE).release()
 
     def test_end_of_a_kept_session_concerns_nobody(self, place: ModeServer, connect: Connect) -> None:
-        """It is noticed once, and the next lock has another."""
+        """The next lock has another."""
         client = connect(place.url)
         lease, kept = client.lock("held", ttl=LONG).acquire(), client.lock("kept", ttl=LONG).acquire()
-        session, pid = kept._record.grant.state.session, pid_of(kept)
+        pid = pid_of(kept)
         kept.release()
-        assert session.watched >= 0
 
         place.end(pid)
-        wait_until(lambda: None if session.watched < 0 else "not noticed yet")
 
         assert lease.confirm()
         again = client.lock("kept", ttl=LONG).acquire(PATIENCE)
@@ -335,47 +330,17 @@ class TestConnections:
                 lease.release()
         engine.dispose()
 
-    @pytest.mark.parametrize("kind", [sqlalchemy.StaticPool, sqlalchemy.AssertionPool])
-    def test_locks_that_connect_at_once_have_sessions_of_their_own_whatever_the_pool(
-        self, place: ModeServer, kind: type[sqlalchemy.Pool]
-    ) -> None:
-        """These pools give two threads one connection, or refuse the second; what lockkit opens is in no pool."""
-        engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), poolclass=kind)
-        meeting: list[Callable[[float], object]] = []
-        first_connects = threading.Event()
-
-        @sqlalchemy.event.listens_for(engine, "checkout")
-        def meet(*_: object) -> None:
-            if meeting:
-                first_connects.set()
-                meeting.pop()(PATIENCE)
-
-        with lockkit.from_client(engine, mode=place.mode) as client, ThreadPoolExecutor() as threads:
-            leases = [client.lock("one", ttl=LONG).acquire(PATIENCE)]
-            meeting += [threading.Barrier(2).wait] * 2
-            first = threads.submit(client.lock("two", ttl=LONG).acquire, PATIENCE)
-            assert first_connects.wait(PATIENCE)
-            leases.append(client.lock("three", ttl=LONG).acquire(PATIENCE))
-            leases.append(first.result())
-
-            assert len({pid_of(lease) for lease in leases}) == 3
-
-            for lease in leases:
-                lease.release()
-        engine.dispose()
-
     def test_several_locks_find_their_connections_again(
         self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Ten locks, taken and released together, connect ten times, and not once more when they are taken again."""
         opened: list[object] = []
-        opening = pool.open_session
 
-        async def counting(*arguments: Any) -> Session:
+        def counting(*arguments: Any) -> Session:
             opened.append(arguments)
-            return await opening(*arguments)
+            return Session(*arguments)
 
-        monkeypatch.setattr(pool, "open_session", counting)
+        monkeypatch.setattr(pool, "Session", counting)
         several = connect(place.url).locks([f"several {number}" for number in range(10)], ttl=LONG, timeout=PATIENCE)
         with several:
             first = len(opened)
@@ -414,20 +379,6 @@ class TestConnections:
                     task.cancel()
                 await asyncio.wait(waiting)
                 await lease.release()
-
-        asyncio.run(run())
-
-    def test_asyncio_engine_is_adopted(self, place: ModeServer) -> None:
-        """With its asyncio driver."""
-
-        async def run() -> None:
-            engine = create_async_engine(with_driver(place.server.url, ASYNC_DRIVERS))
-            async with lockkit.aio.from_client(engine, mode=place.mode) as client:
-                async with client.lock("adopted", ttl=LONG) as lease:
-                    await lease.extend()
-                    assert [holder.owner for holder in await client.holders("adopted")] == [lease.owner]
-                assert await client.holders("adopted") == []
-            await engine.dispose()
 
         asyncio.run(run())
 
@@ -610,13 +561,13 @@ class TestGrants:
 
     @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"])
     def test_exclusion_at_any_isolation_level(self, place: ModeServer, level: str, tmp_path: Path) -> None:
-        """Of the database and of an engine: lockkit's own sessions are at READ COMMITTED."""
-        engine = sqlalchemy.create_engine(with_driver(place.server.url, DRIVERS), isolation_level=level)
+        """Of the server: lockkit's own sessions are at READ COMMITTED."""
+        set_level(place.server, level)
         witness = Witness(tmp_path)
         rounds, contenders = 15, 4
 
         def contend(who: str) -> None:
-            with lockkit.from_client(engine, mode=place.mode) as client:
+            with lockkit.connect(place.url) as client:
                 for _ in range(rounds):
                     with client.lock("level", ttl=LONG, timeout=PATIENCE) as lease:
                         witness.enter(who, lease.token)
@@ -628,8 +579,17 @@ class TestGrants:
         for thread in threads:
             thread.join(PATIENCE)
 
+        set_level(place.server, "READ COMMITTED")
         witness.report().expect_exclusion(rounds * contenders)
-        engine.dispose()
+
+
+def set_level(server: PostgresServer | MariaServer, level: str) -> None:
+    """Give the sessions that begin now another isolation level."""
+    if isinstance(server, PostgresServer):
+        server.execute(f"ALTER SYSTEM SET default_transaction_isolation = '{level.lower()}'")
+        server.execute("SELECT pg_reload_conf()")
+    else:
+        server.execute(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {level}")
 
 
 class TestTables:

@@ -23,7 +23,6 @@ import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, LockBackend, Renewed, Unknown
 from lockkit.backends.sql.postgresql import PsycopgConnection
 from lockkit.backends.sql.statement import Statement
-from lockkit.backends.sql_session.watch import DisconnectWatcher
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
@@ -366,39 +365,6 @@ class TestEndedConnections:
         finally:
             place.server.start()
         for lease in leases:
-            with pytest.raises(lockkit.LockLost):
-                lease.release()
-
-    def test_watch_that_failed_is_started_again(
-        self,
-        on_postgresql: ModeServer,
-        connect: Connect,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """It says so in the log, and the next lease has it again."""
-        client = connect(on_postgresql.url)
-        look = DisconnectWatcher._look
-        failed = threading.Event()
-
-        def fail(self: DisconnectWatcher, seconds: float) -> None:
-            if failed.is_set():
-                look(self, seconds)
-            else:
-                failed.set()
-                raise MemoryError
-
-        monkeypatch.setattr(DisconnectWatcher, "_look", fail)
-        monkeypatch.setattr(threading, "excepthook", lambda _: None)
-        first = client.lock("unwatched", ttl=10 * PATIENCE).acquire()
-        wait_until(lambda: None if "watching for ended connections failed" in caplog.text else "not logged yet")
-
-        second = client.lock("watched", ttl=10 * PATIENCE).acquire()
-        for lease in (first, second):
-            on_postgresql.end(pid_of(lease))
-
-        for lease in (first, second):
-            assert lease.wait_lost(PATIENCE)
             with pytest.raises(lockkit.LockLost):
                 lease.release()
 

@@ -17,8 +17,7 @@ from lockkit.backend import Busy, Request
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import held
 from lockkit.backends.sql_session.backend import SessionBackend
-from lockkit.backends.sql_session.claim import Key
-from lockkit.backends.sql_session.session import Session
+from lockkit.backends.sql_session.session import Key, Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 import pytest
@@ -14,21 +15,16 @@ from sqlalchemy import NullPool, text
 import lockkit
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql_table import backend as sql_table
+from lockkit.sync import Client
 from tests.tries import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import TypeAlias
-
     from lockkit.backends.sql.connection import Connection
     from lockkit.backends.sql.statement import Parameter, Result, Statement
-    from lockkit.sync import Client
     from lockkit_tools.servers import PostgresServer
 
-    Connect: TypeAlias = Callable[..., Client]
-
+Connect: TypeAlias = Callable[..., Client]
 DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
-ASYNC_DRIVERS = {"postgresql": "psycopg", "mariadb": "aiomysql", "sqlite": "aiosqlite"}
 
 
 @pytest.fixture

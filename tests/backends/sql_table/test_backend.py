@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy import NullPool, QueuePool
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import NullPool
 
 import lockkit
 import lockkit.aio
@@ -28,40 +23,13 @@ from lockkit.configuration import registry
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import MariaServer, PostgresServer, require, wait_until
-from tests.backends.sql_table.support import ASYNC_DRIVERS, DRIVERS, Connect, Look, counted, now_us, waits, with_driver
+from tests.backends.sql_table.support import DRIVERS, Connect, Look, counted, now_us, waits, with_driver
 from tests.tries import busy
 
 pytestmark = pytest.mark.timeout(120)
 
 PATIENCE = 60.0
 HOUR_US = 3_600_000_000
-
-
-class BeginsByItself(sqlite3.Connection):
-    """As sqlite3 is since Python 3.12 with ``autocommit=False``: there is always a transaction."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        super().__setattr__("isolation_level", None)
-        self.execute("BEGIN")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """The isolation level changes nothing."""
-        if name != "isolation_level":
-            super().__setattr__(name, value)
-
-    def commit(self) -> None:
-        """And begin the next."""
-        super().commit()
-        self.execute("BEGIN")
-
-    def rollback(self) -> None:
-        """And begin the next."""
-        super().rollback()
-        self.execute("BEGIN")
-
-
-OPEN_TRANSACTION = [{"factory": BeginsByItself}, *([{"autocommit": False}] if sys.version_info >= (3, 12) else [])]
 
 
 @pytest.fixture(scope="module")
@@ -561,139 +529,12 @@ class TestEngines:
             assert connection.execute(sqlalchemy.text("SELECT 1")).scalar() == 1
         engine.dispose()
 
-    def test_async_engine(self, url: str) -> None:
-        """The same on asyncio; it is left open."""
-
-        async def scenario() -> None:
-            engine = create_async_engine(with_driver(url, ASYNC_DRIVERS))
-            async with lockkit.aio.from_client(engine) as client, lockkit.aio.from_client(engine) as other:
-                lease = await client.lock("x", ttl=600).acquire()
-                waiting = asyncio.create_task(other.lock("x").acquire(timeout=PATIENCE))
-                await asyncio.sleep(0.3)
-                assert not waiting.done()
-                await lease.release()
-                await (await waiting).release()
-            async with engine.connect() as connection:
-                assert (await connection.execute(sqlalchemy.text("SELECT 1"))).scalar() == 1
-            await engine.dispose()
-
-        asyncio.run(scenario())
-
-    @pytest.mark.parametrize("driver", ["postgresql+psycopg2", "postgresql+pg8000"])
-    def test_engine_of_another_driver(self, postgresql_url: str, driver: str) -> None:
-        """Waiters look now and then."""
-        engine = sqlalchemy.create_engine(postgresql_url.replace("postgresql", driver, 1))
-        with lockkit.from_client(engine) as client, lockkit.from_client(engine) as other:
-            assert client.capabilities.wakeup == "poll"
-            tokens = contended([client, other], rounds=5)
-        assert len(tokens) == 10
-        assert tokens == sorted(set(tokens))
-        engine.dispose()
-
-    @pytest.mark.parametrize("driver", ["postgresql+asyncpg", "mariadb+asyncmy"])
-    def test_url_with_another_asyncio_driver(
-        self, postgresql: PostgresServer, mariadb: MariaServer, driver: str
-    ) -> None:
-        """The URL says which."""
-        scheme = driver.partition("+")[0]
-        url = (postgresql if scheme == "postgresql" else mariadb).url.replace(scheme, driver, 1)
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(url) as client, lockkit.aio.connect(url) as other:
-                lease = await client.lock("x", ttl=600).acquire()
-                waiting = asyncio.create_task(other.lock("x").acquire(timeout=PATIENCE))
-                await asyncio.sleep(0.2)
-                await lease.extend()
-                await lease.release()
-                await (await waiting).release()
-                assert await client.holders("x") == []
-
-        asyncio.run(scenario())
-
-    def test_engine_at_another_isolation_level(self, postgresql_url: str) -> None:
-        """Its own statements are as the application wants them, lockkit's are not: all share one table."""
-        with ExitStack() as stack:
-            clients = [stack.enter_context(lockkit.connect(postgresql_url))]
-            for level in ("SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"):
-                for pool in (QueuePool, NullPool):
-                    url = with_driver(postgresql_url, DRIVERS)
-                    engine = sqlalchemy.create_engine(url, isolation_level=level, poolclass=pool)
-                    stack.callback(engine.dispose)
-                    clients.append(stack.enter_context(lockkit.from_client(engine)))
-
-            tokens = contended(clients, rounds=10)
-
-        assert len(tokens) == 70
-        assert tokens == sorted(set(tokens))
-
-    @pytest.mark.parametrize(("face", "make"), [("lockkit", create_async_engine), ("aio", sqlalchemy.create_engine)])
-    def test_engine_of_the_other_face_is_refused(self, tmp_path: Path, face: str, make: Callable[..., Any]) -> None:
-        """With the name of what is wanted."""
-        drivers = ASYNC_DRIVERS if face == "lockkit" else DRIVERS
-        engine = make(with_driver(f"sqlite:///{tmp_path}/x.db", drivers))
-        from_client = lockkit.from_client if face == "lockkit" else lockkit.aio.from_client
-
-        with pytest.raises(lockkit.ConfigurationError, match=r"needs an (Async)?Engine"):
-            from_client(engine)
-
-    @pytest.mark.parametrize("arguments", OPEN_TRANSACTION)
-    def test_sqlite_engine_that_is_always_in_a_transaction(self, tmp_path: Path, arguments: dict[str, Any]) -> None:
-        """What lockkit writes there is committed: others see it, and can lock."""
-        url = f"sqlite:///{tmp_path}/x.db"
-        engine = sqlalchemy.create_engine(with_driver(url, DRIVERS), connect_args=arguments)
-        with lockkit.from_client(engine) as client, lockkit.connect(url) as other:
-            with client.lock("x").acquire() as lease:
-                assert [holder.token for holder in other.holders("x")] == [lease.token]
-                other.lock("y").acquire(timeout=PATIENCE).release()
-            assert not other.holders("x")
-        engine.dispose()
-
-    @pytest.mark.parametrize("arguments", OPEN_TRANSACTION)
-    def test_async_sqlite_engine_that_is_always_in_a_transaction(
-        self, tmp_path: Path, arguments: dict[str, Any]
-    ) -> None:
-        """The same on asyncio."""
-        url = f"sqlite:///{tmp_path}/x.db"
-
-        async def scenario() -> None:
-            engine = create_async_engine(with_driver(url, ASYNC_DRIVERS), connect_args=arguments)
-            async with lockkit.aio.from_client(engine) as client, lockkit.aio.connect(url) as other:
-                async with client.lock("x") as lease:
-                    assert [holder.token for holder in await other.holders("x")] == [lease.token]
-                    await (await other.lock("y").acquire(timeout=PATIENCE)).release()
-                assert not await other.holders("x")
-            await engine.dispose()
-
-        asyncio.run(scenario())
-
     def test_engine_of_a_database_in_memory_is_refused(self) -> None:
         """Another connection would not see the lock."""
         engine = sqlalchemy.create_engine("sqlite://")
 
         with pytest.raises(lockkit.ConfigurationError, match="in memory"):
             lockkit.from_client(engine)
-
-
-def contended(clients: list[Client], rounds: int) -> list[int]:
-    """Have all clients acquire one lock again and again; give the tokens in the order of the grants."""
-    tokens: list[int] = []
-    failures: list[BaseException] = []
-
-    def work(client: Client) -> None:
-        try:
-            for _ in range(rounds):
-                with client.lock("x", timeout=PATIENCE) as lease:
-                    tokens.append(lease.token)
-        except BaseException as error:  # noqa: BLE001 - shown below
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert failures == []
-    return tokens
 
 
 @pytest.mark.parametrize(
@@ -712,12 +553,9 @@ def contended(clients: list[Client], rounds: int) -> list[int]:
         ("postgresql://h/db?unix_socket=/x", "unknown option 'unix_socket'"),
         ("postgresql://h/db?sslmod=require", r"did you mean 'sslmode'"),
         ("mariadb://h/db?sslmode=require", "unknown option 'sslmode'"),
-        ("mysql+aiomysql://h/db?read_timeout=2", "the driver aiomysql does not take it"),
         ("mariadb://h1,h2/db", "name one server"),
         ("mariadb://h/db?read_timeout=0", "above 0 seconds"),
-        ("mysql+aiomysql://h/db", "is one for lockkit.aio"),
-        ("mysql+nosuch://h/db", "nosuch"),
-        ("mysql+mysqlconnector://h/db", r"cannot be loaded .*: install it, or leave \+mysqlconnector out \(pip"),
+        ("mysql+nosuch://h/db", "connects by PyMySQL, and knows no driver nosuch: leave it out"),
         ("postgresql://u:hunter2@h1,v:hunter3@h2/db", "the same user and password"),
     ],
 )
@@ -726,12 +564,6 @@ def test_url_that_is_wrong(url: str, message: str) -> None:
     with pytest.raises(lockkit.ConfigurationError, match=message) as caught:
         lockkit.connect(url)
     assert "hunter" not in str(caught.value)
-
-
-def test_blocking_driver_is_refused_on_asyncio() -> None:
-    """It would block the event loop."""
-    with pytest.raises(lockkit.ConfigurationError, match=r"is one for lockkit, not for lockkit\.aio"):
-        lockkit.aio.connect("mysql+pymysql://h/db")
 
 
 def test_each_mode_is_a_backend_of_its_own() -> None:

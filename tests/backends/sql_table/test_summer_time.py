@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import pytest
 
 import lockkit
-from lockkit.backends.sql.blocking import DbapiConnection
+from lockkit.backends.sql.mysql import PymysqlConnection
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import MariaServer, PostgresServer, require
@@ -105,10 +105,10 @@ class MariaClock(Clock):
             [program, f"/usr/share/zoneinfo/{ZONE}", ZONE], check=True, capture_output=True, text=True
         )
         server.execute(f"USE mysql; {load.stdout}; SET GLOBAL time_zone = '{ZONE}'")
-        run = DbapiConnection.run
+        run = PymysqlConnection.run
 
         async def told(
-            connection: DbapiConnection,
+            connection: PymysqlConnection,
             statement: Statement,
             parameters: Sequence[Parameter] = (),
             seconds: float = 3.0,
@@ -117,7 +117,7 @@ class MariaClock(Clock):
                 cursor.execute(f"SET timestamp = {self.now():.6f}")
             return await run(connection, statement, parameters, seconds)
 
-        patch.setattr(DbapiConnection, "run", told)
+        patch.setattr(PymysqlConnection, "run", told)
 
 
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])

@@ -1,1 +1,0 @@
-"""What ``lockkit doctor`` looks at in SQL databases."""

@@ -1,0 +1,237 @@
+"""
+SQLite, by Python's sqlite3.
+
+It waits for nothing but other writers and the disk, so a blocking client calls it as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockkit import validation
+from lockkit.backends.sql.connection import Connection, Driver, Worker, end_quietly
+from lockkit.backends.sql.dialect import SQLITE_LOCK_SECONDS
+from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.errors import ConfigurationError
+from lockkit.file_systems import find_flaw_on_the_way
+from lockkit.runtime import Runtime
+
+OPENINGS_MAX = 4
+"""How often lockkit opens a SQLite file until it is the one that was there before. A new file takes two attempts."""
+
+CLOSE_SECONDS = 3.0
+"""How long `SqliteConnection.close` waits under asyncio, seconds: on a busy disk SQLite takes long to copy its log into
+the file."""
+
+OPTIONS: dict[str, Callable[[Any], object]] = {"cached_statements": validation.parse_int(0)}
+"""sqlite3's that a URL may give; not timeout, which is the option of the client's locks."""
+
+
+class _Opened(NamedTuple):
+    """A connection, and its file; None for a database in memory, shared under a name."""
+
+    dbapi: sqlite3.Connection
+    file: SqliteFile | None
+
+    def close(self) -> None:
+        self.dbapi.close()
+
+
+class SqliteDriver(Driver):
+    """
+    Opens a file.
+
+    Args:
+        database: The path, or a URI of SQLite's.
+        options: See `OPTIONS`; ``uri`` from an application's engine.
+        adopted: The application made the file, and answers for who may write there.
+        group: The file is shared with the group.
+
+    Attributes:
+        path: The file; empty until the first connection if only SQLite knows it.
+    """
+
+    errors = (sqlite3.Error, OSError, EOFError)
+
+    def __init__(self, database: str, options: dict[str, Any], *, adopted: bool, group: bool = False) -> None:
+        self._database = database
+        self._options = options
+        self._adopted = adopted
+        self._group = group
+        self.path = "" if database.startswith("file:") else str(Path(database).absolute())
+
+    def open(self) -> _Opened:
+        for _ in range(OPENINGS_MAX):
+            if self.path and not self._adopted:
+                prepare(self.path, group=self._group)
+            before = identity(self.path) if self.path else None
+            dbapi = sqlite3.connect(
+                self._database,
+                timeout=SQLITE_LOCK_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+                **self._options,
+            )
+            self.path = self.path or _main_file(dbapi)
+            if not self.path:
+                return _Opened(dbapi, None)
+            file = SqliteFile(self.path)
+            if before is not None and file.identity == before:
+                return _Opened(dbapi, file)
+            # Made just now, or replaced: lockkit cannot tell whether this connection leads to what is there now.
+            dbapi.close()
+        message = f"{self.path} was replaced again and again while it was opened"
+        raise ConnectionAbortedError(message)
+
+    def wrap(self, opened: _Opened, runtime: Runtime) -> SqliteConnection:
+        return SqliteConnection(opened.dbapi, opened.file, runtime)
+
+
+def _main_file(dbapi: sqlite3.Connection) -> str:
+    rows = dbapi.execute("PRAGMA database_list").fetchall()
+    return next((file or "" for _, name, file in rows if name == "main"), "")
+
+
+class SqliteConnection(Connection):
+    """One connection; under asyncio its own thread uses it."""
+
+    def __init__(self, dbapi: sqlite3.Connection, file: SqliteFile | None, runtime: Runtime) -> None:
+        self.dbapi: sqlite3.Connection | None = dbapi
+        self._cursor: sqlite3.Cursor | None = dbapi.cursor()
+        self._file = file
+        self._worker = Worker(runtime) if runtime.kind == "asyncio" else None
+
+    async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
+        if self._worker is None:
+            return self._run(statement, parameters)
+        return await self._worker.call(partial(self._run, statement, parameters), seconds)
+
+    def _run(self, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        text, order = statement.spelled("qmark")
+        cursor = self._cursor
+        assert cursor is not None
+        cursor.execute(text, order(parameters))
+        rows = cursor.fetchall() if cursor.description else ()
+        return Result(rows, cursor.rowcount, 0)
+
+    async def finish(self, seconds: float) -> None:
+        if self._worker is not None:
+            await self._worker.finish(seconds)
+            return
+        # After Ctrl-C lockkit cannot know how far the statement has come.
+        message = "interrupted in the middle of a statement"
+        raise ConnectionAbortedError(message)
+
+    @property
+    def stale(self) -> bool:
+        return bool(self.moved)
+
+    @property
+    def moved(self) -> str:
+        if self._file is None or not self._file.moved:
+            return ""
+        return f"{self._file.path} was removed or replaced while it was in use"
+
+    def fileno(self) -> int:
+        return -1
+
+    def terminate(self) -> None:
+        close = self._taken()
+        if close is None:
+            return
+        if self._worker is None:
+            close()
+        else:
+            self._worker.end(close)
+
+    async def close(self) -> None:
+        close = self._taken()
+        if close is None:
+            return
+        if self._worker is None:
+            close()
+        else:
+            await self._worker.end(close).wait(CLOSE_SECONDS)
+
+    def _taken(self) -> Callable[[], None] | None:
+        """
+        Return what closes the connection; None if that was done.
+
+        First the cursor: the traceback of an interrupt may refer to it, and while it is open SQLite keeps the lock of a
+        statement whose rows were not read, although the connection was closed (sqlite3_close_v2).
+        """
+        dbapi, self.dbapi = self.dbapi, None
+        cursor, self._cursor = self._cursor, None
+        if dbapi is None or cursor is None:
+            return None
+
+        def close() -> None:
+            end_quietly(cursor.close)
+            end_quietly(dbapi.close)
+
+        return close
+
+
+class SqliteFile:
+    """
+    The file behind a connection to SQLite, which may be removed or replaced while it is open.
+
+    SQLite goes on in a file that has no name any more, and another client locks in the new one. In the modes with a
+    rollback journal it checks before it writes, in WAL mode it does not.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Remember which file is at this path now."""
+        self.path = path
+        self.identity = identity(path)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the path leads to another file now, or to none."""
+        return identity(self.path) != self.identity
+
+
+def prepare(path: str, *, group: bool) -> None:
+    """
+    Create the file of a database if it is missing, and refuse one that other users could have made or could replace.
+
+    SQLite creates its journals with the same mode, and takes an empty file for a new database.
+    """
+    _refuse(path, group=group)  # first: who owns a link decides where the file is made
+    with suppress(OSError):  # it exists, or its directory is missing, which SQLite reports
+        mode = 0o660 if group else 0o600
+        made = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(made, mode)  # whatever the umask says
+        finally:
+            os.close(made)
+    _refuse(path, group=group)  # again: another user may have made it meanwhile
+
+
+def _refuse(path: str, *, group: bool) -> None:
+    try:
+        flaw = find_flaw_on_the_way(path, group=group)
+    except OSError as error:
+        message = f"{path} cannot be used for locks: {error}"
+        raise ConfigurationError(message) from error
+    if flaw is not None:
+        message = (
+            f"{path} cannot be used for locks: {flaw.path} {flaw.seen}, so another user could free any lock. "
+            f"Fix: {flaw.fix}; or say ?group=1 to share the locks with the group"
+        )
+        raise ConfigurationError(message)
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Tell which file a path leads to; None if there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - before and after each statement: a Path would cost more than the call
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -8,7 +8,9 @@ import re
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from lockkit.cli import app
 from lockkit.configuration import registry
 from lockkit.errors import DOCUMENTATION
 from tests.cli.support import Cli

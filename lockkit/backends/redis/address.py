@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import redis.asyncio.connection
 import redis.connection
 
-from lockkit.backends.redis.quirks import TlsConnections
+from lockkit.errors import ConfigurationError
 from lockkit.runtime import Kind
 from lockkit.url import HostPort
 
@@ -24,6 +25,27 @@ CONNECT_TIMEOUT = 2.0
 
 _DEFAULTS = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
 
+_TLS_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+
+Form: TypeAlias = Literal["tcp", "tls", "unix"]
+
+_CLASSES: dict[Form, str] = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
+"""The classes of redis-py, of the same names in both APIs."""
+
+
+class Tls:
+    """The TLS context that servers share, made at the first connection: reading the authorities takes 10 to 20 ms."""
+
+    def __init__(self) -> None:
+        self._made: tuple[object, ssl.SSLContext] | None = None
+
+    def context(self, arguments: Mapping[str, Any], settings: Any) -> ssl.SSLContext:  # noqa: ANN401 - redis-py's
+        """Return the context, a new one if a file was replaced: certificates are renewed while clients run."""
+        files = [_version_of_file(arguments.get(name)) for name in _TLS_FILES]
+        if self._made is None or self._made[0] != files:
+            self._made = files, _make_context(arguments, settings)
+        return self._made[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -32,15 +54,15 @@ class Target:
 
     Attributes:
         arguments: Keyword arguments of redis-py's ``Connection``. **Hold the password.**
-        form: The transport; or the application's class of redis-py connections.
+        form: The transport.
         label: For messages: ``host:port``, or the socket's path.
-        tls_connections: Makes the connections that use TLS; servers that have it in common share a TLS context.
+        tls: How to use TLS; servers that have it in common share a TLS context.
     """
 
     arguments: Mapping[str, Any] = field(repr=False)
-    form: Literal["tcp", "tls", "unix"] | type
+    form: Form
     label: str
-    tls_connections: TlsConnections = field(default_factory=TlsConnections, repr=False, compare=False)
+    tls: Tls = field(default_factory=Tls, repr=False, compare=False)
 
     @classmethod
     def of(cls, host: HostPort, arguments: Mapping[str, Any], *, tls: bool) -> Target:
@@ -67,42 +89,102 @@ class Target:
 
     @classmethod
     def lent(cls, pool: Any, timeout: float | None = None) -> Target:  # noqa: ANN401 - redis-py's, sync or async
-        """Make it from an application's connection pool: its class of connections, and their arguments."""
+        """Make it from an application's connection pool: the arguments of its connections."""
         arguments = dict(pool.connection_kwargs)
+        form = _form_of(pool.connection_class)
+        if arguments.pop("redis_connect_func", None) is not None:
+            message = "lockkit cannot call the redis_connect_func of this client: give it a credential_provider instead"
+            raise ConfigurationError(message)
+        refuse_ocsp(arguments)
         # The engine retries, because it knows for how long.
         for name in ("retry", "retry_on_error", "retry_on_timeout"):
             arguments.pop(name, None)
         limits = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
-        if "path" in arguments:
+        if form == "unix":
             del limits["socket_connect_timeout"]
         for name, limit in limits.items():
             arguments[name] = timeout or min(arguments.get(name) or limit, limit)
-        host, port = arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT)
-        return cls(arguments, pool.connection_class, str(arguments.get("path") or _label(host, port)))
+        if form == "unix":
+            return cls(arguments, form, str(arguments["path"]))
+        return cls(arguments, form, "").moved(arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT))
 
     @property
     def timeout(self) -> float:
         """Seconds for an answer."""
         return float(self.arguments["socket_timeout"] or SOCKET_TIMEOUT)
 
-    def driver_connection(self, kind: Kind) -> Any:  # noqa: ANN401 - one of six classes of redis-py's
-        """Make redis-py's connection object. No I/O."""
+    @property
+    def connect_timeout(self) -> float:
+        """Seconds for a TCP connection."""
+        return float(self.arguments.get("socket_connect_timeout") or CONNECT_TIMEOUT)
+
+    def settings(self, kind: Kind) -> Any:  # noqa: ANN401 - one of six classes of redis-py's
+        """Have redis-py read the arguments: return its connection object, which is never connected."""
         module: Any = redis.asyncio.connection if kind == "asyncio" else redis.connection
-        if self.form in {"tls", module.SSLConnection}:
-            return self.tls_connections.make(kind, self.arguments)
-        if isinstance(self.form, type):
-            return self.form(**self.arguments)
-        name = "UnixDomainSocketConnection" if self.form == "unix" else "Connection"
-        return getattr(module, name)(**self.arguments)
+        return getattr(module, _CLASSES[self.form])(**self.arguments)
 
     def unverified(self, kind: Kind) -> Literal["certificate", "host"] | None:
         """Tell what of the server's certificate is not verified; None if all is, or if there is no TLS."""
-        connection = self.driver_connection(kind)
-        if not speaks_tls(type(connection)):
+        if self.form != "tls":
             return None
-        if connection.cert_reqs == ssl.CERT_NONE:
+        settings = self.settings(kind)
+        if settings.cert_reqs == ssl.CERT_NONE:
             return "certificate"
-        return None if connection.check_hostname else "host"
+        return None if settings.check_hostname else "host"
+
+
+def _make_context(arguments: Mapping[str, Any], settings: Any) -> ssl.SSLContext:  # noqa: ANN401 - redis-py's
+    """Make a context by the arguments ``ssl_…`` of redis-py."""
+    get: Callable[[str], Any] = arguments.get
+    context = ssl.create_default_context()
+    context.check_hostname = settings.check_hostname
+    context.verify_mode = settings.cert_reqs
+    for flag in get("ssl_include_verify_flags") or ():
+        context.verify_flags |= flag
+    for flag in get("ssl_exclude_verify_flags") or ():
+        context.verify_flags &= ~flag
+    if get("ssl_certfile") or get("ssl_keyfile"):
+        context.load_cert_chain(get("ssl_certfile"), get("ssl_keyfile"), get("ssl_password"))
+    if get("ssl_ca_certs") or get("ssl_ca_path") or get("ssl_ca_data"):
+        context.load_verify_locations(get("ssl_ca_certs"), get("ssl_ca_path"), get("ssl_ca_data"))
+    if get("ssl_min_version") is not None:
+        context.minimum_version = get("ssl_min_version")
+    if get("ssl_ciphers"):
+        context.set_ciphers(get("ssl_ciphers"))
+    return context
+
+
+def _version_of_file(path: Any) -> object:  # noqa: ANN401 - an argument of redis-py
+    """Return what changes when a file is replaced."""
+    try:
+        found = Path(path).stat()
+    except (OSError, TypeError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def refuse_ocsp(arguments: Mapping[str, Any]) -> None:
+    """Refuse a client whose servers' certificates must be checked for revocation: lockkit does not do that."""
+    if arguments.get("ssl_validate_ocsp") or arguments.get("ssl_validate_ocsp_stapled"):
+        message = (
+            "lockkit does not ask whether a certificate was revoked (ssl_validate_ocsp, ssl_validate_ocsp_stapled): "
+            "give it a client without that, or connect through a TLS proxy that does"
+        )
+        raise ConfigurationError(message)
+
+
+def _form_of(connection_class: type) -> Form:
+    """Return the transport of redis-py's own classes. Any other may reach its server in a way of its own."""
+    for module in (redis.connection, redis.asyncio.connection):
+        for form, name in _CLASSES.items():
+            if connection_class is getattr(module, name):
+                return form
+    message = (
+        f"connections of the class {connection_class.__module__}.{connection_class.__qualname__} have no socket that "
+        "lockkit could use: it connects by itself, as redis-py's own classes do. A stand-in for Redis, such as "
+        "fakeredis, cannot be used. In tests, use lockkit.connect('memory://')"
+    )
+    raise ConfigurationError(message)
 
 
 def _label(host: str, port: int) -> str:

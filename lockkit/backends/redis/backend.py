@@ -133,10 +133,9 @@ class RedisBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, topology: Topology, options: Mapping[str, Any], host: Host) -> None:
-        """Use a topology; send nothing yet."""
         self._url = url
         self._topology = topology
-        self._run = topology.runner()
+        self._run = topology.run
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._replicas: int = options["replicas"]
@@ -154,8 +153,8 @@ class RedisBackend(LockBackend):
 
     @classmethod
     def examiner(cls, url: Url) -> str:
-        kind = url.scheme.partition("+")[2] or "single"
-        return f"lockkit.backends.redis.examine.{kind}"
+        del url
+        return "lockkit.backends.redis.examine"
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedisBackend:

@@ -21,11 +21,10 @@ from lockkit.backend import Host, seconds_left, unsent
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import RedisNode, end_of_call, open_node
-from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
+from lockkit.backends.redis.node import RedisNode, end_of_call
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Command
-from lockkit.backends.redis.topology import Topology, results_of, run_group
+from lockkit.backends.redis.topology import Topology, ask_all, ask_first, raise_configuration, results_of, run_group
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant
@@ -58,7 +57,6 @@ class ClusterTopology(Topology):
     def __init__(
         self, seeds: Sequence[Address], node: Target, host: Host, prefix: str, *, remap: Remap | None = None
     ) -> None:
-        """Send nothing yet."""
         self._seeds = list(seeds)
         self._anywhere = node
         self._remap = remap
@@ -267,7 +265,7 @@ class ClusterTopology(Topology):
         node = self._nodes.get(address)
         if node is None:
             target = self._anywhere.moved(*address)
-            node = open_node(self._host.runtime, target, self._prefix, Handshake(self._host, in_cluster=True))
+            node = RedisNode(self._host.runtime, target, self._prefix, Handshake(self._host, in_cluster=True))
             # Another thread may have opened one meanwhile. Nothing is connected yet.
             node = self._nodes.setdefault(address, node)
         return node

@@ -1,8 +1,25 @@
 """
-One connection to a Redis server: `SyncConnection` for the sync API, `AsyncConnection` for the async API.
+One connection to a Redis server, for the sync and the async API: a socket, and a time limit for each wait.
 
-redis-py connects and logs in (TCP, TLS, Unix socket, ACL, RESP3, client name). After that lockkit uses the socket
-directly: a call through redis-py would cost about as much again as the system calls.
+::
+
+    connection = await open_connection(runtime, target, until)  # TCP or Unix socket, TLS, login
+    reply = await connection.call(packed, until)  # error replies are values (`ServerSaid`)
+    replies = await connection.call_many(packed, count, until)
+
+    sent = connection.send(packed, count, until)  # on several connections, before the first answer is read
+    replies = await connection.answer(sent, until)
+
+    connection.subscribe(packed, until)  # from now on nothing but messages
+    message = await connection.receive(until)
+
+All of them raise `DRIVER_ERRORS`. redis-py reads and checks the arguments; lockkit connects by itself, because redis-py
+does not hand over its sockets, and a call through redis-py takes twice as long as the system calls.
+
+- Sync: a connection is for one thread at a time. After any exception of a call, including a `BaseException`, close it:
+  half a reply may remain in it.
+- async: all tasks of the event loop may use a connection at the same time. Replies arrive in the order of the commands,
+  so a cancelled call only leaves a reply that nobody takes.
 """
 
 from __future__ import annotations
@@ -13,324 +30,333 @@ import select
 import socket
 import ssl
 import struct
-from abc import ABC, abstractmethod
+import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable
-from math import ceil, inf
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
 from typing import Any
 
-import redis.connection
+from redis.credentials import UsernamePasswordCredentialProvider
 
-from lockkit.backends.redis import quirks
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid
+from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid, pack
 from lockkit.runtime import Runtime, monotonic
 from lockkit.units import Instant, Seconds
 
 READ_BYTES = 8192
 """Bytes requested per read. Replies have about 20, and each read allocates a buffer: larger takes longer."""
 
-SMALL_BYTES = 16384
-"""A command of at most so many bytes fits into the socket's send buffer, so that sending it needs no time limit."""
+WHOLE_SHARE = 0.9
+"""Share of the time for an answer from which a read is limited by the kernel. Lower lets a second slow node of a
+Redlock take longer than the caller has; higher polls before reads that need no other limit."""
 
-TLS_SECONDS_MIN = 0.1
-"""With less time left, lockkit tries no TLS connection. Longer gives up on servers nearby; shorter delays callers."""
+WRITE_PAUSE = 0.001
+"""Seconds between two attempts of a TLS handshake to write. Only a server that reads nothing needs it."""
 
 NO_ANSWER = "no answer in time"
 CLOSED_HERE = "the connection was closed here"
 _NOT_SENT = "nothing was taken in time"
 _CLOSED = "the server closed the connection"
+_NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Connection(ABC):
+class Sent:
     """
-    One connection that is logged in.
+    Commands that were sent, and their replies so far.
 
-    After any exception of a call, including a `BaseException`, `close` it: half a reply may remain in it.
-    (Other users of a shared `AsyncConnection` may go on using it.)
+    Attributes:
+        until: When the connection fails for want of an answer (the event loop's clock).
+    """
+
+    __slots__ = ("count", "future", "replies", "until")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.replies: list[Reply] = []
+        self.future: asyncio.Future[list[Reply]] | None = None
+        self.until = inf
+
+
+class Connection:
+    """
+    One connection.
 
     Each call is limited by the connection's own `timeout`, or by `until` (client monotonic time) if that is earlier.
 
     Attributes:
         timeout: Seconds for an answer.
+        shared: All tasks of an event loop may use it at the same time.
+        error: Why it ended; None while it is open, as far as is known.
+        on_lost: Called once with `error` when it ends.
         used: Client monotonic time of its last use, for whatever keeps the connection.
         run_id: The server's run id as told on this connection, packed; empty if unknown. It cannot change
             while the connection lives.
         sharded: Whether the server's sharded pub/sub can be used; see `lockkit.backends.redis.handshake`.
     """
 
-    timeout: float
-    used: float = 0.0
-    run_id: bytes = b""
-    sharded: bool = False
-
-    on_push: Callable[[list[Reply]], None] | None = None
-    """Called with messages that answer no command (subscriptions). None drops them. A `ConnectionError` that it raises
-    ends the connection."""
-
-    @abstractmethod
-    def call(self, packed: bytes, until: Instant = inf) -> Reply | Awaitable[Reply]:
-        """Send a command and return its reply, for ``runtime.io``. Error replies are values."""
-
-    @abstractmethod
-    def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply] | Awaitable[list[Reply]]:
-        """Send several commands at once and return their replies, for ``runtime.io``."""
-
-    @property
-    @abstractmethod
-    def stale(self) -> bool:
-        """Whether the server is known to have closed it. For a connection with no call in progress."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close it at once. May be called twice, and while another thread reads."""
-
-
-class SyncConnection(Connection):
-    """A connection for one thread at a time."""
-
-    def __init__(self, driver_connection: Any, timeout: Seconds) -> None:  # noqa: ANN401 - redis-py's
-        """Take over a redis-py connection that is logged in."""
-        self._driver_connection = driver_connection
-        self._socket: socket.socket = quirks.socket_of(driver_connection)
-        self._sendall = self._socket.sendall
-        self._recv = self._socket.recv
-        self._parser = Parser()
-        self._replies: list[Reply] = []  # that have arrived
+    def __init__(self, runtime: Runtime, sock: socket.socket, timeout: Seconds) -> None:
         self.timeout = timeout
-        self._set_timeout(timeout)
+        self.shared = runtime.kind == "asyncio"
+        self.error: BaseException | None = None
+        self.on_lost: Callable[[BaseException], None] | None = None
+        self.used = 0.0
+        self.run_id = b""
+        self.sharded = False
+        self._process = os.getpid()
+        self._socket = sock
+        # Of a client that was dropped. Not by __del__, which the garbage collector may call after that of the socket.
+        weakref.finalize(self, sock.close).atexit = False
+        self._fd = sock.fileno()
+        self._recv = sock.recv
+        self._pending = sock.pending if isinstance(sock, ssl.SSLSocket) else None
+        self._blocks = not self.shared and self._pending is None and _limit_in_kernel(sock, timeout)
+        self._flags = socket.MSG_DONTWAIT if self._blocks else 0
+        self._parser = Parser()
+        self._unsent = b""
+        self._expected: deque[Sent] = deque()
+        self._subscribed = False
+        self._messages: deque[Reply] = deque()
+        self._news = runtime.event()
+        self._timer: asyncio.TimerHandle | None = None
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(sock, select.POLLIN)
         self._poll = poll.poll
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if self.shared:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._fd, self._readable)
 
-    def _set_timeout(self, seconds: float) -> None:
-        """Limit the time for each read and write."""
-        self._socket.settimeout(None)
-        if isinstance(self._socket, ssl.SSLSocket) or not os.get_blocking(self._socket.fileno()):
-            # gevent's sockets never block in the kernel.
-            self._socket.settimeout(seconds)
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def call(self, packed: bytes, until: Instant = inf) -> Reply:
+        """Send a command and return its reply. Error replies are values."""
+        sent = self.send(packed, 1, until)
+        if sent.future is None:  # not by `answer`: a coroutine less, and each lock comes here twice
+            self._await_replies(sent, until)
+            return sent.replies[0]
+        return (await self.answer(sent, until))[0]
+
+    async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
+        """Send several commands at once and return their replies."""
+        return await self.answer(self.send(packed, count, until), until)
+
+    def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
+        """Send commands now; `answer` waits for their replies."""
+        if self.error is not None:
+            raise ConnectionResetError(_CLOSED) from self.error
+        sent = Sent(count)
+        self._expected.append(sent)
+        if self._loop is not None:
+            sent.future = self._loop.create_future()
+            sent.until = self._loop.time() + self.timeout
+            if self._timer is None:
+                self._timer = self._loop.call_at(sent.until, self._check_overdue)
+        self._write(packed, until)
+        return sent
+
+    async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
+        """Wait for the replies to commands that were sent."""
+        if sent.future is None:
+            self._await_replies(sent, until)
+            return sent.replies
+        if until != inf and (left_seconds := until - monotonic()) < self.timeout:
+            # This caller gives up earlier, and the others keep the connection: the reply is dropped when it arrives, as
+            # after a cancelled call.
+            assert self._loop is not None
+            timer = self._loop.call_later(left_seconds, _time_out, sent.future)
+            sent.future.add_done_callback(lambda _: timer.cancel())
+        return await sent.future
+
+    def _await_replies(self, sent: Sent, until: Instant) -> None:
+        """Read until all replies are there: sync only."""
+        replies, count = sent.replies, sent.count
+        if len(replies) == count:
             return
-        # A limit in the kernel: Python's own costs a poll(2) before each read and each write.
-        whole = int(seconds)
-        limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        now = monotonic()
+        left_seconds = min(until - now, self.timeout)
+        self._wait(left_seconds)
+        while len(replies) < count:
+            self._wait(now + left_seconds - monotonic())
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socket, for ``poll``."""
-        return self._socket.fileno()
+    # -- subscriptions -----------------------------------------------------------------------------------------------
 
-    def send(self, packed: bytes, until: Instant = inf) -> None:
-        """Send one or more commands."""
-        limited = until != inf and len(packed) > SMALL_BYTES
-        if limited:
-            # Half of the time left, because sendall tries again after a write that got some bytes through.
-            self._set_timeout(min(self.timeout, max(until - monotonic(), 0.002) / 2))
-        try:
-            self._sendall(packed)
-        except BlockingIOError:
-            raise TimeoutError(_NOT_SENT) from None
-        if limited:
-            self._set_timeout(self.timeout)
+    def subscribe(self, packed: bytes, until: Instant = inf) -> None:
+        """Send a command of a subscription, whose reply arrives as a message."""
+        if self.error is not None:
+            raise ConnectionResetError(_CLOSED) from self.error
+        self._subscribed = True
+        self._write(packed, until)
 
-    def receive(self, until: Instant = inf, *, messages: bool = False) -> Reply:
-        """Return the reply to the oldest command sent, or with `messages` what comes next. Error replies are values."""
-        if until != inf and not messages:
-            until = min(until, monotonic() + self.timeout)
-        try:
-            while True:
-                while not self._replies:
-                    data = self._recv(READ_BYTES) if until == inf else self._read(until)
-                    if not data:
-                        raise ConnectionResetError(_CLOSED)
-                    self._replies = self._parser.feed(data)
-                reply = self._replies.pop(0)
-                if messages or not isinstance(reply, Push):
-                    return reply
-                if self.on_push is not None:
-                    self.on_push(reply)
-        except BlockingIOError:
-            raise TimeoutError(NO_ANSWER) from None
-
-    def _read(self, until: Instant) -> bytes:
-        """Read what has arrived, or arrives by `until`."""
-        left_seconds = max(0.0, until - monotonic())
-        if isinstance(self._socket, ssl.SSLSocket):
-            # Not poll: decrypted bytes no longer wait in the socket.
-            self._socket.settimeout(max(left_seconds, 0.001))
-            try:
-                return self._socket.recv(READ_BYTES)
-            finally:
-                self._socket.settimeout(self.timeout)
-        # Rounded up: poll counts whole milliseconds, and 0.4 ms must not become a busy loop.
-        if not self._poll(ceil(left_seconds * 1000)):
-            raise TimeoutError(NO_ANSWER)
-        return self._socket.recv(READ_BYTES)
-
-    def receive_push(self, until: Instant) -> Reply:
-        """Wait for the next message of a subscription (a plain array in protocol 2), or the reply to a PING."""
-        message = self.receive(until, messages=True)
+    async def receive(self, until: Instant) -> Reply:
+        """Wait for the next message (a plain array in protocol 2), or the reply to a PING."""
+        while not self._messages:
+            if self._loop is None:
+                self._wait(until - monotonic())
+                continue
+            if self.error is not None:
+                raise ConnectionResetError(str(self.error)) from self.error
+            self._news.clear()
+            if not await self._news.wait(max(0.0, until - monotonic())):
+                raise TimeoutError(NO_ANSWER)
+        message = self._messages.popleft()
         if isinstance(message, ServerSaid):
             raise message
         return message
 
-    def call(self, packed: bytes, until: Instant = inf) -> Reply:
-        if until != inf:
-            self.send(packed, until)
-            return self.receive(until)
-        # As above, without two calls: each lock comes here twice.
-        try:
-            self._sendall(packed)
-            self._replies = self._parser.feed(self._recv(READ_BYTES))
-        except BlockingIOError:
-            raise TimeoutError(NO_ANSWER) from None
-        if len(self._replies) == 1 and type(self._replies[0]) is int:
-            return self._replies.pop()
-        return self.receive()
+    # -- writing -----------------------------------------------------------------------------------------------------
 
-    def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
-        self.send(packed, until)
-        return [self.receive(until) for _ in range(count)]
+    def _write(self, packed: bytes, until: Instant) -> None:
+        waiting = bool(self._unsent)
+        self._unsent = self._unsent + packed if waiting else packed
+        try:
+            if not waiting:
+                self._flush()
+            if self._unsent and self._loop is None:
+                self._flush_all(min(until, monotonic() + self.timeout))
+        except OSError as error:
+            self._fail(error)
+            raise
+        if self._unsent and not waiting and self._loop is not None:
+            self._loop.add_writer(self._fd, self._writable)
+
+    def _flush(self) -> None:
+        """Send what the socket takes."""
+        try:
+            count = self._socket.send(self._unsent, self._flags)
+        except _NOT_READY:
+            return
+        self._unsent = self._unsent[count:] if count < len(self._unsent) else b""
+
+    def _flush_all(self, until: Instant) -> None:
+        """Wait until the socket has taken everything: sync only."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        while self._unsent:
+            if not poll.poll(max(0.0, until - monotonic()) * 1000):
+                raise TimeoutError(_NOT_SENT)
+            self._flush()
+
+    def _writable(self) -> None:
+        """Go on sending: async only."""
+        assert self._loop is not None
+        try:
+            self._flush()
+        except OSError as error:
+            self._fail(error)
+        if not self._unsent:
+            self._loop.remove_writer(self._fd)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _wait(self, seconds: Seconds) -> None:
+        """Wait until something arrives, and take it: sync only."""
+        limited = self._blocks and seconds > WHOLE_SHARE * self.timeout
+        if not limited and not self._poll(seconds * 1000 if seconds > 0 else 0):
+            raise TimeoutError(NO_ANSWER)
+        self._read()
+
+    def _readable(self) -> None:
+        """Take what has arrived: async only."""
+        try:
+            self._read()
+        except (OSError, ServerSaid) as error:
+            self._fail(error)
+
+    def _read(self) -> None:
+        try:
+            data = self._recv(READ_BYTES)
+            while self._pending is not None and self._pending():
+                data += self._recv(READ_BYTES)  # decrypted already: no poll would tell
+        except _NOT_READY:
+            return
+        if not data:
+            raise ConnectionResetError(_CLOSED)
+        for reply in self._parser.feed(data):
+            self._take(reply)
+
+    def _take(self, reply: Reply) -> None:
+        if type(reply) is Push and not self._subscribed:
+            return
+        if not self._expected:
+            if not self._subscribed:
+                raise reply if isinstance(reply, ServerSaid) else ConnectionError("a reply to no command")
+            self._messages.append(reply)
+            self._news.set()
+            return
+        sent = self._expected[0]
+        sent.replies.append(reply)
+        if len(sent.replies) == sent.count:
+            self._expected.popleft()
+            if sent.future is not None and not sent.future.done():  # done: its caller was cancelled or gave up
+                sent.future.set_result(sent.replies)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     @property
     def stale(self) -> bool:
-        """See `Connection.stale`. Unexpected bytes count too: they would be taken for the next reply."""
-        return bool(self._poll(0))
+        """
+        Whether the server is known to have closed it. For a connection with no call in progress.
 
-    def close(self) -> None:
-        # Wakes a thread that reads. After a fork it only drops the child's copy (redis-py compares process ids).
-        self._driver_connection.disconnect()
-
-
-class AsyncConnection(asyncio.Protocol, Connection):
-    """
-    A connection for all tasks of one event loop at the same time.
-
-    Attributes:
-        error: Why it ended; None while it is open.
-        on_lost: Called once with `error` when it ends.
-    """
-
-    def __init__(self, driver_connection: Any, timeout: Seconds) -> None:  # noqa: ANN401 - redis-py's
-        """Take over a redis-py connection that is logged in; it may have ended already."""
-        self._driver_connection = driver_connection
-        self._transport: asyncio.Transport = quirks.transport_of(driver_connection)
-        self._loop = asyncio.get_running_loop()
-        self.timeout = timeout
-        self._parser = Parser()
-        self._expected: deque[_Expected] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self.error: BaseException | None = None
-        self.on_push: Callable[[list[Reply]], None] | None = None
-        self.on_lost: Callable[[BaseException], None] | None = None
-        self._transport.set_protocol(self)
-        if quirks.has_ended(driver_connection):
-            self._fail(ConnectionResetError(_CLOSED))
-
-    def call(self, packed: bytes, until: Instant = inf) -> Awaitable[Reply]:
-        return _first(self._ask(packed, 1, until))
-
-    def call_many(self, packed: bytes, count: int, until: Instant = inf) -> Awaitable[list[Reply]]:
-        return self._ask(packed, count, until)
-
-    def write(self, packed: bytes) -> None:
-        """Send a command whose reply arrives as a message: SUBSCRIBE."""
-        if self.error is not None:
-            raise ConnectionResetError(_CLOSED) from self.error
-        self._transport.write(packed)
-
-    def _ask(self, packed: bytes, count: int, until: Instant) -> asyncio.Future[list[Reply]]:
-        if self.error is not None:
-            raise ConnectionResetError(_CLOSED) from self.error
-        expected = _Expected(self._loop.create_future(), count, self._loop.time() + self.timeout)
-        self._expected.append(expected)
-        if self._timer is None:
-            self._timer = self._loop.call_at(expected.until, self._check_overdue)
-        self._transport.write(packed)
-        if until != inf and (left_seconds := until - monotonic()) < self.timeout:
-            # This caller gives up earlier, and the others keep the connection: the reply is dropped when it arrives, as
-            # after a cancelled call.
-            timer = self._loop.call_later(left_seconds, _time_out, expected.future)
-            expected.future.add_done_callback(lambda _: timer.cancel())
-        return expected.future
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for reply in self._parser.feed(data):
-                if not isinstance(reply, Push):
-                    self._take(reply)
-                elif self.on_push is not None:
-                    self.on_push(reply)
-        except ConnectionError as error:
-            self._fail(error)
-
-    def _take(self, reply: Reply) -> None:
-        if not self._expected:
-            # Protocol 2 sends messages of a subscription as plain arrays, protocol 3 the reply to a PING as a string.
-            if self.on_push is not None and isinstance(reply, (list, bytes)):
-                self.on_push(reply if isinstance(reply, list) else [reply])
-                return
-            self._fail(reply if isinstance(reply, ServerSaid) else ConnectionError("a reply to no command"))
-            return
-        expected = self._expected[0]
-        expected.replies.append(reply)
-        if len(expected.replies) == expected.count:
-            self._expected.popleft()
-            if not expected.future.done():  # done: its caller was cancelled or gave up
-                expected.future.set_result(expected.replies)
+        Unexpected bytes count too: they would be taken for the next reply. An event loop finds out as soon as it runs.
+        """
+        return self.error is not None or (self._loop is None and bool(self._poll(0)))
 
     def _check_overdue(self) -> None:
         """Fail if the oldest answer is overdue. One timer serves all calls: most are answered long before it ends."""
         self._timer = None
         if self._expected:
+            assert self._loop is not None
             until = self._expected[0].until
             if until <= self._loop.time():
                 self._fail(TimeoutError(NO_ANSWER))
             else:
                 self._timer = self._loop.call_at(until, self._check_overdue)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(exc or ConnectionResetError(_CLOSED))
+    def close(self) -> None:
+        """Close it at once. May be called twice, and while another thread reads."""
+        self._fail(ConnectionAbortedError(CLOSED_HERE))
 
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:
             return
         self.error = error
-        self.close()
-        expected, self._expected = self._expected, deque()
-        for one in expected:
-            if not one.future.done():
-                one.future.set_exception(error)
-                one.future.exception()  # retrieved: asyncio must not log it if the caller has gone
-        if self.on_lost is not None:
-            self.on_lost(error)
-
-    @property
-    def stale(self) -> bool:
-        """See `Connection.stale`. The event loop finds out as soon as it runs."""
-        return self.error is not None
-
-    def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.error is None:
-            self._fail(ConnectionAbortedError(CLOSED_HERE))
-            return
-        self._transport.abort()
-        quirks.detach(self._driver_connection)
+        # After a fork only the child's copy is closed: the selector of the event loop is the parent's, too.
+        if os.getpid() == self._process:
+            if self._loop is not None:
+                self._loop.remove_reader(self._fd)
+                self._loop.remove_writer(self._fd)
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # which wakes a thread that reads
+        self._socket.close()
+        expected, self._expected = self._expected, deque()
+        for sent in expected:
+            if sent.future is not None and not sent.future.done():
+                sent.future.set_exception(error)
+                sent.future.exception()  # retrieved: asyncio must not log it if the caller has gone
+        self._news.set()
+        if self.on_lost is not None:
+            self.on_lost(error)
 
 
-class _Expected:
-    """Commands that wait for their replies, and until when (the event loop's clock)."""
+def _limit_in_kernel(sock: socket.socket, seconds: Seconds) -> bool:
+    """
+    Have the kernel limit the time of reads: a poll before each of them makes a lock a fifth slower.
 
-    __slots__ = ("count", "future", "replies", "until")
-
-    def __init__(self, future: asyncio.Future[list[Reply]], count: int, until: Instant) -> None:
-        self.future = future
-        self.count = count
-        self.until = until
-        self.replies: list[Reply] = []
+    Return False if reads do not block there, as with gevent.
+    """
+    sock.settimeout(None)
+    if not os.get_blocking(sock.fileno()):
+        sock.settimeout(0)
+        return False
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    return True
 
 
 def _time_out(future: asyncio.Future[list[Reply]]) -> None:
@@ -339,28 +365,142 @@ def _time_out(future: asyncio.Future[list[Reply]]) -> None:
         future.exception()  # retrieved: asyncio must not log it if the caller has gone
 
 
-async def _first(future: asyncio.Future[list[Reply]]) -> Reply:
-    return (await future)[0]
+# -- connecting ------------------------------------------------------------------------------------------------------
 
 
-async def open_connection(runtime: Runtime, target: Target, until: float = inf) -> Connection:
+async def open_connection(runtime: Runtime, target: Target, until: Instant = inf, *, log_in: bool = True) -> Connection:
     """Connect and log in."""
-    driver_connection = target.driver_connection(runtime.kind)
-    if runtime.kind == "asyncio":
-        await quirks.connect_asyncio(driver_connection, None if until == inf else max(0.0, until - monotonic()))
-        return AsyncConnection(driver_connection, target.timeout)
-    if until != inf:
-        left_seconds = max(until - monotonic(), 0.001)
-        if left_seconds < TLS_SECONDS_MIN and isinstance(driver_connection, redis.connection.SSLConnection):
-            # No time limit covers the part of it that reads the authorities' certificates.
-            raise TimeoutError(NO_ANSWER)
-        for limit in ("socket_timeout", "socket_connect_timeout"):
-            own_seconds = getattr(driver_connection, limit, None)
-            setattr(driver_connection, limit, min(own_seconds or left_seconds, left_seconds))
+    until = min(until, monotonic() + target.connect_timeout + target.timeout)
+    if runtime.kind != "asyncio":
+        return await _open(runtime, target, until, log_in=log_in)
     try:
-        driver_connection.connect()
-        return SyncConnection(driver_connection, target.timeout)
-    except BaseException as error:
-        driver_connection.disconnect()
-        quirks.close_interrupted_sockets(error)
+        async with asyncio.timeout(max(0.0, until - monotonic())):
+            return await _open(runtime, target, until, log_in=log_in)
+    except TimeoutError:
+        raise TimeoutError(NO_ANSWER) from None
+
+
+async def _open(runtime: Runtime, target: Target, until: Instant, *, log_in: bool) -> Connection:
+    settings = target.settings(runtime.kind)
+    sock = await _connect(runtime, target, settings, min(until, monotonic() + target.connect_timeout))
+    try:
+        if target.form == "tls":
+            sock = target.tls.context(target.arguments, settings).wrap_socket(
+                sock, server_hostname=settings.host, do_handshake_on_connect=False
+            )
+            await _shake_hands(runtime, sock, min(until, monotonic() + target.timeout))
+        connection = Connection(runtime, sock, target.timeout)
+    except BaseException:
+        sock.close()
         raise
+    try:
+        if log_in:
+            await _log_in(connection, settings, until)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _connect(runtime: Runtime, target: Target, settings: Any, until: Instant) -> socket.socket:  # noqa: ANN401 - redis-py's
+    """Return a socket that is connected and does not block; tries the addresses of a host one after the other."""
+    if target.form == "unix":
+        return await _connect_to(runtime, socket.AF_UNIX, settings.path, until)
+    find = partial(socket.getaddrinfo, settings.host, settings.port, settings.socket_type, socket.SOCK_STREAM)
+    try:
+        found = find(flags=socket.AI_NUMERICHOST)  # an address: nobody needs to be asked, and no thread
+    except socket.gaierror:
+        loop = asyncio.get_running_loop() if runtime.kind == "asyncio" else None
+        found = find() if loop is None else await loop.run_in_executor(None, find)
+    failure: OSError = ConnectionError("the host has no address")
+    for family, _, _, _, address in found:
+        try:
+            sock = await _connect_to(runtime, family, address, until)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if settings.socket_keepalive:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in (settings.socket_keepalive_options or {}).items():
+                    sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    raise failure
+
+
+async def _connect_to(runtime: Runtime, family: int, address: Any, until: Instant) -> socket.socket:  # noqa: ANN401
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        left_seconds = max(until - monotonic(), 0.001)
+        if runtime.kind == "asyncio":
+            sock.settimeout(0)
+            async with asyncio.timeout(left_seconds):
+                await asyncio.get_running_loop().sock_connect(sock, address)
+        else:
+            sock.settimeout(left_seconds)
+            sock.connect(address)
+            sock.settimeout(0)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _shake_hands(runtime: Runtime, sock: ssl.SSLSocket, until: Instant) -> None:
+    while True:
+        try:
+            sock.do_handshake()
+        except ssl.SSLWantReadError:
+            if not await runtime.readable(sock.fileno(), max(0.0, until - monotonic())):
+                raise TimeoutError(NO_ANSWER) from None
+        except ssl.SSLWantWriteError:
+            await runtime.sleep(WRITE_PAUSE)
+        else:
+            return
+
+
+async def _log_in(connection: Connection, settings: Any, until: Instant) -> None:  # noqa: ANN401 - redis-py's
+    """Log in, name the client and choose the database, in one round trip."""
+    words = await _credentials(settings, asynchronous=connection.shared)
+    if int(settings.protocol or 2) > 2:  # noqa: PLR2004 - RESP2 needs no HELLO
+        auth = ("AUTH", *(["default", *words] if len(words) == 1 else words)) if words else ()
+        needed = [pack("HELLO", int(settings.protocol), *auth)]
+    else:
+        needed = [pack("AUTH", *words)] if words else []
+    if settings.client_name:
+        needed.append(pack("CLIENT", "SETNAME", settings.client_name))
+    if settings.db:
+        needed.append(pack("SELECT", settings.db))
+    # Servers before 7.2 do not know it.
+    wished = [pack("CLIENT", "SETINFO", name, value) for name, value in _library(settings) if value]
+    commands = [*needed, *wished]
+    if not commands:
+        return
+    replies = await connection.call_many(b"".join(commands), len(commands), until)
+    for reply in replies[: len(needed)]:
+        if isinstance(reply, ServerSaid):
+            raise reply
+
+
+async def _credentials(settings: Any, *, asynchronous: bool) -> tuple[str, ...]:  # noqa: ANN401 - redis-py's
+    provider = settings.credential_provider
+    if provider is None:
+        if not (settings.username or settings.password):
+            return ()
+        provider = UsernamePasswordCredentialProvider(settings.username, settings.password)
+    fetch = getattr(provider, "get_credentials_async", None) if asynchronous else None  # absent in redis-py 5.0
+    words: tuple[str, ...] = provider.get_credentials() if fetch is None else await fetch()
+    return words
+
+
+def _library(settings: Any) -> list[tuple[str, str | None]]:  # noqa: ANN401 - redis-py's
+    """Return what to call the client's library, as CLIENT LIST shows it."""
+    info = getattr(settings, "driver_info", None)
+    if info is not None:
+        return [("LIB-NAME", info.formatted_name), ("LIB-VER", info.lib_version)]
+    # Before redis-py 7.2.
+    return [("LIB-NAME", getattr(settings, "lib_name", None)), ("LIB-VER", getattr(settings, "lib_version", None))]

@@ -180,9 +180,8 @@ def translate(error: BaseException, label: str) -> LockError:
 
 def _translate(error: BaseException, label: str) -> LockError:
     text = str(error) or type(error).__name__
-    for source in (error.__cause__, error.__context__):
-        if isinstance(source, ssl.SSLCertVerificationError):
-            text = str(source)  # of which redis-py 5 shows the number only
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, ssl.SSLError):
+        text = error.strerror  # without the number
     for part, make, advice in _TEXTS:
         if part in text:
             return make(f"{label} {advice} ({text})")
@@ -194,6 +193,4 @@ def _translate(error: BaseException, label: str) -> LockError:
         return BackendUnavailable(f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?")
     if isinstance(error, ServerSaid):
         return BackendUnavailable(f"{label} refused the request: {text}")
-    # redis-py repeats the address: "Error 111 connecting to 127.0.0.1:6379. Connection refused."
-    said = re.sub(r"^Error .* connecting to \S+ ", "", text).removesuffix(".")
-    return BackendUnavailable(f"no connection to {label}: is it running, and reachable from here? ({said})")
+    return BackendUnavailable(f"no connection to {label}: is it running, and reachable from here? ({text})")

@@ -1,13 +1,24 @@
-"""What lockkit checks on each new connection: is it still the same server, and does it keep its data?"""
+"""
+What lockkit checks on new connections: is it still the same server, does it keep its data, and does it use TLS?
+
+A connection may fail because the server uses TLS and the URL does not, or the other way round. Neither side says so: a
+TLS port closes the connection at the first command in plain text; Redis takes the first message of a TLS client for the
+beginning of a line, and waits for its end. So lockkit tries the other way, on a separate connection, without
+credentials, and only if the server has never answered.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from ssl import SSLError
 
 from lockkit.backend import Host
-from lockkit.backends.redis.connection import Connection
+from lockkit.backends.redis.address import Target
+from lockkit.backends.redis.connection import Connection, open_connection
+from lockkit.backends.redis.errors import DRIVER_ERRORS
 from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.runtime import Runtime
 from lockkit.units import Instant
 from lockkit.validation import plain
 
@@ -15,6 +26,15 @@ log = logging.getLogger("lockkit")
 
 VERSION_MIN = (6, 2)
 """Earlier servers lack ``SET … GET``, by which a grant reads and replaces the last token in one command."""
+
+TLS_SHARE = 0.75
+"""Share of the time that a first TLS connection may take. The rest is for this probe; more leaves it too little."""
+
+TLS_SECONDS = 0.5
+"""Longest time for a TLS handshake. Longer delays the error of a server that ends connections for another reason."""
+
+_TRUSTING = {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+"""Trust any certificate: nothing secret is sent."""
 
 
 class Handshake:
@@ -25,7 +45,6 @@ class Handshake:
     """
 
     def __init__(self, host: Host, *, masters_only: bool = False, in_cluster: bool = False) -> None:
-        """Know no server yet."""
         self._host = host
         self._masters_only = masters_only
         self._in_cluster = in_cluster
@@ -40,7 +59,7 @@ class Handshake:
         server.
         """
         sections = [pack("INFO", section) for section in ("server", "replication", "memory")]
-        replies = await self._host.runtime.io(connection.call_many(b"".join(sections), len(sections), until))
+        replies = await connection.call_many(b"".join(sections), len(sections), until)
         facts: dict[str, str] = {}
         for reply in replies:
             if isinstance(reply, ServerSaid) and reply.code == "NOAUTH":
@@ -125,3 +144,35 @@ def info_fields(info: bytes) -> dict[str, str]:
     """Parse the ``name:value`` lines of INFO."""
     lines = (line.partition(":") for line in info.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
+
+
+async def other_form(runtime: Runtime, target: Target, error: BaseException, until: float) -> str | None:
+    """Say what is wrong, if the server answers in the other way."""
+    left_seconds = until - runtime.now()
+    if left_seconds <= 0 or not _may_be(error, target):
+        return None
+    try_tls = target.form == "tcp"
+    if try_tls:
+        left_seconds = min(left_seconds, TLS_SECONDS)
+    limits = {"socket_timeout": left_seconds, "socket_connect_timeout": left_seconds}
+    where = {name: target.arguments[name] for name in ("host", "port")}
+    other = Target({**where, **limits, **(_TRUSTING if try_tls else {})}, "tls" if try_tls else "tcp", target.label)
+    until = runtime.now() + left_seconds
+    try:
+        connection = await open_connection(runtime, other, until, log_in=False)
+        try:
+            if not try_tls:
+                await connection.call(pack("PING"), until)
+        finally:
+            connection.close()
+    except DRIVER_ERRORS:
+        return None
+    return "the port answers in TLS" if try_tls else "the port answers in plain text"
+
+
+def _may_be(error: BaseException, target: Target) -> bool:
+    """Tell whether TLS on one side only may have caused this error."""
+    if target.form == "tcp":
+        # Closed at the first command, or answered with a TLS alert.
+        return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+    return target.form == "tls" and isinstance(error, (TimeoutError, SSLError))

@@ -78,7 +78,6 @@ class LockKeys:
     __slots__ = ("_packed", "_prefix", "lock")
 
     def __init__(self, prefix: str, name: str) -> None:
-        """Name them."""
         space, name = split_space(name)
         self.lock = lock_key(f"{prefix}+{space}" if space else prefix, name)
         self._prefix = prefix
@@ -106,7 +105,6 @@ class KeysByName(dict[str, KeysT]):
     """The keys of locks, made when they are first asked for; a dictionary because each acquisition looks there."""
 
     def __init__(self, make: Callable[[str], KeysT]) -> None:
-        """Start empty; `make` names the keys of a lock."""
         super().__init__()
         self._make = make
 

@@ -35,7 +35,6 @@ class Scan:
     """
 
     def __init__(self, prefix: str, name_prefix: str, nodes: Sequence[RedisNode]) -> None:
-        """Send nothing yet."""
         space, begin = split_space(name_prefix)
         self._named = partial(apart, space) if space else str
         prefix, name_prefix = f"{prefix}+{space}" if space else prefix, begin

@@ -10,26 +10,18 @@ One Redis server, as one client uses it: the connections for commands, and the s
     replies = await node.call_many([...])  # pipelined; error replies are values
     await node.close()
 
-    connection = await node.take_connection(until)  # for one caller: WAIT, ASKING
-    reply = await runtime.io(connection.call(packed, until))
-    node.give_back(connection)  # or connection.close() after any exception
-
-`take_connection` and calls on the connection raise `DRIVER_ERRORS`; `translate` turns those into `LockError`.
-
 Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_by`, and within `CALL_SECONDS`.
 
 - Sync: each call has a connection to itself, and connections are kept for the next call.
 - async: all tasks share one connection. Replies arrive in the order of the commands, so a cancelled call only leaves a
   future without a waiter, never half a reply on a connection that another caller takes next.
-- With a client of the application (``from_client``), lockkit opens its own connections beside the client's pool
-  (`Target.lent`): an exhausted pool delays no renewal.
+- A call that must be `alone` on its connection (WAIT, ASKING) has one to itself in both APIs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
@@ -37,17 +29,10 @@ from typing import Any, TypeAlias, cast
 
 from lockkit.backend import seconds_left
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.connection import (
-    CLOSED_HERE,
-    NO_ANSWER,
-    AsyncConnection,
-    Connection,
-    SyncConnection,
-    open_connection,
-)
-from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, nothing_sent, sent_before, translate
+from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, Connection, open_connection
+from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, nothing_sent, translate
+from lockkit.backends.redis.handshake import TLS_SHARE, other_form
 from lockkit.backends.redis.keys import escape_glob
-from lockkit.backends.redis.probe import TLS_SHARE, other_form
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Command
 from lockkit.backends.redis.wakeup import WakeupListener
@@ -77,7 +62,7 @@ OnConnect: TypeAlias = Callable[[Connection, float], Awaitable[None]]
 """Awaited with each new connection before it is used, and with the time by which it must return."""
 
 
-class RedisNode(ABC):
+class RedisNode:
     """
     One server.
 
@@ -93,13 +78,15 @@ class RedisNode(ABC):
     def __init__(
         self, runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
     ) -> None:
-        """Connect to nothing yet; see `open_node`."""
         self._runtime = runtime
         self.target = target
         self.label = target.label
         self.listener = WakeupListener(runtime, self, prefix)
         self._on_connect = on_connect
         self._idle: deque[Connection] = deque()
+        self._sharing = runtime.kind == "asyncio"
+        self._shared: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
         self._proven = False
         self._closed = False
 
@@ -159,47 +146,88 @@ class RedisNode(ABC):
         replies: list[Reply] = []
         try:
             with nothing_sent():
-                shared = None if alone else await self._sharable(until)
-                connection = shared or await self.take_connection(until)
+                connection = self._kept(alone=alone) or await self._connect(until, alone=alone)
             try:
                 for start in range(0, len(commands), BATCH):
                     batch = commands[start : start + BATCH]
-                    replies += await self._runtime.io(connection.call_many(b"".join(batch), len(batch), until))
-            except BaseException:
-                if shared is None:
-                    connection.close()
+                    replies += await connection.call_many(b"".join(batch), len(batch), until)
+            except BaseException as error:
+                self._fail(connection, error)
                 raise
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
-        if any(isinstance(reply, ServerSaid) and is_replica(reply) for reply in replies):
-            self._leave(connection)
-        elif shared is None:
-            self.give_back(connection)
+        self._give_back(connection, replies)
         return replies
 
-    @abstractmethod
     async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
         """As `call`, but raise `DRIVER_ERRORS`; an error reply is raised as `ServerSaid`."""
+        connection, sent = self._kept(), False
+        if connection is not None:
+            try:
+                return await self._call_on(connection, packed, until)
+            except ConnectionError:
+                # Closed between the check and the answer: a restart, or the network dropped an idle connection.
+                if not resend:
+                    raise
+                sent = True
+            except ServerSaid as error:
+                if not is_replica(error):
+                    raise
+        with nothing_sent(before=sent):
+            connection = await self._connect(until)
+        return await self._call_on(connection, packed, until)
 
-    async def take_connection(self, until: Instant = inf) -> Connection:
-        """Take a connection: a kept one, or a new one."""
-        return self._kept() or await self.connect(until)
+    async def _call_on(self, connection: Connection, packed: bytes, until: Instant) -> Reply:
+        """Call on a connection; keep it for the next caller if it answers."""
+        try:
+            reply = await connection.call(packed, until)
+        except BaseException as error:
+            self._fail(connection, error)
+            raise
+        if isinstance(reply, ServerSaid):
+            self._give_back(connection, [reply])
+            raise reply
+        self._give_back(connection)
+        return reply
 
-    def _kept(self) -> Connection | None:
-        """Take a kept connection if one is still open."""
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _kept(self, *, alone: bool = False) -> Connection | None:
+        """Take a kept connection if one is still open; tasks share one."""
+        if self._sharing and not alone:
+            shared = self._shared
+            return None if shared is None or shared.stale else shared
+        now = self._runtime.now()
         while (connection := self._pop_idle()) is not None:
-            if not connection.stale:
+            if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
+                connection.used = now
                 return connection
             connection.close()
         return None
 
-    def give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: Connection, replies: Sequence[Reply] = ()) -> None:
         """Keep a connection that has no call in progress for the next caller."""
+        for reply in replies:
+            if isinstance(reply, ServerSaid) and is_replica(reply):
+                self._leave(connection)
+                return
+        if connection is self._shared:
+            return
         if len(self._idle) < KEPT_MAX:
             self._idle.append(connection)
         else:
             connection.close()
         if self._closed:
+            self._close_idle()
+
+    def _fail(self, connection: Connection, error: BaseException) -> None:
+        """Close a connection after any exception, also Ctrl-C: half a reply must not remain for the next caller."""
+        if connection is self._shared:
+            return
+        connection.close()
+        if isinstance(error, TimeoutError):
+            # If the network has dropped it without a sign, then also others that were idle. Together they would cost
+            # many callers the time of an answer.
             self._close_idle()
 
     def _leave(self, connection: Connection) -> None:
@@ -214,10 +242,34 @@ class RedisNode(ABC):
         self._close_idle()
         self.listener.drop()
 
-    async def _sharable(self, until: Instant) -> Connection | None:
-        """Return the connection that all tasks share; None if each call has one to itself."""
-        del until
-        return None
+    async def _connect(self, until: Instant, *, alone: bool = False) -> Connection:
+        """Open a connection; the shared one once for all tasks that want it, and not less if one of them gives up."""
+        if not self._sharing or alone:
+            connection = await self.connect(until)
+            connection.used = self._runtime.now()
+            return connection
+        if self._closed:
+            raise ConnectionAbortedError(CLOSED_HERE)
+        task = self._connecting
+        if task is None:
+            task = self._connecting = asyncio.create_task(self.connect(), name="lockkit-redis-connect")
+            task.add_done_callback(self._connected)
+        await asyncio.wait([task], timeout=max(0.0, until - self._runtime.now()))
+        if not task.done():
+            raise TimeoutError(NO_ANSWER)
+        if task.cancelled():
+            message = "the connecting was cancelled"
+            raise ConnectionAbortedError(message)
+        return task.result()
+
+    def _connected(self, task: asyncio.Task[Connection]) -> None:
+        self._connecting = None
+        if task.cancelled() or task.exception() is not None:
+            return
+        if self._closed:
+            task.result().close()
+        else:
+            self._shared = task.result()
 
     async def connect(self, until: Instant = inf) -> Connection:
         """Open a new connection and have `on_connect` check it; the caller closes it."""
@@ -251,6 +303,10 @@ class RedisNode(ABC):
         """Close the connections. A call in progress, or one that begins later, keeps none; with asyncio it fails."""
         self._closed = True
         self.listener.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._shared is not None:
+            self._shared.close()
         self._close_idle()
         # An event loop closes sockets in its next round: without this they would stay open until the program ends.
         await self._runtime.sleep(0)
@@ -266,169 +322,10 @@ class RedisNode(ABC):
             return None
 
 
-class SyncNode(RedisNode):
-    """Each call has a connection to itself."""
-
-    async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
-    ) -> Reply:
-        """See `RedisNode.run`. The hot path first: a connection used just now, a loaded script, a number as reply."""
-        idle = self._idle
-        connection: SyncConnection | None = self._pop_idle()  # type: ignore[assignment]  # cast() would be a call
-        if connection is None:
-            return await super().run(script, key, body, resend=resend, answer_by=answer_by)
-        now = self._runtime.now()
-        if now > connection.used + TRUSTED_SECONDS:
-            idle.append(connection)
-            return await super().run(script, key, body, resend=resend, answer_by=answer_by)
-        connection.used = now
-        try:
-            if answer_by - now < connection.timeout:
-                reply = connection.call(script.command(body), answer_by)
-            else:  # limited by the kernel
-                reply = connection.call(script.command(body))
-        except BaseException as error:
-            self._fail(connection, error)
-            if isinstance(error, ConnectionError) and resend:
-                with sent_before(True):  # noqa: FBT003
-                    return await super().run(script, key, body, answer_by=answer_by)
-            if isinstance(error, DRIVER_ERRORS):
-                raise translate(error, self.label) from error
-            raise
-        if isinstance(reply, ServerSaid):
-            self._keep_unless_replica(connection, reply)
-            if reply.code != "NOSCRIPT" and not is_replica(reply):
-                raise translate(reply, self.label) from reply
-            return await super().run(script, key, body, answer_by=answer_by)
-        idle.append(connection)
-        if self._closed:
-            self._close_idle()
-        return reply
-
-    async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
-        connection, sent = self._kept(), False
-        if connection is not None:
-            try:
-                return self._call_on(connection, packed, until)
-            except ConnectionError:
-                # Closed between the check and the answer: a restart, or the network dropped an idle connection.
-                if not resend:
-                    raise
-                sent = True
-            except ServerSaid as error:
-                if not is_replica(error):
-                    raise
-        with nothing_sent(before=sent):
-            connection = await self.connect(until)
-        return self._call_on(connection, packed, until)
-
-    def _call_on(self, connection: Connection, packed: bytes, until: Instant) -> Reply:
-        """Call on a connection; keep it for the next caller if it answers."""
-        connection.used = self._runtime.now()
-        try:
-            reply = cast("SyncConnection", connection).call(packed, until)
-        except BaseException as error:
-            self._fail(connection, error)
-            raise
-        if isinstance(reply, ServerSaid):
-            self._keep_unless_replica(connection, reply)
-            raise reply
-        self.give_back(connection)
-        return reply
-
-    def _keep_unless_replica(self, connection: Connection, said: ServerSaid) -> None:
-        if is_replica(said):
-            self._leave(connection)
-        else:
-            self.give_back(connection)
-
-    def _fail(self, connection: Connection, error: BaseException) -> None:
-        """Close a connection after any exception, also Ctrl-C: half a reply must not remain for the next caller."""
-        connection.close()
-        if isinstance(error, TimeoutError):
-            # If the network has dropped it without a sign, then also others that were idle. Together they would cost
-            # many callers the time of an answer.
-            self._close_idle()
-
-
-class AsyncNode(RedisNode):
-    """All tasks share one connection."""
-
-    _shared: AsyncConnection | None = None
-    _connecting: asyncio.Task[Connection] | None = None
-
-    async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
-        connection, sent = self._shared, False
-        if connection is not None and not connection.stale:
-            try:
-                (reply,) = await connection.call_many(packed, 1, until)
-            except ConnectionError:
-                if not resend:
-                    raise
-                sent = True
-            else:
-                if not isinstance(reply, ServerSaid):
-                    return reply
-                if not is_replica(reply):
-                    raise reply
-                self._leave(connection)
-        with nothing_sent(before=sent):
-            connection = await self._connect_shared(until)
-        (reply,) = await connection.call_many(packed, 1, until)
-        if isinstance(reply, ServerSaid):
-            raise reply
-        return reply
-
-    async def _sharable(self, until: Instant) -> Connection:
-        return await self._connect_shared(until)
-
-    async def _connect_shared(self, until: Instant) -> AsyncConnection:
-        """Open the shared connection, once for all tasks that want it; a task that gives up does not stop that."""
-        if self._shared is not None and not self._shared.stale:
-            return self._shared
-        if self._closed:
-            raise ConnectionAbortedError(CLOSED_HERE)
-        task = self._connecting
-        if task is None:
-            task = self._connecting = asyncio.create_task(self.connect(), name="lockkit-redis-connect")
-            task.add_done_callback(self._connected)
-        await asyncio.wait([task], timeout=max(0.0, until - self._runtime.now()))
-        if not task.done():
-            raise TimeoutError(NO_ANSWER)
-        if task.cancelled():
-            message = "the connecting was cancelled"
-            raise ConnectionAbortedError(message)
-        return cast("AsyncConnection", task.result())
-
-    def _connected(self, task: asyncio.Task[Connection]) -> None:
-        self._connecting = None
-        if task.cancelled() or task.exception() is not None:
-            return
-        if self._closed:
-            task.result().close()
-        else:
-            self._shared = cast("AsyncConnection", task.result())
-
-    async def close(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
-        await super().close()
-
-
 def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:
     """Return the time by which a call that begins now must end."""
     now = runtime.now()
     return now + seconds_left(answer_by, now)
-
-
-def open_node(
-    runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
-) -> RedisNode:
-    """Make a node. No I/O."""
-    return (AsyncNode if runtime.kind == "asyncio" else SyncNode)(runtime, target, prefix, on_connect)
 
 
 async def delete_keys(node: RedisNode, prefix: str) -> None:

@@ -17,11 +17,18 @@ import redis.sentinel
 
 from lockkit import validation
 from lockkit.backend import Host, Option
-from lockkit.backends.redis.address import DEFAULT_PORT, Target, credentials, speaks_tls, verifies_certificate
+from lockkit.backends.redis.address import (
+    DEFAULT_PORT,
+    Target,
+    credentials,
+    refuse_ocsp,
+    speaks_tls,
+    verifies_certificate,
+)
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import IDLE_SECONDS, IDLE_SECONDS_MIN
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelTopology
 from lockkit.backends.redis.topology import SingleTopology, Topology
 from lockkit.errors import ConfigurationError
@@ -77,8 +84,9 @@ _NOT_PASSED_ON = {
     "self", "args", "kwargs", "host", "port", "path", "db", "parser", "parser_class", "decode_responses", "encoding",
     "encoding_errors", "encoder_class", "command_packer", "legacy_responses", "retry", "retry_on_timeout",
     "retry_on_error", "health_check_interval", "redis_connect_func", "event_dispatcher", "himport_registry",
+    "socket_read_size",
 }  # fmt: skip
-_NOT_PASSED_ON_PREFIXES = ("maint", "orig_", "oss_")
+_NOT_PASSED_ON_PREFIXES = ("maint", "orig_", "oss_", "ssl_validate_ocsp", "ssl_ocsp")
 
 
 @cache
@@ -90,7 +98,7 @@ def driver_options() -> Mapping[str, Option]:
             if "__init__" in vars(cls) and cls is not object:
                 names |= set(inspect.signature(vars(cls)["__init__"]).parameters)
     wanted = {name for name in names - _NOT_PASSED_ON if not name.startswith(_NOT_PASSED_ON_PREFIXES)}
-    help_text = "Passed to redis-py's connection."
+    help_text = "As of redis-py's connections."
     return {name: Option(_PARSERS.get(name) or _driver_parser(name), help_text) for name in wanted}
 
 
@@ -148,7 +156,7 @@ def _single(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
             )
         target = Target.of(url.hosts[0], {"db": database(url, url.path, options), **arguments}, tls=_is_tls(url))
     check_arguments(url, target, host.runtime.kind)
-    return SingleTopology(open_node(host.runtime, target, options["prefix"], Handshake(host)))
+    return SingleTopology(RedisNode(host.runtime, target, options["prefix"], Handshake(host)))
 
 
 def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
@@ -218,7 +226,7 @@ def check_arguments(url: Url, target: Target, kind: Kind) -> None:
     if target.arguments.get("ssl_check_hostname") and not verifies_certificate(target.arguments):
         raise wrong_url(url.safe_text, "ssl_cert_reqs=none trusts any certificate: leave out ssl_check_hostname=true")
     try:
-        target.driver_connection(kind)
+        target.settings(kind)
     except (TypeError, ValueError, redis.RedisError) as error:
         raise wrong_url(url.safe_text, f"redis-py does not accept its options: {error}") from error
 
@@ -252,9 +260,9 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
     """
     Make a topology from a client of redis-py, sync or async as the host's runtime.
 
-    lockkit opens its own connections beside the client's: keeping one costs less than borrowing one for each call, an
-    exhausted pool delays no renewal, and lockkit must notice a failover on them. Beside a plain client they are of the
-    class that its pool makes. Of Sentinel and Cluster clients, lockkit uses addresses, credentials and TLS settings.
+    lockkit opens its own connections beside the client's, by its addresses, credentials and TLS settings: keeping one
+    costs less than borrowing one for each call, an exhausted pool delays no renewal, and lockkit must notice a failover
+    on them.
     """
     check_async([client], host.runtime.kind)
     ours = redis.asyncio if host.runtime.kind == "asyncio" else redis
@@ -273,10 +281,12 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
         return _adopt_sentinel(pool, options, host)
     target = Target.lent(pool)
     db = pool.connection_kwargs.get("db") or 0
-    is_unix = "path" in target.arguments
-    url = f"unix://{target.label}?db={db}" if is_unix else f"{_scheme(pool.connection_class)}://{target.label}/{db}"
+    if target.form == "unix":
+        url = f"unix://{target.label}?db={db}"
+    else:
+        url = f"{_scheme(pool.connection_class)}://{target.label}/{db}"
     warn_of_unverified([target], host.runtime.kind, url)
-    return url, SingleTopology(open_node(host.runtime, target, options["prefix"], Handshake(host)))
+    return url, SingleTopology(RedisNode(host.runtime, target, options["prefix"], Handshake(host)))
 
 
 def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
@@ -323,5 +333,6 @@ def _scheme(connection_class: type) -> str:
 
 def _known_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out arguments that lockkit sets itself or that would change the replies, and those that are None."""
+    refuse_ocsp(arguments)
     wanted = {*driver_options(), "db"}
     return {name: value for name, value in arguments.items() if name in wanted and value is not None}

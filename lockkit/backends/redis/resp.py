@@ -1,9 +1,8 @@
 r"""
 The Redis serialization protocol, versions 2 and 3: packing commands, reading replies.
 
-lockkit does not use redis-py's parsers, because those read the socket themselves (`AsyncConnection` is an asyncio
-protocol, and `lockkit.backends.redlock.network` reads several sockets at once), and because its replies are short: for
-``:1\r\n`` a slice and `int` are faster than any parser.
+lockkit does not use redis-py's parsers, because those read the socket themselves, and because its replies are short:
+for ``:1\r\n`` a slice and `int` are faster than any parser.
 
 Source: the page "Redis serialization protocol specification" of the Redis documentation.
 """
@@ -24,7 +23,6 @@ class ServerSaid(Exception):
     """
 
     def __init__(self, text: str) -> None:
-        """Keep the text."""
         super().__init__(text)
         self.text = text
         self.code = text.partition(" ")[0]
@@ -62,7 +60,6 @@ class Parser:
     __slots__ = ("_at", "_buffer")
 
     def __init__(self) -> None:
-        """Start between two replies."""
         self._buffer = b""
         self._at = 0
 

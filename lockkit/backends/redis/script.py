@@ -87,7 +87,6 @@ class Script(Command):
     def __init__(
         self, name: str, *, keys: Sequence[str], arguments: int, alone: bool = False, package: str = __package__
     ) -> None:
-        """Read it."""
         self.name = name
         self.keys = tuple(keys)
         folder = files(package).joinpath("scripts")

@@ -18,11 +18,10 @@ from lockkit.backend import Host, seconds_left, unsent
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import RedisNode, end_of_call, open_node
-from lockkit.backends.redis.parallel import ask_first, raise_configuration
+from lockkit.backends.redis.node import RedisNode, end_of_call
 from lockkit.backends.redis.resp import Reply, pack
 from lockkit.backends.redis.script import Command
-from lockkit.backends.redis.topology import Topology, run_group
+from lockkit.backends.redis.topology import Topology, ask_first, raise_configuration, run_group
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.units import Instant
@@ -56,8 +55,7 @@ class SentinelTopology(Topology):
         host: Host,
         prefix: str,
     ) -> None:
-        """Send nothing yet."""
-        self.sentinels: list[RedisNode] = [open_node(host.runtime, target) for target in sentinels]
+        self.sentinels: list[RedisNode] = [RedisNode(host.runtime, target) for target in sentinels]
         self.service_name = service_name
         self._anywhere = master
         self._host = host
@@ -126,7 +124,7 @@ class SentinelTopology(Topology):
             self._suspected = False
             if master is not None and master.label == target.label:
                 return master  # its connections and its subscription may still be good
-            self._master = successor = open_node(self._host.runtime, target, self._prefix, self._handshake)
+            self._master = successor = RedisNode(self._host.runtime, target, self._prefix, self._handshake)
         log.info("the master of %r is at %s", self.service_name, target.label)
         if master is not None:
             await master.close()

@@ -24,14 +24,13 @@ slot moves to another node, the subscription ends.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import weakref
 from math import inf
 from typing import Protocol, cast
 
 from lockkit.backend import Request, seconds_left
-from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, AsyncConnection, Connection, SyncConnection
+from lockkit.backends.redis.connection import CLOSED_HERE, Connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, code_of, translate
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.errors import BackendUnavailable, LockError
@@ -41,7 +40,7 @@ from lockkit.units import Instant
 log = logging.getLogger("lockkit")
 
 IDLE_SECONDS_MAX = 60.0
-"""Seconds that the subscription stays when no request waits. Shorter subscribes more often, longer keeps the thread."""
+"""Seconds that the subscription stays when no request waits. Shorter subscribes more often, longer keeps a thread."""
 
 HEARTBEAT_SECONDS = 3.0
 """Seconds without a message until the next PING, while any request waits. Longer hands locks over later when the
@@ -97,7 +96,6 @@ class WakeupListener:
     """
 
     def __init__(self, runtime: Runtime, node: Server, prefix: str) -> None:
-        """Do not subscribe yet."""
         self.channel: str | None = None
         self.denied: LockError | None = None
         self._ask_again_at = 0.0
@@ -110,10 +108,8 @@ class WakeupListener:
         self._mutex = runtime.mutex()
         self._waiting: dict[bytes, tuple[Event, bytes]] = {}
         self._connection: Connection | None = None
-        self._ended: Event | None = None
         self._opening: Event | None = None
         self._retries: dict[bytes, Instant] = {}  # when a waiting request retries by itself; at most one time for each
-        self._timer: asyncio.TimerHandle | None = None
         self._sharded = True
         self._closed = False
 
@@ -189,10 +185,20 @@ class WakeupListener:
                 command, confirmations = pack("SSUBSCRIBE", channel), 3
             command += pack("SUBSCRIBE", channel, self._gone)
             await self._check_publishing(connection, channel, until)
-            if isinstance(connection, AsyncConnection):
-                await self._subscribe_async(connection, channel, command, confirmations, until)
-            else:
-                self._subscribe_sync(cast("SyncConnection", connection), channel, command, confirmations, until)
+            connection.subscribe(command, until)
+            while confirmations:
+                message = cast("list[Reply]", await connection.receive(until))
+                if message[0] in _CONFIRMATIONS:
+                    confirmations -= 1
+                else:
+                    self._received(message)
+            with self._mutex:
+                if self._closed:
+                    raise ConnectionAbortedError(CLOSED_HERE)  # noqa: TRY301 - handled as any other end
+                self._connection = connection
+                self.denied = None
+                self.channel = channel
+            self._runtime.spawn("lockkit-redis-wake", lambda: self._listen(connection))
         except BaseException as error:
             # Also on Ctrl-C between any two lines: no request may believe that the subscription works.
             self._stop_listening(connection, error)
@@ -204,101 +210,30 @@ class WakeupListener:
         sharded = connection.sharded and channel.endswith("}")
         reply: Reply = None
         for command in ("SPUBLISH", "PUBLISH") if sharded else ("PUBLISH",):
-            reply = await self._runtime.io(connection.call(pack(command, channel, ""), until))
+            reply = await connection.call(pack(command, channel, ""), until)
             if not isinstance(reply, ServerSaid):
                 return
         raise cast("ServerSaid", reply)
 
-    def _subscribed(self, connection: Connection, channel: str) -> Event:
-        ended = self._runtime.event()
-        with self._mutex:
-            if self._closed:
-                raise ConnectionAbortedError(CLOSED_HERE)
-            self._connection = connection
-            self.denied = None
-            self._ended = ended
-            self.channel = channel
-        return ended
+    # -- listening ---------------------------------------------------------------------------------------------------
 
-    # -- async -----------------------------------------------------------------------------------------------------
-
-    async def _subscribe_async(
-        self, connection: AsyncConnection, channel: str, command: bytes, confirmations: int, until: Instant
-    ) -> None:
-        confirmed, received = self._runtime.event(), self._runtime.event()
-
-        def pushed(message: list[Reply]) -> None:
-            nonlocal confirmations
-            received.set()
-            if message[0] in _CONFIRMATIONS:  # an error reply would have ended the connection
-                confirmations -= 1
-                if not confirmations:
-                    confirmed.set()
-            else:
-                self._received(message)
-
-        def lost(error: BaseException) -> None:
-            self._stop_listening(connection, error)
-            confirmed.set()
-
-        connection.on_push, connection.on_lost = pushed, lost
-        connection.write(command)
-        if not await confirmed.wait(max(0.0, until - self._runtime.now())) or connection.error is not None:
-            raise connection.error or TimeoutError("the subscription was not confirmed in time")
-        ended = self._subscribed(connection, channel)
-        self._runtime.spawn("lockkit-redis-wake", lambda: self._send_heartbeats(connection, ended, received))
-
-    async def _send_heartbeats(self, connection: AsyncConnection, ended: Event, received: Event) -> None:
-        """Send a PING now and then until the subscription has ended. Runs in its own task."""
-        error: BaseException = ConnectionAbortedError("the task that watches the subscription has ended")
+    async def _listen(self, connection: Connection) -> None:
+        """Read messages until the subscription ends, in a thread or task of its own."""
+        error: BaseException = ConnectionAbortedError("the thread or task that listens has ended")
         try:
-            while not await ended.wait(HEARTBEAT_SECONDS):
-                if not self._waiting:
-                    continue
-                received.clear()
-                connection.write(pack("PING"))
-                if not await received.wait(PONG_SECONDS):
-                    error = TimeoutError(NO_ANSWER)
-                    return
+            await self._take_messages(connection)
         except DRIVER_ERRORS as failure:
             error = failure
+        except Exception as failure:
+            error = failure
+            log.exception("the subscription at %s failed; waiting requests subscribe anew", self._label)
         finally:
             # Also when the task was cancelled: all requests retry, and the next one subscribes.
-            self._stop_listening(connection, error)
             connection.close()
+            self._stop_listening(connection, error)
 
-    # -- sync ----------------------------------------------------------------------------------------------------
-
-    def _subscribe_sync(
-        self, connection: SyncConnection, channel: str, command: bytes, confirmations: int, until: Instant
-    ) -> None:
-        connection.on_push = self._received
-        connection.send(command)
-        while confirmations:
-            message = cast("list[Reply]", connection.receive_push(until))
-            if message[0] in _CONFIRMATIONS:
-                confirmations -= 1
-            else:
-                self._received(message)
-        self._subscribed(connection, channel)
-
-        async def listen() -> None:
-            error: BaseException = ConnectionAbortedError("the thread that listens has ended")
-            try:
-                self._listen(connection)
-            except DRIVER_ERRORS as failure:
-                error = failure
-            except Exception as failure:
-                error = failure
-                log.exception("the subscription at %s failed; waiting requests subscribe anew", self._label)
-            finally:
-                connection.close()
-                self._stop_listening(connection, error)
-
-        self._runtime.spawn("lockkit-redis-wake", listen)
-
-    def _listen(self, connection: SyncConnection) -> None:
-        """Read messages until the subscription ends, or no request has waited for a while. Runs in its own thread."""
+    async def _take_messages(self, connection: Connection) -> None:
+        """Return when no request has waited for a while."""
         now = received_at = idle_since = self._runtime.now()
         asked = False
         while self._connection is connection:
@@ -307,7 +242,7 @@ class WakeupListener:
             answer_by = received_at + (PONG_SECONDS if asked else HEARTBEAT_SECONDS)
             until = min(answer_by, idle_since + IDLE_SECONDS_MAX, self._wake_due(now))
             try:
-                message = connection.receive_push(until)
+                message = await connection.receive(until)
             except TimeoutError as error:
                 now = self._runtime.now()
                 if self._end_if_idle(connection, now - idle_since):
@@ -318,7 +253,7 @@ class WakeupListener:
                 if not asked and now >= received_at + HEARTBEAT_SECONDS:
                     received_at = now
                     if self._waiting:
-                        connection.send(pack("PING"))
+                        connection.subscribe(pack("PING"))
                         asked = True
             else:
                 now = received_at = self._runtime.now()
@@ -345,18 +280,6 @@ class WakeupListener:
                 waiter[0].set()
         return following
 
-    def _wake_due_async(self) -> None:
-        """Do the same with asyncio, and set the timer for the next time."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        now = self._runtime.now()
-        following = self._wake_due(now)
-        if following != inf:
-            self._timer = asyncio.get_running_loop().call_later(following - now, self._wake_due_async)
-
-    # -- both --------------------------------------------------------------------------------------------------------
-
     def _received(self, message: list[Reply]) -> None:
         # [kind, channel, text]; any client of the server may have published it.
         if len(message) != 3:  # noqa: PLR2004
@@ -378,15 +301,9 @@ class WakeupListener:
         if not grace_ms.isdigit():
             waiter[0].set()
             return
-        self._retry_in(owner, int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS)
-
-    def _retry_in(self, owner: bytes, seconds: float) -> None:
         # The earliest of several times: if that is too early, the answer says how long the next offer lasts.
-        due = self._runtime.now() + seconds
-        if due < self._retries.get(owner, inf):
-            self._retries[owner] = due
-            if self._runtime.kind == "asyncio":
-                self._wake_due_async()
+        due = self._runtime.now() + int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS
+        self._retries[owner] = min(due, self._retries.get(owner, inf))
 
     def _stop_listening(self, connection: Connection, error: BaseException) -> None:
         """Have all requests retry: they may have missed a message."""
@@ -403,11 +320,6 @@ class WakeupListener:
             return False
         self._connection = self.channel = None
         self._retries = {}
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._ended is not None:
-            self._ended.set()
         return True
 
     def drop(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from lockkit.backends.redis.address import Target, speaks_tls
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.options import (
     check_arguments,
     check_async,
@@ -39,7 +39,7 @@ def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any],
     for target in targets[:1]:
         check_arguments(url, target, kind)
     _check_nodes(targets, url.safe_text)
-    return [replace(target, tls_connections=targets[0].tls_connections) for target in targets]
+    return [replace(target, tls=targets[0].tls) for target in targets]
 
 
 def adopt_targets(clients: Sequence[Any], timeout: Seconds, kind: Kind) -> list[Target] | None:
@@ -66,7 +66,7 @@ def counted(count: int) -> str:
 
 def url_of(targets: Sequence[Target]) -> str:
     """Return the URL to show for nodes of the application's clients."""
-    scheme = "redlocks" if all(isinstance(one.form, type) and speaks_tls(one.form) for one in targets) else "redlock"
+    scheme = "redlocks" if all(target.form == "tls" for target in targets) else "redlock"
     return f"{scheme}://{','.join(target.label for target in targets)}"
 
 

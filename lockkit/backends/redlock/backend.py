@@ -76,7 +76,7 @@ from lockkit.backends.redlock import addresses
 from lockkit.backends.redlock.addresses import counted
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
 from lockkit.backends.redlock.listing import Listing
-from lockkit.backends.redlock.network import open_nodes
+from lockkit.backends.redlock.network import NetworkNodes
 from lockkit.backends.redlock.nodes import (
     ABANDON,
     ACQUIRE,
@@ -176,7 +176,6 @@ class RedlockBackend(LockBackend):
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, nodes: Nodes, options: Mapping[str, Any], host: Host) -> None:
-        """Use nodes; send nothing yet."""
         self._url = url
         self._nodes = nodes
         self._runtime = host.runtime
@@ -222,7 +221,7 @@ class RedlockBackend(LockBackend):
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
         targets = addresses.url_targets(url, options, driver, host.runtime.kind)
-        return cls(url.safe_text, open_nodes(host, targets, options), options, host)
+        return cls(url.safe_text, NetworkNodes(host, targets, options), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedlockBackend | None:
@@ -232,7 +231,7 @@ class RedlockBackend(LockBackend):
         targets = addresses.adopt_targets(client, options["node_timeout"], host.runtime.kind)
         if targets is None:
             return None
-        return cls(addresses.url_of(targets), open_nodes(host, targets, options), options, host)
+        return cls(addresses.url_of(targets), NetworkNodes(host, targets, options), options, host)
 
     @property
     def url(self) -> str:

@@ -99,7 +99,6 @@ class DelayedRestart:
     """
 
     def __init__(self, nodes: Nodes, keys: LockKeys, runtime: Runtime, *, durable: bool) -> None:
-        """Start without a ttl."""
         self.ttl_ms = 0
         self._nodes = nodes
         self._keys = keys

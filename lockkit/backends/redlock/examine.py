@@ -37,12 +37,7 @@ EVEN = Check(
     "An even number survives no more failures than one node fewer would, and votes can tie.",
     _PAGE,
 )
-NODE_DOWN = Check(
-    "redlock-node-down",
-    Severity.ERROR,
-    "One node fewer may fail before no lock can be taken.",
-    _PAGE,
-)
+NODE_DOWN = Check("redlock-node-down", Severity.ERROR, "One node fewer may fail before no lock can be taken.", _PAGE)
 SAME_SERVER = Check(
     "redlock-same-server",
     Severity.ERROR,
@@ -81,15 +76,15 @@ async def examine(examination: Examination) -> None:
     driver = {name: value for name, value in options.items() if name not in OPTIONS}
     targets = url_targets(examination.url, options, driver, examination.runtime.kind)
     _judge_number(examination, len(targets))
-    servers = [RedisServer(examination.runtime, target) for target in targets]
+    servers = [RedisServer(examination, target) for target in targets]
     try:
         reachable = await _reach(examination, servers)
         for server in reachable:
-            await examine_server(examination, server, votes=True)
+            await examine_server(server, votes=True)
             if options["durable"]:
-                await _examine_durability(examination, server)
+                await _examine_durability(server)
             elif "run_id" not in server.facts:
-                _find_run_hidden(examination, server)
+                _find_run_hidden(server)
         if not options["durable"]:
             await _examine_votes(examination, reachable)
         _judge_independence(examination, reachable)
@@ -109,7 +104,7 @@ async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> li
         except BackendUnavailable as error:
             problems.append(str(error))
             seen = f"The node does not answer: {error}."
-            examination.find(NODE_DOWN, server.label, seen, "Start it, or check its log.")
+            server.find(NODE_DOWN, seen, "Start it, or check its log.")
         else:
             reachable.append(server)
     if len(reachable) <= len(servers) // 2:
@@ -122,12 +117,7 @@ async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> li
 def _judge_number(examination: Examination, count: int) -> None:
     where = examination.url.safe_text
     if count < NODES_MIN:
-        examination.find(
-            FEW,
-            where,
-            f"The URL names {counted(count)}.",
-            "Use 3 or 5 nodes on different machines.",
-        )
+        examination.find(FEW, where, f"The URL names {counted(count)}.", "Use 3 or 5 nodes on different machines.")
     elif count % 2 == 0:
         advice = f"Use {count - 1} or {count + 1} nodes."
         examination.find(EVEN, where, f"The URL names {count} nodes.", advice)
@@ -172,7 +162,7 @@ async def _examine_votes(examination: Examination, servers: Sequence[RedisServer
         else:
             continue
         seen = f"The node was restarted or has lost its data: it votes {when}."
-        examination.find(NOT_VOTING, server.label, seen, "Restart no other node until the doctor finds none of these")
+        server.find(NOT_VOTING, seen, "Restart no other node until the doctor finds none of these")
 
 
 async def _left_seconds(server: RedisServer, until_us: int) -> float:
@@ -182,23 +172,21 @@ async def _left_seconds(server: RedisServer, until_us: int) -> float:
         return 0.0  # the right to TIME is missing, which is a separate finding
 
 
-def _find_run_hidden(examination: Examination, server: RedisServer) -> None:
+def _find_run_hidden(server: RedisServer) -> None:
     user = server.target.arguments.get("username") or "default"
-    examination.find(
+    server.find(
         RUN_HIDDEN,
-        server.label,
         "INFO does not show this user the run_id of the server.",
         f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses data",
     )
 
 
-async def _examine_durability(examination: Examination, server: RedisServer) -> None:
+async def _examine_durability(server: RedisServer) -> None:
     appendfsync = await server.setting("appendfsync")
     kept = server.facts.get("aof_enabled", "1") == "1" and appendfsync in {"always", None}
     if not kept:
-        examination.find(
+        server.find(
             NOT_DURABLE,
-            server.label,
             f"appendonly is {'yes' if server.facts.get('aof_enabled') == '1' else 'no'}, appendfsync is {appendfsync}.",
             "redis-cli CONFIG SET appendonly yes, CONFIG SET appendfsync always, CONFIG REWRITE; or leave out durable=",
         )

@@ -24,7 +24,6 @@ class Listing:
     """
 
     def __init__(self, nodes: Nodes, quorum: int, prefix: str, name_prefix: str) -> None:
-        """Send nothing yet."""
         self._nodes = nodes
         self._prefixes = prefix, name_prefix
         self._wanted = len(nodes.labels) - quorum + 1

@@ -7,8 +7,6 @@ Which nodes are up is known before the call (`lockkit.backends.redlock.node`).
 
 from __future__ import annotations
 
-import asyncio
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -18,10 +16,10 @@ from typing import Any, TypeAlias, cast
 
 from lockkit.backend import CALL_SECONDS, Host, Request
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.connection import NO_ANSWER, SyncConnection
+from lockkit.backends.redis.connection import Connection, Sent
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.listing import Scan
-from lockkit.backends.redis.node import BATCH, TRUSTED_SECONDS, delete_keys
+from lockkit.backends.redis.node import BATCH, delete_keys
 from lockkit.backends.redis.resp import Reply, ServerSaid, bulk
 from lockkit.backends.redis.script import Pack
 from lockkit.backends.redis.wakeup import warn_of_polling
@@ -31,10 +29,6 @@ from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Nodes, Op
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Event
 from lockkit.units import Instant, Seconds
-
-CONNECTIONS_KEPT = 64
-"""Idle connections kept for each node. More keeps sockets open after a burst of threads, fewer reconnects in the next
-burst."""
 
 CONNECT_SHARE = 0.75
 """Share of a call's time for connecting, which takes several round trips, while the call itself takes one. More leaves
@@ -52,7 +46,7 @@ Answers: TypeAlias = "list[Reply] | LockError"
 
 class NetworkNodes(Nodes):
     """
-    Nodes on the network.
+    Nodes on the network. Each call has one connection to every node to itself; tasks share one to each.
 
     Attributes:
         all: The nodes.
@@ -60,12 +54,12 @@ class NetworkNodes(Nodes):
         timeout: Seconds for an answer, and for a connection.
     """
 
-    def __init__(self, host: Host, targets: Sequence[Target], prefix: str, timeout: Seconds, *, durable: bool) -> None:
-        """Connect to nothing yet."""
-        self.client = ClientState(host, durable=durable)
-        self.timeout = timeout
+    def __init__(self, host: Host, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
+        """Connect to nothing yet; `options` are the backend's."""
+        self.client = ClientState(host, durable=options["durable"])
+        self.timeout: Seconds = options["node_timeout"]
         self.labels = [target.label for target in targets]
-        self.all = [RedlockNode(self.client, index, target, prefix) for index, target in enumerate(targets)]
+        self.all = [RedlockNode(self.client, index, target, options["prefix"]) for index, target in enumerate(targets)]
         self.client.nodes = self.all
         self._runtime = host.runtime
         self._subscribed_before = False
@@ -151,11 +145,105 @@ class NetworkNodes(Nodes):
             for node, own, replies in zip(asked, bodies, found, strict=True)
         ]
 
-    @abstractmethod
     async def _ask_each(
-        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: float, *, with_run_id: bool
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
     ) -> list[Answers]:
         """Send each node its commands, all before any answer is read; return its replies, or why there are none."""
+        taken: list[Connection | None] = []
+        try:
+            # Element by element: what was taken before an interrupt is in the list. Threads that wait come first.
+            now = self._runtime.now()
+            taken += repeat(None, len(asked)) if self._turns else (node.take(now) for node in asked)
+            if None in taken:
+                await self._take_new(asked, taken, self._connect_by(until))
+            return await self._exchange(asked, taken, messages, until, with_run_id=with_run_id)
+        except BaseException:
+            # On Ctrl-C, anywhere: half an answer must not remain for the next caller.
+            for connection in taken:
+                if connection is not None and not connection.shared:
+                    connection.close()
+            raise
+
+    async def _take_new(self, asked: Sequence[RedlockNode], taken: list[Connection | None], until: Instant) -> None:
+        """
+        Take from each node the next connection that is opened, or given back by another thread.
+
+        Threads take turns: if each kept some connections while it waits for the rest, few would get all.
+        """
+        for index, node in enumerate(asked):
+            connection, taken[index] = taken[index], None
+            if connection is not None:
+                node.give_back(connection)
+        await self._connect([node for node in asked if not node.up], until)
+        until = min(until, self._runtime.now() + self.timeout)
+        turn = self._runtime.event()
+        try:
+            self._turns.append(turn)
+            if self._turns[0] is not turn:
+                await turn.wait(max(0.0, until - self._runtime.now()))
+            for node in asked:
+                if node.up and not node.connections:
+                    node.extend_soon()  # at all nodes at the same time
+            for index, node in enumerate(asked):
+                taken[index] = await node.take_next(until)
+        finally:
+            with suppress(ValueError):
+                self._turns.remove(turn)
+            for following in islice(tuple(self._turns), 1):
+                following.set()
+
+    async def _exchange(
+        self,
+        asked: Sequence[RedlockNode],
+        taken: list[Connection | None],
+        messages: Sequence[tuple[bytes, int]],
+        until: Instant,
+        *,
+        with_run_id: bool,
+    ) -> list[Answers]:
+        """Send, then receive. Connections that are kept or closed again are removed from `taken`."""
+        answers: list[Answers] = [node.not_asked for node in asked]
+        sent: list[Sent | None] = [None] * len(asked)
+        for index, connection in enumerate(taken):
+            if connection is not None:
+                packed, count = messages[index]
+                try:
+                    sent[index] = connection.send(packed + connection.run_id if with_run_id else packed, count, until)
+                except DRIVER_ERRORS as error:
+                    asked[index].lost(error, connection=connection)
+                    taken[index] = None
+                    answers[index] = asked[index].error
+        by = self._runtime.now() + self.timeout
+        patient = until >= by  # not by a difference, which a rounded sum would make too small
+        until = min(until, by)
+        for index, (node, connection) in enumerate(zip(asked, taken, strict=True)):
+            one = sent[index]
+            if connection is None or one is None:
+                continue
+            try:
+                # One deadline for all: two slow nodes must not take twice the time. A shared connection has its own.
+                answers[index] = await connection.answer(one, inf if patient and connection.shared else until)
+            except TimeoutError as error:
+                answers[index] = self._too_slow(node, connection, error, patient=patient)
+            except DRIVER_ERRORS as error:
+                node.lost(error, connection=connection)
+                answers[index] = node.error
+            else:
+                node.give_back(connection)
+            taken[index] = None
+        assert not any(taken), "a connection that is neither kept nor closed"
+        assert len(answers) == len(asked)
+        return answers
+
+    def _too_slow(self, node: RedlockNode, connection: Connection, error: TimeoutError, *, patient: bool) -> LockError:
+        """Close the connection. A node is down only if it has had its time, and not if this caller had less."""
+        if patient:
+            node.lost(error, connection=connection)
+            return node.error
+        if not connection.shared:
+            connection.close()
+            node.extend_soon()  # which finds out whether it answers
+        return translate(error, node.label)
 
     def _connect_by(self, until: Instant) -> Instant:
         """Return when connecting must end, so that the call itself has some time left."""
@@ -166,8 +254,7 @@ class NetworkNodes(Nodes):
         """
         Have nodes connected in the background, all at the same time, and wait until they are.
 
-        It does not wait for nodes that are known to be down. Not in this thread, because Ctrl-C within redis-py's
-        connecting would leave a socket open.
+        It does not wait for nodes that are known to be down.
         """
         self.client.used = now = self._runtime.now()
         waits = []
@@ -240,196 +327,6 @@ class NetworkNodes(Nodes):
         await self._runtime.sleep(0)
 
 
-class SyncNodes(NetworkNodes):
-    """Each call has one connection to every node to itself."""
-
-    async def _ask_each(
-        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
-    ) -> list[Answers]:
-        taken: list[SyncConnection | None] = []
-        try:
-            # Element by element: what was taken before an interrupt is in the list. Threads that wait come first.
-            taken += repeat(None, len(asked)) if self._turns else map(self._take, asked, repeat(self._runtime.now()))
-            if None in taken:
-                await self._take_new(asked, taken, self._connect_by(until))
-            return await self._exchange(asked, taken, messages, until, with_run_id=with_run_id)
-        except BaseException:
-            # On Ctrl-C, anywhere: half an answer must not remain for the next caller.
-            for connection in taken:
-                if connection is not None:
-                    connection.close()
-            raise
-
-    async def _take_new(self, asked: Sequence[RedlockNode], taken: list[SyncConnection | None], until: Instant) -> None:
-        """
-        Take from each node the next connection that is opened, or given back by another thread.
-
-        Threads take turns: if each kept some connections while it waits for the rest, few would get all.
-        """
-        for index, node in enumerate(asked):
-            connection, taken[index] = taken[index], None
-            if connection is not None:
-                self._give_back(node, connection)
-        await self._connect([node for node in asked if not node.up], until)
-        until = min(until, self._runtime.now() + self.timeout)
-        turn = self._runtime.event()
-        try:
-            self._turns.append(turn)
-            if self._turns[0] is not turn:
-                await turn.wait(max(0.0, until - self._runtime.now()))
-            for node in asked:
-                if node.up and not node.connections:
-                    node.extend_soon()  # at all nodes at the same time
-            for index, node in enumerate(asked):
-                taken[index] = await self._take_next(node, until)
-        finally:
-            with suppress(ValueError):
-                self._turns.remove(turn)
-            for following in islice(tuple(self._turns), 1):
-                following.set()
-
-    async def _take_next(self, node: RedlockNode, until: Instant) -> SyncConnection | None:
-        """Wait until a node has an idle connection, and take it; None if it is down or there is none in time."""
-        while True:
-            node.added.clear()
-            now = self._runtime.now()
-            connection = self._take(node, now)
-            if connection is not None or now >= until or not node.up:
-                return connection
-            node.extend_soon()
-            await node.added.wait(until - now)
-
-    def _give_back(self, node: RedlockNode, connection: SyncConnection) -> None:
-        if node.up and len(node.connections) < CONNECTIONS_KEPT:
-            node.connections.append(connection)
-            node.added.set()
-        else:
-            connection.close()
-
-    def _take(self, node: RedlockNode, now: Instant) -> SyncConnection | None:
-        """Take an idle connection that is still open, as far as is known."""
-        while True:
-            try:
-                connection = cast("SyncConnection", node.connections.pop())
-            except IndexError:
-                return None
-            if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
-                connection.used = now
-                return connection
-            node.lost(ConnectionResetError("the server closed the connection"), connection=connection)
-
-    async def _exchange(
-        self,
-        asked: Sequence[RedlockNode],
-        taken: list[SyncConnection | None],
-        messages: Sequence[tuple[bytes, int]],
-        until: Instant,
-        *,
-        with_run_id: bool,
-    ) -> list[Answers]:
-        """Send, then receive. Connections that are kept or closed again are removed from `taken`."""
-        answers: list[Answers] = [node.not_asked for node in asked]
-        for index, connection in enumerate(taken):
-            if connection is not None:
-                packed, _ = messages[index]
-                try:
-                    connection.send(packed + connection.run_id if with_run_id else packed, until)
-                except DRIVER_ERRORS as error:
-                    asked[index].lost(error, connection=connection)
-                    taken[index] = None
-                    answers[index] = asked[index].error
-        now = self._runtime.now
-        by = now() + self.timeout
-        patient = until >= by  # not by a difference, which a rounded sum would make too small
-        until = min(until, by)
-        late = until - 0.9 * self.timeout
-        for index, node in enumerate(asked):
-            connection, count = taken[index], messages[index][1]
-            if connection is None:
-                continue
-            try:
-                # The kernel limits each read to the node's timeout. Only if less time is left, or other nodes have used
-                # some of it, wait for the answer first: two slow nodes must not take twice the time.
-                if now() > late:
-                    await self._await_answer(connection, until)
-                answers[index] = [connection.receive()] if count == 1 else [connection.receive() for _ in range(count)]
-            except TimeoutError as error:
-                answers[index] = self._too_slow(node, connection, error, patient=patient)
-            except DRIVER_ERRORS as error:
-                node.lost(error, connection=connection)
-                answers[index] = node.error
-            else:
-                self._give_back(node, connection)
-            taken[index] = None
-        assert not any(taken), "a connection that is neither kept nor closed"
-        assert len(answers) == len(asked)
-        return answers
-
-    def _too_slow(
-        self, node: RedlockNode, connection: SyncConnection, error: TimeoutError, *, patient: bool
-    ) -> LockError:
-        """Close the connection. A node is down only if it has had its time, and not if this caller had less."""
-        if patient:
-            node.lost(error, connection=connection)
-            return node.error
-        connection.close()
-        node.extend_soon()  # which finds out whether it answers
-        return translate(error, node.label)
-
-    async def _await_answer(self, connection: SyncConnection, until: Instant) -> None:
-        """Wait until a node answers, no longer than until the deadline of all nodes."""
-        if not await self._runtime.readable(connection.fileno(), max(0.0, until - self._runtime.now())):
-            raise TimeoutError(NO_ANSWER)
-
-
-class AsyncNodes(NetworkNodes):
-    """All tasks share one connection to each node; replies arrive in the order of the commands."""
-
-    async def _ask_each(
-        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
-    ) -> list[Answers]:
-        if missing := [node for node in asked if not node.up]:
-            await self._connect(missing, self._connect_by(until))
-        answers: list[Answers] = []
-        sent: list[asyncio.Future[list[Reply]] | None] = []
-        for node, (packed, count) in zip(asked, messages, strict=True):
-            answers.append(node.not_asked)
-            sent.append(None)
-            if node.up:
-                connection = node.connections[0]
-                try:
-                    future = connection.call_many(packed + connection.run_id if with_run_id else packed, count)
-                except DRIVER_ERRORS as error:
-                    answers[-1] = translate(error, node.label)
-                else:
-                    sent[-1] = cast("asyncio.Future[list[Reply]]", future)
-        await self._collect(asked, sent, answers, until)
-        return answers
-
-    async def _collect(
-        self,
-        asked: Sequence[RedlockNode],
-        sent: Sequence[asyncio.Future[list[Reply]] | None],
-        answers: list[Answers],
-        until: Instant,
-    ) -> None:
-        """Wait for the replies to what was sent, and put them into `answers`."""
-        assert len(asked) == len(sent) == len(answers)
-        # Each connection limits its own answers: the same limit from the same instant, so one deadline for all. Only a
-        # caller with less time waits with a limit; the connection then goes on waiting, for the other tasks on it.
-        left_seconds = until - self._runtime.now()
-        if left_seconds < self.timeout and (pending := [future for future in sent if future is not None]):
-            await asyncio.wait(pending, timeout=max(0.0, left_seconds))
-        for index, (node, future) in enumerate(zip(asked, sent, strict=True)):
-            if future is not None:
-                try:
-                    if left_seconds < self.timeout and not future.done():
-                        raise TimeoutError(NO_ANSWER)
-                    answers[index] = await future
-                except DRIVER_ERRORS as error:
-                    answers[index] = translate(error, node.label)
-
-
 def _messages(pack_first: Pack, op: Op, bodies: Sequence[Sequence[bytes]]) -> list[tuple[bytes, int]]:
     """Pack the calls of each node, once for nodes that have the same; `pack_first` packs the first of them."""
     messages: list[tuple[bytes, int]] = []
@@ -451,9 +348,3 @@ def _lacks_script(replies: Answers) -> bool:
     return not isinstance(replies, LockError) and any(
         isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT" for reply in replies
     )
-
-
-def open_nodes(host: Host, targets: Sequence[Target], options: Mapping[str, Any]) -> NetworkNodes:
-    """Make the nodes of a client; `options` are the backend's. No I/O."""
-    nodes_class = AsyncNodes if host.runtime.kind == "asyncio" else SyncNodes
-    return nodes_class(host, targets, options["prefix"], options["node_timeout"], durable=options["durable"])

@@ -15,15 +15,16 @@ from itertools import islice
 
 from lockkit.backend import Host
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.connection import AsyncConnection, Connection
+from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.handshake import info_fields, refuse_unfit
-from lockkit.backends.redis.node import BATCH, open_node
+from lockkit.backends.redis.node import BATCH, KEPT_MAX, TRUSTED_SECONDS, RedisNode
 from lockkit.backends.redis.resp import ServerSaid, bulk, pack
 from lockkit.backends.redlock.nodes import NodeConnecting, NodeDown
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import Event
+from lockkit.units import Instant
 
 log = logging.getLogger("lockkit")
 
@@ -67,7 +68,6 @@ class ClientState:
     """
 
     def __init__(self, host: Host, *, durable: bool) -> None:
-        """Start without nodes."""
         self.host = host
         self.runtime = host.runtime
         self.durable = durable
@@ -98,7 +98,6 @@ class RedlockNode:
     """
 
     def __init__(self, client: ClientState, index: int, target: Target, prefix: str) -> None:
-        """Connect to nothing yet."""
         self.index = index
         self.up = False
         self.label = target.label
@@ -113,7 +112,7 @@ class RedlockNode:
         self.wait_until = 0.0
         self._client = client
         self._runtime = client.runtime
-        self.server = open_node(client.runtime, target, prefix)
+        self.server = RedisNode(client.runtime, target, prefix)
         self.listener = self.server.listener
         self._retry_now = client.runtime.event()
         self._mutex = client.runtime.mutex()
@@ -202,6 +201,44 @@ class RedlockNode:
     def _translated(self, error: BaseException) -> LockError:
         return error if isinstance(error, LockError) else translate(error, self.label)
 
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def take(self, now: Instant) -> Connection | None:
+        """Take an idle connection that is still open, as far as is known; tasks share the only one."""
+        while True:
+            try:
+                connection = self.connections.pop()
+            except IndexError:
+                return None
+            if connection.shared:
+                self.connections.append(connection)
+                return connection
+            if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
+                connection.used = now
+                return connection
+            self.lost(ConnectionResetError("the server closed the connection"), connection=connection)
+
+    async def take_next(self, until: Instant) -> Connection | None:
+        """Wait until there is an idle connection, and take it; None if the node is down or there is none in time."""
+        while True:
+            self.added.clear()
+            now = self._runtime.now()
+            connection = self.take(now)
+            if connection is not None or now >= until or not self.up:
+                return connection
+            self.extend_soon()
+            await self.added.wait(until - now)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection that has no call in progress for the next caller."""
+        if connection.shared:
+            return
+        if self.up and len(self.connections) < KEPT_MAX:
+            self.connections.append(connection)
+            self.added.set()
+        else:
+            connection.close()
+
     def extend_soon(self) -> None:
         """Open one more connection in the background, unless that is in progress; `added` is set at its end."""
         self._extending.start()
@@ -224,7 +261,7 @@ class RedlockNode:
             self._refuse_same_server(connection)
             if not closed:
                 assert not self.connections or self._runtime.kind != "asyncio", "tasks share one connection"
-                if isinstance(connection, AsyncConnection):
+                if connection.shared:
                     if connection.error is not None:
                         raise connection.error
                     # At once, whether or not there is another call: something may be unsent.
@@ -272,7 +309,7 @@ class RedlockNode:
 
     async def _ask_run_id(self, connection: Connection) -> bytes:
         """Ask for the run id of the server."""
-        reply = await self._runtime.io(connection.call(pack("INFO", "server")))
+        reply = await connection.call(pack("INFO", "server"))
         if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
             raise reply
         facts = info_fields(reply) if isinstance(reply, bytes) else {}
@@ -360,7 +397,7 @@ class RedlockNode:
             if not batch:
                 return confirmed
             tried.update(packed for packed, _ in batch)
-            replies = await self._runtime.io(connection.call_many(b"".join(packed for packed, _ in batch), len(batch)))
+            replies = await connection.call_many(b"".join(packed for packed, _ in batch), len(batch))
             assert len(replies) == len(batch)
             with self._mutex:
                 for (packed, until), reply in zip(batch, replies, strict=True):

@@ -34,7 +34,6 @@ class NodeDown(BackendUnavailable):
     """
 
     def __init__(self, reason: LockError) -> None:
-        """Use the message of `reason`."""
         super().__init__(str(reason))
         self.reason = reason
 

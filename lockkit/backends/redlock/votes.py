@@ -62,7 +62,6 @@ class Count:
     __slots__ = ("answered_count", "answers", "down", "silent", "yes")
 
     def __init__(self, answers: list[Answer]) -> None:
-        """Count."""
         self.answers = answers
         self.yes: dict[int, int] = {}
         self.silent: list[int] = []
@@ -107,7 +106,6 @@ class Votes(Count):
     __slots__ = ("busy", "not_admitted")
 
     def __init__(self, answers: list[Answer]) -> None:
-        """Count."""
         self.busy: list[Refusal] = []
         self.not_admitted = False
         super().__init__(answers)

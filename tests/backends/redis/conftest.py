@@ -9,7 +9,10 @@ import pytest
 
 import lockkit
 from lockkit_tools.servers import RedisServer, require
+from tests.backends.redis.faces import face, host, pytest_pyfunc_call
 from tests.backends.redis.support import Connect
+
+__all__ = ["connect", "face", "host", "pytest_pyfunc_call", "server"]
 
 
 @pytest.fixture(scope="module")

@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
-from lockkit.backend import Busy
+import lockkit
+from lockkit.backend import Busy, Request
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_tools.servers import RedisServer
 from tests.backends.support import StubHost
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-    from typing import TypeAlias
-
-    import lockkit
-    from lockkit.backend import Request
-    from lockkit_tools.servers import RedisServer
-
-    Connect: TypeAlias = Callable[..., lockkit.Client]
+Connect: TypeAlias = Callable[..., lockkit.Client]
 
 T = TypeVar("T")
 
@@ -41,11 +37,17 @@ class Face:
         """Take ``sync`` or ``asyncio``."""
         self.name = name
 
+    def host(self) -> StubHost:
+        """Make a host with the runtime of this API."""
+        return StubHost(BlockingRuntime() if self.name == "sync" else AsyncioRuntime())
+
     def run(self, scenario: Callable[[StubHost], Coroutine[Any, Any, T]]) -> T:
-        """Run it to its end, as this face does."""
-        if self.name == "sync":
-            return drive(scenario(StubHost(BlockingRuntime())))
-        return asyncio.run(scenario(StubHost(AsyncioRuntime())))
+        """Run it to its end, with a host."""
+        return self.drive(partial(scenario, self.host()))
+
+    def drive(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run it to its end, as this API does."""
+        return drive(function()) if self.name == "sync" else asyncio.run(function())
 
 
 def open_backend(url: str, host: StubHost, **given: object) -> RedisBackend:

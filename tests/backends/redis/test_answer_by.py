@@ -27,6 +27,7 @@ from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
 from lockkit_tools.servers import RedisCluster, RedisNodes, RedisSentinels, RedisServer, require
+from tests.backends.redis.faces import async_only, sync_only
 from tests.backends.redis.support import Face, Keyspace, backend_at
 from tests.backends.support import StubHost, granted
 from tests.conventions.sources import ROOT
@@ -53,12 +54,6 @@ PATIENCE = 60.0
 @pytest.fixture(autouse=True, scope="module")
 def _redis() -> None:
     require("redis", local=True)
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Both faces."""
-    return Face(request.param)
 
 
 @contextmanager
@@ -119,58 +114,49 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, Sequence[RedisS
             yield cluster.url, cluster.nodes
 
 
-def test_calls_end_in_time_whatever_hangs(place: tuple[str, Sequence[RedisServer]], face: Face) -> None:
+async def test_calls_end_in_time_whatever_hangs(
+    place: tuple[str, Sequence[RedisServer]], face: Face, host: StubHost
+) -> None:
     """On a connection that is there, and while one is opened: TCP, TLS, login, asking Sentinels or Cluster."""
     url, servers = place
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(url, host) as used, backend_at(url, host) as fresh:
-            grant = granted(await used.try_acquire(host.request(f"x {face.name}")))
-            with frozen(*servers):
-                await every_call_ends_in_time(host, used, grant)
-                await every_call_ends_in_time(host, fresh, None)
-
-    face.run(scenario)
+    async with backend_at(url, host) as used, backend_at(url, host) as fresh:
+        grant = granted(await used.try_acquire(host.request(f"x {face.name}")))
+        with frozen(*servers):
+            await every_call_ends_in_time(host, used, grant)
+            await every_call_ends_in_time(host, fresh, None)
 
 
-def test_calls_end_in_time_at_a_silent_port(face: Face) -> None:
+async def test_calls_end_in_time_at_a_silent_port(host: StubHost) -> None:
     """It takes connections and says nothing."""
-
-    async def scenario(host: StubHost) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            async with backend_at(f"redis://127.0.0.1:{silent.getsockname()[1]}", host) as backend:
-                await every_call_ends_in_time(host, backend, None)
-
-    face.run(scenario)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with backend_at(f"redis://127.0.0.1:{silent.getsockname()[1]}", host) as backend:
+            await every_call_ends_in_time(host, backend, None)
 
 
-def test_calls_end_in_time_with_a_client_of_the_application(face: Face) -> None:
+async def test_calls_end_in_time_with_a_client_of_the_application(face: Face, host: StubHost) -> None:
     """Its pool's own limits and retries do not count, nor is it waited for while it is used up."""
-
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as server:
-            driver: redis.Redis | redis.asyncio.Redis
-            if face.name == "sync":
-                pool = redis.BlockingConnectionPool(host=server.host, port=server.port, max_connections=1, timeout=30)  # type: ignore[no-untyped-call]
-                taken = pool.get_connection()  # type: ignore[no-untyped-call]
-                driver = redis.Redis(connection_pool=pool)
-            else:
-                other = redis.asyncio.BlockingConnectionPool(
-                    host=server.host, port=server.port, max_connections=1, timeout=30
-                )
-                taken = await other.get_connection()  # type: ignore[no-untyped-call]
-                driver = redis.asyncio.Redis(connection_pool=other)
-            _, options = split_options(RedisBackend, parse("redis://x"), {})
-            backend = RedisBackend.adopt(driver, options, host)
-            assert backend is not None
-            grant = granted(await backend.try_acquire(host.request()))
-            with frozen(server):
-                await every_call_ends_in_time(host, backend, grant)
-            assert await backend.release(grant)
-            await backend.close()
-            await host.runtime.io(taken.disconnect())
-
-    face.run(scenario)
+    with RedisServer() as server:
+        driver: redis.Redis | redis.asyncio.Redis
+        if face.name == "sync":
+            pool = redis.BlockingConnectionPool(host=server.host, port=server.port, max_connections=1, timeout=30)  # type: ignore[no-untyped-call]
+            taken = pool.get_connection()  # type: ignore[no-untyped-call]
+            driver = redis.Redis(connection_pool=pool)
+        else:
+            other = redis.asyncio.BlockingConnectionPool(
+                host=server.host, port=server.port, max_connections=1, timeout=30
+            )
+            taken = await other.get_connection()  # type: ignore[no-untyped-call]
+            driver = redis.asyncio.Redis(connection_pool=other)
+        _, options = split_options(RedisBackend, parse("redis://x"), {})
+        backend = RedisBackend.adopt(driver, options, host)
+        assert backend is not None
+        grant = granted(await backend.try_acquire(host.request()))
+        with frozen(server):
+            await every_call_ends_in_time(host, backend, grant)
+        assert await backend.release(grant)
+        await backend.close()
+        await host.runtime.io(taken.disconnect())
 
 
 ON_GEVENT = """
@@ -181,10 +167,10 @@ import sys
 
 import lockkit
 from lockkit.backends.redis import node
-from lockkit.backends.redlock import network
+from lockkit.backends.redlock import node as redlock_node
 
 # So that the connection counts as one that was used just now, on a slow machine too.
-node.TRUSTED_SECONDS = network.TRUSTED_SECONDS = 600.0
+node.TRUSTED_SECONDS = redlock_node.TRUSTED_SECONDS = 600.0
 client = lockkit.connect(sys.argv[1])
 lease = client.lock("x", ttl=600).acquire()
 print("held", flush=True)
@@ -222,63 +208,56 @@ def test_calls_end_on_gevent(count: int) -> None:
     assert ("did not answer in time" in said) if count == 1 else (said == "released\n")
 
 
-def test_caller_that_gives_up_leaves_the_others_their_answers() -> None:
+@async_only
+async def test_caller_that_gives_up_leaves_the_others_their_answers(host: StubHost) -> None:
     """On the connection that all tasks share, one that has less time does not end it for the others."""
+    with RedisServer() as server:
+        async with backend_at(server.url, host) as backend:
+            first = granted(await backend.try_acquire(host.request("first")))
+            Keyspace(server)("CLIENT", "PAUSE", 1000)
+            hasty = host.request("hasty", queue=False)
+            hasty.answer_by = host.runtime.now() + 0.1
+            patient = asyncio.ensure_future(backend.try_acquire(host.request("patient", queue=False)))
 
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as server:
-            async with backend_at(server.url, host) as backend:
-                first = granted(await backend.try_acquire(host.request("first")))
-                Keyspace(server)("CLIENT", "PAUSE", 1000)
-                hasty = host.request("hasty", queue=False)
-                hasty.answer_by = host.runtime.now() + 0.1
-                patient = asyncio.ensure_future(backend.try_acquire(host.request("patient", queue=False)))
+            with pytest.raises(BackendUnavailable):
+                await backend.try_acquire(hasty)
 
-                with pytest.raises(BackendUnavailable):
-                    await backend.try_acquire(hasty)
-
-                second = granted(await patient)
-                assert [one.token for one in await backend.holders("patient")] == [second.token]
-                assert [one.token for one in await backend.holders("first")] == [first.token]
-                # What was asked for in vain was granted all the same: it is the engine's to undo.
-                assert [one.owner for one in await backend.holders("hasty")] == [hasty.owner]
-
-    Face("asyncio").run(scenario)
+            second = granted(await patient)
+            assert [one.token for one in await backend.holders("patient")] == [second.token]
+            assert [one.token for one in await backend.holders("first")] == [first.token]
+            # What was asked for in vain was granted all the same: it is the engine's to undo.
+            assert [one.owner for one in await backend.holders("hasty")] == [hasty.owner]
 
 
 OPERATIONS = ["acquire", "acquire later", "release all", "replicated"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_connection_is_not_kept_after_a_call_without_an_answer(operation: str, face: Face) -> None:
+async def test_connection_is_not_kept_after_a_call_without_an_answer(operation: str, host: StubHost) -> None:
     """Its reply may still come, and would be taken for that of the next call."""
+    with RedisServer() as server:
+        given = {"replicas": 1} if operation == "replicated" else {}
+        async with backend_at(server.url, host, **given) as backend, backend_at(server.url, host) as plain:
+            grants = [granted(await plain.try_acquire(host.request(f"lock {index}"))) for index in range(3)]
+            await backend.holders("free")  # there is a kept connection, used just now
+            if operation == "acquire later":
+                await host.runtime.sleep(0.05)
+            Keyspace(server)("CLIENT", "PAUSE", 600)
+            request = host.request("late", queue=False)
+            request.answer_by = host.runtime.now() + 0.1
+            with suppress(LockError):
+                if operation == "release all":
+                    await backend.release_all(grants, host.runtime.now() + 0.1)
+                else:
+                    await backend.try_acquire(request)
 
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as server:
-            given = {"replicas": 1} if operation == "replicated" else {}
-            async with backend_at(server.url, host, **given) as backend, backend_at(server.url, host) as plain:
-                grants = [granted(await plain.try_acquire(host.request(f"lock {index}"))) for index in range(3)]
-                await backend.holders("free")  # there is a kept connection, used just now
-                if operation == "acquire later":
-                    await host.runtime.sleep(0.05)
-                Keyspace(server)("CLIENT", "PAUSE", 600)
-                request = host.request("late", queue=False)
-                request.answer_by = host.runtime.now() + 0.1
-                with suppress(LockError):
-                    if operation == "release all":
-                        await backend.release_all(grants, host.runtime.now() + 0.1)
-                    else:
-                        await backend.try_acquire(request)
-
-                # At once: when that reply has come, the connection is seen to be stale.
-                assert await backend.holders("nobody's") == []
-                for grant in grants:
-                    owners = [one.owner for one in await backend.holders(grant.name)]
-                    assert owners == [one.owner for one in await plain.holders(grant.name)]
-                assert granted(await plain.try_acquire(host.request("free", queue=False))).name == "free"
-                assert await backend.holders("nobody's") == []
-
-    face.run(scenario)
+            # At once: when that reply has come, the connection is seen to be stale.
+            assert await backend.holders("nobody's") == []
+            for grant in grants:
+                owners = [one.owner for one in await backend.holders(grant.name)]
+                assert owners == [one.owner for one in await plain.holders(grant.name)]
+            assert granted(await plain.try_acquire(host.request("free", queue=False))).name == "free"
+            assert await backend.holders("nobody's") == []
 
 
 def names_on(cluster: RedisCluster, each: int = 1) -> list[list[str]]:
@@ -338,67 +317,57 @@ def test_hung_master_costs_no_lease_at_the_others(cluster: RedisCluster, ttl: fl
         assert watch.longest_stall > ttl / 4, held  # by which any lease may be lost
 
 
-def test_hung_master_keeps_no_other_lock_from_being_released(cluster: RedisCluster, face: Face) -> None:
+async def test_hung_master_keeps_no_other_lock_from_being_released(cluster: RedisCluster, host: StubHost) -> None:
     """``close()`` frees what it can, by the time that it is given."""
     names = names_on(cluster, each=20)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
-            grants = [granted(await backend.try_acquire(host.request(name))) for group in names for name in group]
-            with frozen(cluster.nodes[0]):
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        grants = [granted(await backend.try_acquire(host.request(name))) for group in names for name in group]
+        with frozen(cluster.nodes[0]):
+            began = host.runtime.now()
+            watch = Stopwatch()
+            with pytest.raises(BackendUnavailable, match="20 of 60 locks"):
+                await backend.release_all(grants, began + 2.5)
+            assert watch.stop() < 2.5 + PROMPT
+            for group in names[1:]:
+                for name in group:
+                    assert await other.holders(name) == []
+        await backend.release_all(grants, host.runtime.now() + 20.0)
+        assert await other.holders(names[0][0]) == []
+
+
+async def test_many_locks_are_released_together(host: StubHost) -> None:
+    """A thousand in a few pieces, not one by one."""
+    with RedisServer() as server:
+        async with backend_at(server.url, host) as backend:
+            grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(1000)]
+            Keyspace(server)("SCRIPT", "FLUSH")
+
+            await backend.release_all(grants, host.runtime.now() + 20.0)
+
+            left = {key for key in Keyspace(server)("KEYS", "*") if not key.endswith(":fence")}
+            assert left == set()
+
+
+@sync_only
+async def test_waiters_that_share_a_subscription_end_in_time(host: StubHost) -> None:
+    """The one that opens it hangs; the others do not wait for it for ever."""
+    with RedisServer() as server:
+        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+            for name in ("a", "b"):
+                granted(await other.try_acquire(host.request(name)))
+            await backend.holders("a")
+            listener = backend._topology.listener_for("a")
+            assert listener is not None
+            with frozen(server):
+                opening = threading.Thread(target=lambda: _swallow(listener.open(host.runtime.now() + 3.0)))
+                opening.start()
+                await host.runtime.sleep(0.2)
                 began = host.runtime.now()
                 watch = Stopwatch()
-                with pytest.raises(BackendUnavailable, match="20 of 60 locks"):
-                    await backend.release_all(grants, began + 2.5)
-                assert watch.stop() < 2.5 + PROMPT
-                for group in names[1:]:
-                    for name in group:
-                        assert await other.holders(name) == []
-            await backend.release_all(grants, host.runtime.now() + 20.0)
-            assert await other.holders(names[0][0]) == []
-
-    face.run(scenario)
-
-
-def test_many_locks_are_released_together(face: Face) -> None:
-    """A thousand in a few pieces, not one by one."""
-
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as server:
-            async with backend_at(server.url, host) as backend:
-                grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(1000)]
-                Keyspace(server)("SCRIPT", "FLUSH")
-
-                await backend.release_all(grants, host.runtime.now() + 20.0)
-
-                left = {key for key in Keyspace(server)("KEYS", "*") if not key.endswith(":fence")}
-                assert left == set()
-
-    face.run(scenario)
-
-
-def test_waiters_that_share_a_subscription_end_in_time() -> None:
-    """The one that opens it hangs; the others do not wait for it for ever."""
-
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as server:
-            async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
-                for name in ("a", "b"):
-                    granted(await other.try_acquire(host.request(name)))
-                await backend.holders("a")
-                listener = backend._topology.listener_for("a")
-                assert listener is not None
-                with frozen(server):
-                    opening = threading.Thread(target=lambda: _swallow(listener.open(host.runtime.now() + 3.0)))
-                    opening.start()
-                    await host.runtime.sleep(0.2)
-                    began = host.runtime.now()
-                    watch = Stopwatch()
-                    await listener.open(began + LEFT)
-                    assert watch.stop() < PROMPT
-                opening.join(PATIENCE)
-
-    Face("sync").run(scenario)
+                await listener.open(began + LEFT)
+                assert watch.stop() < PROMPT
+            opening.join(PATIENCE)
 
 
 def _swallow(coroutine: Coroutine[Any, Any, None]) -> None:

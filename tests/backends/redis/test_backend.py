@@ -16,21 +16,22 @@ from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE, RedisBackend
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
-from lockkit.backends.redis.connection import AsyncConnection, Connection, SyncConnection
+from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
-from lockkit.backends.redis.node import AsyncNode, RedisNode, open_node
-from lockkit.backends.redis.parallel import ask_first
+from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.resp import Parser, Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
+from lockkit.backends.redis.topology import ask_first
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit_tools.servers import RedisServer, wait_until
-from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, token_in, woken
+from tests.backends.redis.faces import async_only, sync_only
+from tests.backends.redis.support import Keyspace, backend_at, busy_at, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
 from tests.interrupts import CallStrike
 
@@ -42,12 +43,6 @@ def redis(server: RedisServer) -> Keyspace:
     keyspace("FLUSHALL")
     keyspace("SCRIPT", "FLUSH")
     return keyspace
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Each face in turn."""
-    return Face(request.param)
 
 
 def until_one_subscribes(redis: Keyspace) -> None:
@@ -70,529 +65,446 @@ def until_no_more_than_two_ask(redis: Keyspace) -> None:
     wait_until(connected)
 
 
-def test_keys_are_as_documented(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_keys_are_as_documented(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """A lock is a plain string with its owner and ttl, which other clients understand; the rest lies beside it."""
+    async with backend_at(server.url, host) as backend:
+        request = host.request("seat:{12}%", ttl=30.0)
+        grant = granted(await backend.try_acquire(request))
+        key = "lockkit:seat:%7B12%7D%25"
+        side = f"{{{key}}}:"
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            request = host.request("seat:{12}%", ttl=30.0)
-            grant = granted(await backend.try_acquire(request))
-            key = "lockkit:seat:%7B12%7D%25"
-            side = f"{{{key}}}:"
+        assert redis("GET", key) == request.owner
+        assert 20_000 < redis("PTTL", key) <= 30_000
+        token, owner, metadata = redis("GET", f"{side}fence").split(" ", 2)
+        assert (int(token), owner) == (grant.token, request.owner)
+        assert json.loads(metadata) == {"pid": 1}
+        assert redis("PTTL", f"{side}fence") > 86_000_000
+        assert redis.keys() == {key, f"{side}fence"}
 
-            assert redis("GET", key) == request.owner
-            assert 20_000 < redis("PTTL", key) <= 30_000
-            token, owner, metadata = redis("GET", f"{side}fence").split(" ", 2)
-            assert (int(token), owner) == (grant.token, request.owner)
-            assert json.loads(metadata) == {"pid": 1}
-            assert redis("PTTL", f"{side}fence") > 86_000_000
-            assert redis.keys() == {key, f"{side}fence"}
-
-            assert await backend.release(grant)
-            assert redis.keys() == {f"{side}fence"}
-
-    face.run(scenario)
+        assert await backend.release(grant)
+        assert redis.keys() == {f"{side}fence"}
 
 
-def test_too_old_server(server: RedisServer, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_old_server(server: RedisServer, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said at the first connection, with the version that is needed."""
     monkeypatch.setattr(handshake, "VERSION_MIN", (999,))
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            with pytest.raises(ConfigurationError, match=r"is too old: it must be Redis 6\.2 or later"):
-                await backend.try_acquire(host.request())
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        with pytest.raises(ConfigurationError, match=r"is too old: it must be Redis 6\.2 or later"):
+            await backend.try_acquire(host.request())
 
 
-def test_prefix_separates_applications(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_prefix_separates_applications(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """The same name under two prefixes is two locks."""
+    async with (
+        backend_at(server.url, host, prefix="app:one") as one,
+        backend_at(server.url, host, prefix="app:two") as two,
+    ):
+        granted(await one.try_acquire(host.request()))
+        granted(await two.try_acquire(host.request()))
 
-    async def scenario(host: StubHost) -> None:
-        async with (
-            backend_at(server.url, host, prefix="app:one") as one,
-            backend_at(server.url, host, prefix="app:two") as two,
-        ):
-            granted(await one.try_acquire(host.request()))
-            granted(await two.try_acquire(host.request()))
-
-            assert {"app:one:x", "app:two:x"} <= redis.keys()
-
-    face.run(scenario)
+        assert {"app:one:x", "app:two:x"} <= redis.keys()
 
 
-def test_token_is_the_server_s_time_and_never_goes_back(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_token_is_the_server_s_time_and_never_goes_back(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """At least the server's time in µs, and above the last one, also when that is in the future or gone."""
+    async with backend_at(server.url, host) as backend:
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
+        async def token() -> int:
+            grant = granted(await backend.try_acquire(host.request()))
+            await backend.release(grant)
+            return grant.token
 
-            async def token() -> int:
-                grant = granted(await backend.try_acquire(host.request()))
-                await backend.release(grant)
-                return grant.token
+        seconds, micros = (int(part) for part in redis("TIME"))
+        first = await token()
+        redis("FLUSHALL")
+        second = await token()
+        redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
+        third = await token()
 
-            seconds, micros = (int(part) for part in redis("TIME"))
-            first = await token()
-            redis("FLUSHALL")
-            second = await token()
-            redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
-            third = await token()
-
-            assert seconds * 10**6 + micros <= first < second < third == 4 * 10**15 + 1
-            assert token_in(redis("GET", "{lockkit:x}:fence")) == str(4 * 10**15 + 1)
-
-    face.run(scenario)
+        assert seconds * 10**6 + micros <= first < second < third == 4 * 10**15 + 1
+        assert token_in(redis("GET", "{lockkit:x}:fence")) == str(4 * 10**15 + 1)
 
 
-def test_token_has_six_digits_of_micros(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_token_has_six_digits_of_micros(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """A time such as 1.000042 s is not written as 142: tried in the first tenth of a second, without a last token."""
+    async with backend_at(server.url, host) as backend:
+        await backend.ping()
+        _, micros = redis("TIME")
+        await host.runtime.sleep((1_000_000 - int(micros)) / 1e6)
+        for _ in range(10):
+            redis("FLUSHALL")
+            before = [int(part) for part in redis("TIME")]
+            grant = granted(await backend.try_acquire(host.request()))
+            after = [int(part) for part in redis("TIME")]
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            await backend.ping()
-            _, micros = redis("TIME")
-            await host.runtime.sleep((1_000_000 - int(micros)) / 1e6)
-            for _ in range(10):
-                redis("FLUSHALL")
-                before = [int(part) for part in redis("TIME")]
-                grant = granted(await backend.try_acquire(host.request()))
-                after = [int(part) for part in redis("TIME")]
-
-                assert before[0] * 10**6 + before[1] <= grant.token <= after[0] * 10**6 + after[1]
-
-    face.run(scenario)
+            assert before[0] * 10**6 + before[1] <= grant.token <= after[0] * 10**6 + after[1]
 
 
-def test_waiters_are_served_in_order_and_only_the_next_is_told(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_waiters_are_served_in_order_and_only_the_next_is_told(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """A release offers the lock to the first waiter; who comes straight back stands behind the others."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as other:
+        grant = granted(await backend.try_acquire(host.request()))
+        first, second = host.request(), host.request()
+        await queue_up(other, first)
+        await queue_up(backend, second)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as other:
-            grant = granted(await backend.try_acquire(host.request()))
-            first, second = host.request(), host.request()
-            await queue_up(other, first)
-            await queue_up(backend, second)
+        assert await backend.release(grant)
 
-            assert await backend.release(grant)
-
-            assert await woken(first)
-            assert not second.wake.is_set()
-            assert redis("GET", "lockkit:x") == f"next:{first.owner}"
-            barging = host.request(queue=False)
-            assert 0.0 < ((await busy_at(backend, barging)).retry_after or 0.0) <= 1.0
-            assert await backend.holders("x") == []
-            grant = granted(await other.try_acquire(first))
-            assert await other.release(grant)
-            assert await woken(second)
-            assert await backend.release(granted(await backend.try_acquire(second)))
-            assert redis.keys() == {"{lockkit:x}:fence"}
-
-    face.run(scenario)
+        assert await woken(first)
+        assert not second.wake.is_set()
+        assert redis("GET", "lockkit:x") == f"next:{first.owner}"
+        barging = host.request(queue=False)
+        assert 0.0 < ((await busy_at(backend, barging)).retry_after or 0.0) <= 1.0
+        assert await backend.holders("x") == []
+        grant = granted(await other.try_acquire(first))
+        assert await other.release(grant)
+        assert await woken(second)
+        assert await backend.release(granted(await backend.try_acquire(second)))
+        assert redis.keys() == {"{lockkit:x}:fence"}
 
 
-def test_waiter_that_died_is_passed_over(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_waiter_that_died_is_passed_over(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """Nobody listens on its channel any more, so the lock goes to the next at once."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as dying:
+        grant = granted(await backend.try_acquire(host.request()))
+        dead, living = host.request(), host.request()
+        await queue_up(dying, dead)
+        await queue_up(backend, living)
+        await dying.close()
+        wait_until(lambda: None if redis("PUBSUB", "NUMSUB", dead.state.channel)[1] == 0 else "still there")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as dying:
-            grant = granted(await backend.try_acquire(host.request()))
-            dead, living = host.request(), host.request()
-            await queue_up(dying, dead)
-            await queue_up(backend, living)
-            await dying.close()
-            wait_until(lambda: None if redis("PUBSUB", "NUMSUB", dead.state.channel)[1] == 0 else "still there")
+        assert [holder.waiters for holder in await backend.holders("x")] == [1]
+        assert await backend.release(grant)
 
-            assert [holder.waiters for holder in await backend.holders("x")] == [1]
-            assert await backend.release(grant)
-
-            assert await woken(living)
-            granted(await backend.try_acquire(living))
-
-    face.run(scenario)
+        assert await woken(living)
+        granted(await backend.try_acquire(living))
 
 
-def test_stopped_waiter_holds_up_the_others_for_its_offer_only(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_stopped_waiter_holds_up_the_others_for_its_offer_only(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """A waiter that is told and does not come loses its turn after half of its ttl."""
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        stopped, other = host.request(ttl=1.0), host.request()
+        await queue_up(backend, stopped)
+        await queue_up(backend, other)
+        assert await backend.release(grant)
+        assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            stopped, other = host.request(ttl=1.0), host.request()
-            await queue_up(backend, stopped)
-            await queue_up(backend, other)
-            assert await backend.release(grant)
-            assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
+        busy = await busy_at(backend, other)
+        assert busy.retry_after is not None
+        assert busy.retry_after <= 0.5
+        await host.runtime.sleep(busy.retry_after + 0.01)
 
-            busy = await busy_at(backend, other)
-            assert busy.retry_after is not None
-            assert busy.retry_after <= 0.5
-            await host.runtime.sleep(busy.retry_after + 0.01)
-
-            granted(await backend.try_acquire(other))
-            await busy_at(backend, stopped)
-
-    face.run(scenario)
+        granted(await backend.try_acquire(other))
+        await busy_at(backend, stopped)
 
 
-def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """It does not sleep until the former holder's ttl would have been over."""
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+        stopped, other = host.request(), host.request()
+        await queue_up(backend, stopped)
+        await queue_up(backend, other)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-            stopped, other = host.request(), host.request()
-            await queue_up(backend, stopped)
-            await queue_up(backend, other)
+        assert await backend.release(grant)
 
-            assert await backend.release(grant)
-
-            assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
-            assert await woken(other)
-            granted(await backend.try_acquire(other))
-
-    face.run(scenario)
+        assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
+        assert await woken(other)
+        granted(await backend.try_acquire(other))
 
 
-def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_flushed_lock_is_its_waiter_s_as_soon_as_its_holder_knows(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """FLUSHALL removes the queue too, without notice: the client that finds the lock gone notifies its waiters."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+        for find in ("renew", "release"):
+            grant = granted(await backend.try_acquire(host.request("x", ttl=600.0)))
+            elsewhere = granted(await backend.try_acquire(host.request("y", ttl=600.0)))
+            waiter, uninvolved = host.request("x"), host.request("y")
+            await queue_up(other, waiter)
+            await queue_up(other, uninvolved)
+            redis("DEL", "lockkit:x", "{lockkit:x}:queue")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
-            for find in ("renew", "release"):
-                grant = granted(await backend.try_acquire(host.request("x", ttl=600.0)))
-                elsewhere = granted(await backend.try_acquire(host.request("y", ttl=600.0)))
-                waiter, uninvolved = host.request("x"), host.request("y")
-                await queue_up(other, waiter)
-                await queue_up(other, uninvolved)
-                redis("DEL", "lockkit:x", "{lockkit:x}:queue")
+            if find == "renew":
+                assert await backend.renew([grant, elsewhere]) == [Gone("gone"), Renewed()]
+            else:
+                assert not await backend.release(grant)
 
-                if find == "renew":
-                    assert await backend.renew([grant, elsewhere]) == [Gone("gone"), Renewed()]
-                else:
-                    assert not await backend.release(grant)
-
-                assert await woken(waiter)
-                assert not uninvolved.wake.is_set()
-                redis("FLUSHALL")
-
-    face.run(scenario)
+            assert await woken(waiter)
+            assert not uninvolved.wake.is_set()
+            redis("FLUSHALL")
 
 
-def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_anything_on_the_channel_is_survived(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """Messages from other clients of the server do not end the subscription."""
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+        waiter = host.request()
+        await queue_up(backend, waiter)
+        channel = waiter.state.channel
+        for text in (
+            b"\xff\xfe",
+            b"",
+            b"nobody",
+            b" ",
+            b"%b x" % waiter.owner.encode()[:5],
+            b"a 99999999999999999",
+        ):
+            redis("PUBLISH", channel, text)
+            redis("PUBLISH", "lockkit:wake:gone", text)
+        await host.runtime.sleep(0.2)
+        assert not waiter.wake.is_set()
+        assert waiter.state.listener.channel == channel
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-            waiter = host.request()
-            await queue_up(backend, waiter)
-            channel = waiter.state.channel
-            for text in (
-                b"\xff\xfe",
-                b"",
-                b"nobody",
-                b" ",
-                b"%b x" % waiter.owner.encode()[:5],
-                b"a 99999999999999999",
-            ):
-                redis("PUBLISH", channel, text)
-                redis("PUBLISH", "lockkit:wake:gone", text)
-            await host.runtime.sleep(0.2)
-            assert not waiter.wake.is_set()
-            assert waiter.state.listener.channel == channel
+        assert await backend.release(grant)
 
-            assert await backend.release(grant)
-
-            assert await woken(waiter)
-
-    face.run(scenario)
+        assert await woken(waiter)
 
 
-def test_queue_has_an_expiry(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_queue_has_an_expiry(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """An abandoned queue expires, but not before its waiters have retried."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            granted(await backend.try_acquire(host.request(ttl=40.0)))
-            await queue_up(backend, host.request(ttl=20.0))
-            assert 40_000 < redis("PTTL", "{lockkit:x}:queue") <= 50_100
-            await queue_up(backend, host.request(ttl=60.0))
-            assert 60_000 < redis("PTTL", "{lockkit:x}:queue") <= 70_100
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        granted(await backend.try_acquire(host.request(ttl=40.0)))
+        await queue_up(backend, host.request(ttl=20.0))
+        assert 40_000 < redis("PTTL", "{lockkit:x}:queue") <= 50_100
+        await queue_up(backend, host.request(ttl=60.0))
+        assert 60_000 < redis("PTTL", "{lockkit:x}:queue") <= 70_100
 
 
-def test_expired_holder_does_not_release_the_lock_of_the_next(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_expired_holder_does_not_release_the_lock_of_the_next(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """Release, renewal and undoing compare the owner at the server, one by one and together."""
+    async with backend_at(server.url, host) as backend:
+        expired = host.request(ttl=0.05)
+        first = granted(await backend.try_acquire(expired))
+        await host.runtime.sleep(0.1)
+        second = granted(await backend.try_acquire(host.request()))
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            expired = host.request(ttl=0.05)
-            first = granted(await backend.try_acquire(expired))
-            await host.runtime.sleep(0.1)
-            second = granted(await backend.try_acquire(host.request()))
+        assert not await backend.release(first)
+        await backend.release_all([first], host.runtime.now() + 5.0)
+        expired.uncertain = True
+        await backend.abandon(expired)
+        assert await backend.renew([first]) == [Gone("taken")]
 
-            assert not await backend.release(first)
-            await backend.release_all([first], host.runtime.now() + 5.0)
-            expired.uncertain = True
-            await backend.abandon(expired)
-            assert await backend.renew([first]) == [Gone("taken")]
-
-            assert redis("GET", "lockkit:x") == second.owner
-            assert redis("GET", "{lockkit:x}:fence").startswith(f"{second.token} {second.owner} ")
-            assert await backend.release(second)
-
-    face.run(scenario)
+        assert redis("GET", "lockkit:x") == second.owner
+        assert redis("GET", "{lockkit:x}:fence").startswith(f"{second.token} {second.owner} ")
+        assert await backend.release(second)
 
 
-def test_expired_lock_is_the_first_waiter_s(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_expired_lock_is_the_first_waiter_s(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """When a holder dies, the client that retries first hands the lock to the head of the queue."""
+    async with backend_at(server.url, host) as backend:
+        granted(await backend.try_acquire(host.request()))
+        head, other = host.request(), host.request()
+        await queue_up(backend, head)
+        await queue_up(backend, other)
+        redis("DEL", "lockkit:x")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            granted(await backend.try_acquire(host.request()))
-            head, other = host.request(), host.request()
-            await queue_up(backend, head)
-            await queue_up(backend, other)
-            redis("DEL", "lockkit:x")
+        assert not (await busy_at(backend, other)).poll
 
-            assert not (await busy_at(backend, other)).poll
-
-            assert await woken(head)
-            granted(await backend.try_acquire(head))
-
-    face.run(scenario)
+        assert await woken(head)
+        granted(await backend.try_acquire(head))
 
 
-def test_dead_waiters_do_not_pile_up(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_dead_waiters_do_not_pile_up(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """Behind a lease that is renewed for days, crashed waiters are removed as new ones come."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            granted(await backend.try_acquire(host.request()))
-            redis("RPUSH", "{lockkit:x}:queue", *(f"owner{index} 1000 nobody:{index}" for index in range(100)))
-            for _ in range(16):
-                await queue_up(backend, host.request())
-
-            assert redis("LLEN", "{lockkit:x}:queue") <= 32
-
-    face.run(scenario)
-
-
-def test_abandoned_waiter_leaves_nothing_and_passes_an_offer_on(
-    server: RedisServer, redis: Keyspace, face: Face
-) -> None:
-    """A waiter that gives up, also just when it is its turn, costs the others nothing."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            first, second, third = host.request(), host.request(), host.request()
-            for request in (first, second, third):
-                await queue_up(backend, request)
-            await backend.abandon(second)
-            assert await backend.release(grant)
-            assert await woken(first)
-
-            await backend.abandon(first)
-            await backend.abandon(first)
-
-            assert await woken(third)
-            await backend.abandon(third)
-            assert redis.keys() == {"{lockkit:x}:fence"}
-
-    face.run(scenario)
-
-
-def test_grant_that_was_not_heard_of_is_undone_or_repeated(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """A request that is sent again is granted again, with a new token; an uncertain one is undone by owner."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            request = host.request()
-            lost = granted(await backend.try_acquire(request))
-            again = granted(await backend.try_acquire(request))
-            assert again.token > lost.token
-
-            request.uncertain = True
-            await backend.abandon(request)
-
-            assert redis.keys() == {"{lockkit:x}:fence"}
-
-    face.run(scenario)
-
-
-def test_foreign_holder_is_polled(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """A foreign client notifies no waiter: the engine polls, and knows the ttl if there is one."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            redis("SET", "lockkit:x", "theirs", "PX", "20000")
-            busy = await busy_at(backend, host.request())
-            assert (busy.poll, busy.owner) == (True, "theirs")
-            assert 10.0 < (busy.retry_after or 0.0) <= 20.0
-            (holder,) = await backend.holders("x")
-            assert (holder.owner, holder.token, holder.metadata) == ("theirs", None, {})
-
-            redis("SET", "lockkit:x", "for ever")
-            busy = await busy_at(backend, host.request())
-            assert (busy.poll, busy.retry_after) == (True, None)
-            assert [holder.remaining for holder in await backend.holders("x")] == [None]
-
-    face.run(scenario)
-
-
-def test_key_of_another_type_is_named(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """Waiting cannot mend it, so it is an error of configuration; a holder has lost its lock."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            redis("DEL", "lockkit:x")
-            redis("LPUSH", "lockkit:x", "not a lock")
-
-            with pytest.raises(ConfigurationError, match=r"the key lockkit:x holds no string.*|.*prefix="):
-                await backend.try_acquire(host.request())
-            with pytest.raises(ConfigurationError, match="lockkit:x"):
-                await backend.holders("x")
-            assert await backend.renew([grant]) == [Gone("taken")]
-            assert not await backend.release(grant)
-
-            with pytest.raises(ConfigurationError, match="lockkit:x"):
-                await backend.break_lock("x")
-            assert redis("LRANGE", "lockkit:x", 0, -1) == ["not a lock"]
-
-    face.run(scenario)
-
-
-def test_renewal_sets_the_time_left_and_tells_how_a_lease_was_lost(
-    server: RedisServer, redis: Keyspace, face: Face
-) -> None:
-    """Never adds, never creates; one answer for each, in order."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            names = ("kept", "gone", "taken", "broken")
-            grants = [granted(await backend.try_acquire(host.request(name, ttl=60.0))) for name in names]
-            redis("DEL", "lockkit:gone", "lockkit:taken")
-            granted(await backend.try_acquire(host.request("taken")))
-            assert await backend.break_lock("broken")
-            grants[0].ttl = 30.0
-
-            outcomes = await backend.renew(grants)
-
-            assert outcomes == [Renewed(), Gone("gone"), Gone("taken"), Gone("broken")]
-            assert 0 < redis("PTTL", "lockkit:kept") <= 30_000
-            assert redis("PTTL", "{lockkit:kept}:fence") > 80_000_000
-            assert redis("GET", "lockkit:gone") is None
-
-    face.run(scenario)
-
-
-def test_broken_lock_goes_to_the_first_waiter_with_a_higher_token(
-    server: RedisServer, redis: Keyspace, face: Face
-) -> None:
-    """Its former holder neither renews nor releases the new one."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            assert not await backend.break_lock("x")
-            redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
-            grant = granted(await backend.try_acquire(host.request()))
-            waiter = host.request()
-            await queue_up(backend, waiter)
-
-            assert await backend.break_lock("x")
-
-            assert await woken(waiter)
-            assert not await backend.break_lock("x")  # it is only offered
-            again = granted(await backend.try_acquire(waiter))
-            assert again.token > grant.token + 1
-            assert await backend.renew([grant, again]) == [Gone("broken"), Renewed()]
-            assert not await backend.release(grant)
-            assert [holder.owner for holder in await backend.holders("x")] == [waiter.owner]
-
-    face.run(scenario)
-
-
-def test_holders_show_token_metadata_and_living_waiters(server: RedisServer, redis: Keyspace, face: Face) -> None:
-    """As in `lockkit holders`."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            assert await backend.holders("x") == []
-            grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
+    async with backend_at(server.url, host) as backend:
+        granted(await backend.try_acquire(host.request()))
+        redis("RPUSH", "{lockkit:x}:queue", *(f"owner{index} 1000 nobody:{index}" for index in range(100)))
+        for _ in range(16):
             await queue_up(backend, host.request())
 
-            (holder,) = await backend.holders("x")
+        assert redis("LLEN", "{lockkit:x}:queue") <= 32
 
-            assert (holder.owner, holder.token, holder.metadata) == (grant.owner, grant.token, {"pid": 1})
-            assert holder.waiters == 1
-            assert holder.remaining == pytest.approx(60.0, abs=5.0)
 
+async def test_abandoned_waiter_leaves_nothing_and_passes_an_offer_on(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
+    """A waiter that gives up, also just when it is its turn, costs the others nothing."""
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        first, second, third = host.request(), host.request(), host.request()
+        for request in (first, second, third):
+            await queue_up(backend, request)
+        await backend.abandon(second)
+        assert await backend.release(grant)
+        assert await woken(first)
+
+        await backend.abandon(first)
+        await backend.abandon(first)
+
+        assert await woken(third)
+        await backend.abandon(third)
+        assert redis.keys() == {"{lockkit:x}:fence"}
+
+
+async def test_grant_that_was_not_heard_of_is_undone_or_repeated(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
+    """A request that is sent again is granted again, with a new token; an uncertain one is undone by owner."""
+    async with backend_at(server.url, host) as backend:
+        request = host.request()
+        lost = granted(await backend.try_acquire(request))
+        again = granted(await backend.try_acquire(request))
+        assert again.token > lost.token
+
+        request.uncertain = True
+        await backend.abandon(request)
+
+        assert redis.keys() == {"{lockkit:x}:fence"}
+
+
+async def test_foreign_holder_is_polled(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
+    """A foreign client notifies no waiter: the engine polls, and knows the ttl if there is one."""
+    async with backend_at(server.url, host) as backend:
+        redis("SET", "lockkit:x", "theirs", "PX", "20000")
+        busy = await busy_at(backend, host.request())
+        assert (busy.poll, busy.owner) == (True, "theirs")
+        assert 10.0 < (busy.retry_after or 0.0) <= 20.0
+        (holder,) = await backend.holders("x")
+        assert (holder.owner, holder.token, holder.metadata) == ("theirs", None, {})
+
+        redis("SET", "lockkit:x", "for ever")
+        busy = await busy_at(backend, host.request())
+        assert (busy.poll, busy.retry_after) == (True, None)
+        assert [holder.remaining for holder in await backend.holders("x")] == [None]
+
+
+async def test_key_of_another_type_is_named(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
+    """Waiting cannot mend it, so it is an error of configuration; a holder has lost its lock."""
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        redis("DEL", "lockkit:x")
+        redis("LPUSH", "lockkit:x", "not a lock")
+
+        with pytest.raises(ConfigurationError, match=r"the key lockkit:x holds no string.*|.*prefix="):
+            await backend.try_acquire(host.request())
+        with pytest.raises(ConfigurationError, match="lockkit:x"):
+            await backend.holders("x")
+        assert await backend.renew([grant]) == [Gone("taken")]
+        assert not await backend.release(grant)
+
+        with pytest.raises(ConfigurationError, match="lockkit:x"):
+            await backend.break_lock("x")
+        assert redis("LRANGE", "lockkit:x", 0, -1) == ["not a lock"]
+
+
+async def test_renewal_sets_the_time_left_and_tells_how_a_lease_was_lost(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
+    """Never adds, never creates; one answer for each, in order."""
+    async with backend_at(server.url, host) as backend:
+        names = ("kept", "gone", "taken", "broken")
+        grants = [granted(await backend.try_acquire(host.request(name, ttl=60.0))) for name in names]
+        redis("DEL", "lockkit:gone", "lockkit:taken")
+        granted(await backend.try_acquire(host.request("taken")))
+        assert await backend.break_lock("broken")
+        grants[0].ttl = 30.0
+
+        outcomes = await backend.renew(grants)
+
+        assert outcomes == [Renewed(), Gone("gone"), Gone("taken"), Gone("broken")]
+        assert 0 < redis("PTTL", "lockkit:kept") <= 30_000
+        assert redis("PTTL", "{lockkit:kept}:fence") > 80_000_000
+        assert redis("GET", "lockkit:gone") is None
+
+
+async def test_broken_lock_goes_to_the_first_waiter_with_a_higher_token(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
+    """Its former holder neither renews nor releases the new one."""
+    async with backend_at(server.url, host) as backend:
+        assert not await backend.break_lock("x")
+        redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
+        grant = granted(await backend.try_acquire(host.request()))
+        waiter = host.request()
+        await queue_up(backend, waiter)
+
+        assert await backend.break_lock("x")
+
+        assert await woken(waiter)
+        assert not await backend.break_lock("x")  # it is only offered
+        again = granted(await backend.try_acquire(waiter))
+        assert again.token > grant.token + 1
+        assert await backend.renew([grant, again]) == [Gone("broken"), Renewed()]
+        assert not await backend.release(grant)
+        assert [holder.owner for holder in await backend.holders("x")] == [waiter.owner]
+
+
+async def test_holders_show_token_metadata_and_living_waiters(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
+    """As in `lockkit holders`."""
     del redis
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        assert await backend.holders("x") == []
+        grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
+        await queue_up(backend, host.request())
+
+        (holder,) = await backend.holders("x")
+
+        assert (holder.owner, holder.token, holder.metadata) == (grant.owner, grant.token, {"pid": 1})
+        assert holder.waiters == 1
+        assert holder.remaining == pytest.approx(60.0, abs=5.0)
 
 
-def test_lost_subscription_lets_everybody_look_again(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_lost_subscription_lets_everybody_look_again(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """What was told while nobody listened is not missed: the waiters look, subscribe anew, and are told again."""
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        waiter = host.request()
+        await queue_up(backend, waiter)
+        former = waiter.state.channel
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            waiter = host.request()
-            await queue_up(backend, waiter)
-            former = waiter.state.channel
+        redis("CLIENT", "KILL", "TYPE", "pubsub")
 
-            redis("CLIENT", "KILL", "TYPE", "pubsub")
-
-            assert await woken(waiter)
-            waiter.wake.clear()
-            await backend.wait(waiter, Busy(), host.runtime.now() + 60.0)  # returns at once
-            await queue_up(backend, waiter)
-            assert waiter.state.channel != former
-            assert await backend.release(grant)
-            assert await woken(waiter)
-
-    face.run(scenario)
+        assert await woken(waiter)
+        waiter.wake.clear()
+        await backend.wait(waiter, Busy(), host.runtime.now() + 60.0)  # returns at once
+        await queue_up(backend, waiter)
+        assert waiter.state.channel != former
+        assert await backend.release(grant)
+        assert await woken(waiter)
 
 
-def test_cancelled_background_task_is_replaced(server: RedisServer, redis: Keyspace) -> None:
+@async_only
+async def test_cancelled_background_task_is_replaced(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """An application that cancels ``asyncio.all_tasks()`` ends neither calls nor waits for good."""
     del redis
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-            waiter = host.request()
-            await queue_up(backend, waiter)
-            await cancel_tasks("lockkit-redis")
-            assert await woken(waiter)
-            waiter.wake.clear()
-            await queue_up(backend, waiter)
-            assert await backend.release(grant)
-            assert await woken(waiter)
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+        waiter = host.request()
+        await queue_up(backend, waiter)
+        await cancel_tasks("lockkit-redis")
+        assert await woken(waiter)
+        waiter.wake.clear()
+        await queue_up(backend, waiter)
+        assert await backend.release(grant)
+        assert await woken(waiter)
 
-        async with backend_at(server.url, host) as backend:
-            asking = asyncio.create_task(backend.holders("x"))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert await cancel_tasks("lockkit-redis-connect") == 1
-            with pytest.raises(BackendUnavailable, match="cancelled"):
-                await asking
-            await backend.holders("x")
-
-    Face("asyncio").run(scenario)
+    async with backend_at(server.url, host) as backend:
+        asking = asyncio.create_task(backend.holders("x"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await cancel_tasks("lockkit-redis-connect") == 1
+        with pytest.raises(BackendUnavailable, match="cancelled"):
+            await asking
+        await backend.holders("x")
 
 
 async def cancel_tasks(name: str) -> int:
@@ -604,257 +516,227 @@ async def cancel_tasks(name: str) -> int:
     return len(tasks)
 
 
-def test_client_that_gets_no_thread_can_be_used_later(
-    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
+@sync_only
+async def test_client_that_gets_no_thread_can_be_used_later(
+    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch, host: StubHost
 ) -> None:
     """It cannot wait then, which is no answer and not a bare `RuntimeError`; nobody believes that it listens."""
 
-    async def scenario(host: StubHost) -> None:
-        def spawn(*_: object) -> None:
-            message = "can't start new thread"
-            raise RuntimeError(message)
+    def spawn(*_: object) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
 
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            with monkeypatch.context() as exhausted:
-                exhausted.setattr(host.runtime, "spawn", spawn)
-                with pytest.raises(BackendUnavailable, match="can't start new thread"):
-                    await backend.try_acquire(host.request())
-            wait_until(lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:*") == [] else "subscribed")
-            waiter = host.request()
-            await queue_up(backend, waiter)
-            assert await backend.release(grant)
-            assert await woken(waiter)
-
-    Face("sync").run(scenario)
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(host.runtime, "spawn", spawn)
+            with pytest.raises(BackendUnavailable, match="can't start new thread"):
+                await backend.try_acquire(host.request())
+        wait_until(lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:*") == [] else "subscribed")
+        waiter = host.request()
+        await queue_up(backend, waiter)
+        assert await backend.release(grant)
+        assert await woken(waiter)
 
 
-def test_one_subscription_serves_all_waiters(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_one_subscription_serves_all_waiters(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """The number of connections does not grow with the number of waiters or locks."""
+    async with backend_at(server.url, host) as backend:
+        for index in range(50):
+            granted(await backend.try_acquire(host.request(f"lock {index}")))
+            await queue_up(backend, host.request(f"lock {index}"))
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            for index in range(50):
-                granted(await backend.try_acquire(host.request(f"lock {index}")))
-                await queue_up(backend, host.request(f"lock {index}"))
-
-            until_one_subscribes(redis)
-            until_no_more_than_two_ask(redis)
-
-    face.run(scenario)
+        until_one_subscribes(redis)
+        until_no_more_than_two_ask(redis)
 
 
-def test_listening_thread_ends_when_nobody_waits(
-    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch
+@sync_only
+async def test_listening_thread_ends_when_nobody_waits(
+    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch, host: StubHost
 ) -> None:
     """A client that waited once does not keep a thread and a connection for ever; it subscribes anew when needed."""
     monkeypatch.setattr("lockkit.backends.redis.wakeup.IDLE_SECONDS_MAX", 0.1)
+    async with backend_at(server.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        waiter = host.request()
+        await queue_up(backend, waiter)
+        await host.runtime.sleep(0.5)
+        until_one_subscribes(redis)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            waiter = host.request()
-            await queue_up(backend, waiter)
-            await host.runtime.sleep(0.5)
-            until_one_subscribes(redis)
+        await backend.abandon(waiter)
 
-            await backend.abandon(waiter)
-
-            wait_until(
-                lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*") == [] else "still subscribed"
-            )
-            again = host.request()
-            await queue_up(backend, again)
-            assert await backend.release(grant)
-            assert await woken(again)
-            await backend.abandon(again)
-
-    Face("sync").run(scenario)
+        wait_until(lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:[0-9a-f]*") == [] else "still subscribed")
+        again = host.request()
+        await queue_up(backend, again)
+        assert await backend.release(grant)
+        assert await woken(again)
+        await backend.abandon(again)
 
 
-def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace) -> None:
+@sync_only
+async def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """Threads that begin to wait in the same instant share one subscription."""
     host = StubHost()
 
     async def wait(backend: RedisBackend, index: int) -> None:
         await queue_up(backend, host.request(f"lock {index}"))
 
-    async def scenario(_: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            for index in range(10):
-                granted(await backend.try_acquire(host.request(f"lock {index}")))
-            threads = [
-                threading.Thread(target=lambda index=index: wait(backend, index).send(None)) for index in range(10)
-            ]
-            errors: list[BaseException | None] = []
-            threading.excepthook, former = (
-                lambda hook: errors.append(hook.exc_value) if not isinstance(hook.exc_value, StopIteration) else None,
-                threading.excepthook,
-            )
-            try:
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join(30)
-            finally:
-                threading.excepthook = former
+    async with backend_at(server.url, host) as backend:
+        for index in range(10):
+            granted(await backend.try_acquire(host.request(f"lock {index}")))
+        threads = [threading.Thread(target=lambda index=index: wait(backend, index).send(None)) for index in range(10)]
+        errors: list[BaseException | None] = []
+        threading.excepthook, former = (
+            lambda hook: errors.append(hook.exc_value) if not isinstance(hook.exc_value, StopIteration) else None,
+            threading.excepthook,
+        )
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        finally:
+            threading.excepthook = former
 
-            assert errors == []
-            until_one_subscribes(redis)
-
-    Face("sync").run(scenario)
+        assert errors == []
+        until_one_subscribes(redis)
 
 
-def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """SCRIPT FLUSH between any two operations is not noticed, in a pipeline neither."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(300)]
-            redis("SCRIPT", "FLUSH")
-            assert await backend.renew(grants) == [Renewed()] * 300
-            redis("SCRIPT", "FLUSH")
-            granted(await backend.try_acquire(host.request()))
-            redis("SCRIPT", "FLUSH")
-            assert await backend.release(grants[0])
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(300)]
+        redis("SCRIPT", "FLUSH")
+        assert await backend.renew(grants) == [Renewed()] * 300
+        redis("SCRIPT", "FLUSH")
+        granted(await backend.try_acquire(host.request()))
+        redis("SCRIPT", "FLUSH")
+        assert await backend.release(grants[0])
 
 
-def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, face: Face) -> None:
+async def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, host: StubHost) -> None:
     """A dead server is no answer, and no loss yet."""
-
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as node:
-            async with backend_at(node.url, host) as backend:
-                grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(3)]
-                node.kill()
-
-                outcomes = await backend.renew(grants)
-
-                assert [type(outcome) for outcome in outcomes] == [Unknown] * 3
-
     del redis
-    face.run(scenario)
+    with RedisServer() as node:
+        async with backend_at(node.url, host) as backend:
+            grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(3)]
+            node.kill()
+
+            outcomes = await backend.renew(grants)
+
+            assert [type(outcome) for outcome in outcomes] == [Unknown] * 3
 
 
 def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
     """As of a Sentinel whose answer was no longer needed, or a node that left the Cluster."""
-    node = open_node(BlockingRuntime(), Target.anywhere({}, tls=False).moved(server.host, server.port))
-    late = cast("SyncConnection", drive(node.take_connection()))
+    node = RedisNode(BlockingRuntime(), Target.anywhere({}, tls=False).moved(server.host, server.port))
+    late = drive(node._connect(inf))
     assert drive(node.call(pack("PING"))) == b"PONG"
 
     drive(node.close())
-    node.give_back(late)
+    node._give_back(late)
 
-    assert late.fileno() == -1
+    assert late.stale
 
 
-def test_node_that_is_closed_connects_no_more_in_the_async_api(server: RedisServer) -> None:
+@async_only
+async def test_node_that_is_closed_connects_no_more_in_the_async_api(server: RedisServer, host: StubHost) -> None:
     """Also for a call that was under way, which would send its command again: perhaps to a former master."""
     target = Target.anywhere({}, tls=False).moved(server.host, server.port)
 
-    async def scenario(host: StubHost) -> None:
-        node = open_node(host.runtime, target)
-        assert await node.call(pack("PING")) == b"PONG"
-        under_way = asyncio.create_task(node.call(pack("PING"), resend=True))
-        await asyncio.sleep(0)
+    node = RedisNode(host.runtime, target)
+    assert await node.call(pack("PING")) == b"PONG"
+    under_way = asyncio.create_task(node.call(pack("PING"), resend=True))
+    await asyncio.sleep(0)
 
-        await node.close()
+    await node.close()
 
-        with pytest.raises(BackendUnavailable, match="closed here"):
-            await under_way
-        with pytest.raises(BackendUnavailable, match="closed here"):
-            await node.call(pack("PING"), resend=True)
-
-    Face("asyncio").run(scenario)
+    with pytest.raises(BackendUnavailable, match="closed here"):
+        await under_way
+    with pytest.raises(BackendUnavailable, match="closed here"):
+        await node.call(pack("PING"), resend=True)
 
 
-def test_connection_that_opens_while_its_node_is_closed_is_closed(server: RedisServer) -> None:
+@async_only
+async def test_connection_that_opens_while_its_node_is_closed_is_closed(server: RedisServer, host: StubHost) -> None:
     """It may have opened when there is nothing left to cancel."""
     target = Target.anywhere({}, tls=False).moved(server.host, server.port)
     opened: list[Connection] = []
 
-    async def scenario(host: StubHost) -> None:
-        connecting = asyncio.Event()
+    connecting = asyncio.Event()
 
-        async def keep(connection: Connection, until: float) -> None:
-            del until
-            opened.append(connection)
-            connecting.set()
+    async def keep(connection: Connection, until: float) -> None:
+        del until
+        opened.append(connection)
+        connecting.set()
 
-        node = open_node(host.runtime, target, "lockkit", keep)
-        call = asyncio.create_task(node.call(pack("PING")))
-        await connecting.wait()
+    node = RedisNode(host.runtime, target, "lockkit", keep)
+    call = asyncio.create_task(node.call(pack("PING")))
+    await connecting.wait()
 
-        await node.close()
-        await asyncio.wait([call])
+    await node.close()
+    await asyncio.wait([call])
 
-        assert opened[0].stale
-
-    Face("asyncio").run(scenario)
+    assert opened[0].stale
 
 
-def test_answer_that_is_no_number_ends_the_connection(server: RedisServer) -> None:
+@async_only
+async def test_answer_that_is_no_number_ends_the_connection(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, host: StubHost
+) -> None:
     """As of another program at that port: an error of lockkit's, in the async API too."""
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
+    node = RedisNode(host.runtime, target)
+    assert await node.call(pack("PING")) == b"PONG"
+    connection = node._shared
+    assert connection is not None
+    call = asyncio.create_task(node.call(pack("BLPOP", "nothing", 0)))
+    await asyncio.sleep(0)
 
-    async def scenario(host: StubHost) -> None:
-        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
-        node = cast("AsyncNode", open_node(host.runtime, target))
-        assert await node.call(pack("PING")) == b"PONG"
-        connection = cast("AsyncConnection", node._shared)
-        call = asyncio.create_task(node.call(pack("BLPOP", "nothing", 0)))
-        await asyncio.sleep(0)
+    monkeypatch.setattr(connection, "_recv", lambda _: b":one\r\n")
+    connection._readable()
 
-        connection.data_received(b":one\r\n")
-
-        with pytest.raises(BackendUnavailable, match="not the Redis protocol"):
-            await call
-        await node.close()
-
-    Face("asyncio").run(scenario)
+    with pytest.raises(BackendUnavailable, match="not the Redis protocol"):
+        await call
+    await node.close()
 
 
-def test_listener_that_is_closed_while_it_subscribes_stays_closed(server: RedisServer, face: Face) -> None:
+async def test_listener_that_is_closed_while_it_subscribes_stays_closed(server: RedisServer, host: StubHost) -> None:
     """As of a former master: nothing would end that subscription any more."""
 
-    async def scenario(host: StubHost) -> None:
-        async def close(connection: Connection, until: float) -> None:
-            del connection, until
-            await node.close()
+    async def close(connection: Connection, until: float) -> None:
+        del connection, until
+        await node.close()
 
-        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
-        node = open_node(host.runtime, target, "lockkit", close)
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
+    node = RedisNode(host.runtime, target, "lockkit", close)
 
-        with pytest.raises(BackendUnavailable, match="closed here"):
-            await node.listener.open()
+    with pytest.raises(BackendUnavailable, match="closed here"):
+        await node.listener.open()
 
-        assert node.listener.channel is None
-
-    face.run(scenario)
+    assert node.listener.channel is None
 
 
-def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed() -> None:
+@async_only
+async def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed(host: StubHost) -> None:
     """They may have been lost in a failover. Closing the former node takes a round of the event loop."""
+    topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
+    before, now = ([[0, 16383, [b"127.0.0.1", port]]] for port in (1, 2))
+    await topology._use_map(before, topology._node_at(("127.0.0.1", 1)))
+    caller = asyncio.create_task(topology._use_map(now, topology._node_at(("127.0.0.1", 2))))
+    await asyncio.sleep(0)
 
-    async def scenario(host: StubHost) -> None:
-        topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
-        before, now = ([[0, 16383, [b"127.0.0.1", port]]] for port in (1, 2))
-        await topology._use_map(before, topology._node_at(("127.0.0.1", 1)))
-        caller = asyncio.create_task(topology._use_map(now, topology._node_at(("127.0.0.1", 2))))
-        await asyncio.sleep(0)
+    caller.cancel()
 
-        caller.cancel()
-
-        await asyncio.wait([caller])
-        assert caller.cancelled()
-        assert host.confirmations == 1
-        await topology.close()
-
-    Face("asyncio").run(scenario)
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    assert host.confirmations == 1
+    await topology.close()
 
 
-def test_cluster_that_is_away_is_asked_once_for_all_leases(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_that_is_away_is_asked_once_for_all_leases(
+    host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each time takes a thread for each node: a client with thousands of leases would do nothing else."""
     rounds: list[int] = []
 
@@ -864,16 +746,13 @@ def test_cluster_that_is_away_is_asked_once_for_all_leases(face: Face, monkeypat
 
     monkeypatch.setattr("lockkit.backends.redis.cluster.ask_first", counted)
 
-    async def scenario(host: StubHost) -> None:
-        topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
-        calls = [(f"lockkit:{number}", b"") for number in range(100)]
-        results = await topology.run_many(Script("clock", keys=["lock"], arguments=0), calls)
+    topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
+    calls = [(f"lockkit:{number}", b"") for number in range(100)]
+    results = await topology.run_many(Script("clock", keys=["lock"], arguments=0), calls)
 
-        assert {type(result) for result in results} == {BackendUnavailable}
-        assert len(rounds) == 1
-        await topology.close()
-
-    face.run(scenario)
+    assert {type(result) for result in results} == {BackendUnavailable}
+    assert len(rounds) == 1
+    await topology.close()
 
 
 @pytest.mark.parametrize("named", [b"", None])
@@ -892,11 +771,11 @@ def test_server_that_could_not_be_asked_is_compared_with_the_one_before() -> Non
     host = StubHost(BlockingRuntime())
     look = Handshake(host)
 
-    class Connected(SyncConnection):
+    class Connected(Connection):
         def __init__(self, *replies: Reply) -> None:
             self.replies = list(replies)
 
-        def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
+        async def call_many(self, packed: bytes, count: int, until: float = inf) -> list[Reply]:
             del packed, until
             return self.replies * count
 
@@ -964,9 +843,9 @@ def test_node_of_a_cluster_that_two_threads_find_at_once_is_one(monkeypatch: pyt
     def open_late(*arguments: Any) -> RedisNode:
         monkeypatch.undo()
         found.append(cluster._node_at(address))  # as another thread, at this moment
-        return open_node(*arguments)
+        return RedisNode(*arguments)
 
-    monkeypatch.setattr("lockkit.backends.redis.cluster.open_node", open_late)
+    monkeypatch.setattr("lockkit.backends.redis.cluster.RedisNode", open_late)
 
     assert cluster._node_at(address) is cluster._node_at(address) is found[0]
 
@@ -1000,7 +879,7 @@ def test_listener_can_subscribe_after_an_interrupt(server: RedisServer) -> None:
     runtime = BlockingRuntime()
     number, struck = 0, True
     while struck:
-        node = open_node(runtime, Target.anywhere({}, tls=False).moved(server.host, server.port))
+        node = RedisNode(runtime, Target.anywhere({}, tls=False).moved(server.host, server.port))
         strike = CallStrike(number, WakeupListener.open.__code__)
         strike.during(partial(drive, node.listener.open()))
 
@@ -1012,54 +891,48 @@ def test_listener_can_subscribe_after_an_interrupt(server: RedisServer) -> None:
     assert number > 5
 
 
-def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Keyspace) -> None:
+@sync_only
+async def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """A million names used once need no memory in the client."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            for index in range(KNOWN_NAMES_MAX + 10):
-                assert await backend.holders(f"lock {index}") == []
-            assert len(backend._keys) <= KNOWN_NAMES_MAX
-
     del redis
-    Face("sync").run(scenario)
+    async with backend_at(server.url, host) as backend:
+        for index in range(KNOWN_NAMES_MAX + 10):
+            assert await backend.holders(f"lock {index}") == []
+        assert len(backend._keys) <= KNOWN_NAMES_MAX
 
 
-def test_cancelled_calls_leave_the_connection_usable(server: RedisServer, redis: Keyspace) -> None:
+@async_only
+async def test_cancelled_calls_leave_the_connection_usable(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """A task that is cancelled in the middle of a call leaves no half reply to the next."""
+    async with backend_at(server.url, host) as backend:
+        granted(await backend.try_acquire(host.request()))
+        for index in range(500):
+            request = host.request(f"lock {index % 7}")
+            request.uncertain = True
+            task = asyncio.create_task(backend.try_acquire(request))
+            for _ in range(index % 5):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await backend.abandon(request)
+            assert [holder.remaining is not None for holder in await backend.holders("x")] == [True]
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            granted(await backend.try_acquire(host.request()))
-            for index in range(500):
-                request = host.request(f"lock {index % 7}")
-                request.uncertain = True
-                task = asyncio.create_task(backend.try_acquire(request))
-                for _ in range(index % 5):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.wait([task])
-                await backend.abandon(request)
-                assert [holder.remaining is not None for holder in await backend.holders("x")] == [True]
-
-            assert not any(key.startswith("lockkit:lock") for key in sorted(redis.keys()))
-            until_no_more_than_two_ask(redis)
-
-    Face("asyncio").run(scenario)
+        assert not any(key.startswith("lockkit:lock") for key in sorted(redis.keys()))
+        until_no_more_than_two_ask(redis)
 
 
 @pytest.mark.parametrize("name", ["a", "a:b", "{a}", "a}b{", "%7B", "ä", " ", "x" * 255])
-def test_all_keys_of_a_lock_are_in_one_cluster_slot(name: str) -> None:
+@sync_only
+async def test_all_keys_of_a_lock_are_in_one_cluster_slot(name: str, host: StubHost) -> None:
     """Whatever the name: no brace of it takes part in the choice of the slot."""
     seen: set[bytes] = set()
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at("redis://localhost", host) as backend:
-            keys = backend._keys[name]
-            for script in (_ACQUIRE, _BREAK, _WRITE_NOTE):
-                seen.update(cast("list[bytes]", Parser().feed(keys.packed(script))))
-
-    Face("sync").run(scenario)
+    async with backend_at("redis://localhost", host) as backend:
+        keys = backend._keys[name]
+        for script in (_ACQUIRE, _BREAK, _WRITE_NOTE):
+            seen.update(cast("list[bytes]", Parser().feed(keys.packed(script))))
 
     assert lock_key("lockkit", name).encode() in seen
     assert len({hash_tag(key) for key in seen}) == 1
@@ -1072,23 +945,19 @@ def hash_tag(key: bytes) -> bytes:
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
 
 
-def test_grant_is_a_grant(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_grant_is_a_grant(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """A ttl that is no whole number of milliseconds is rounded up, and said so."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            outcome = await backend.try_acquire(host.request(ttl=1.2345678))
-
-            assert isinstance(outcome, Grant)
-            assert outcome.ttl == 1.235
-            assert await backend.release(outcome)
-            assert granted(await backend.try_acquire(host.request(ttl=0.1 * 3))).ttl == 0.3
-
     del redis
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        outcome = await backend.try_acquire(host.request(ttl=1.2345678))
+
+        assert isinstance(outcome, Grant)
+        assert outcome.ttl == 1.235
+        assert await backend.release(outcome)
+        assert granted(await backend.try_acquire(host.request(ttl=0.1 * 3))).ttl == 0.3
 
 
-def test_names_of_thousands_of_locks_come_in_pages(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_names_of_thousands_of_locks_come_in_pages(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """Each once, and those of foreign clients too; not keys that no lock can have, nor what is beside a lock."""
     names = {f"seat*:{number}" for number in range(3000)}
     redis("EVAL", "for i = 0, 2999 do redis.call('SET', 'lockkit:seat*:' .. i, 'foreign', 'PX', 60000) end", 0)
@@ -1097,43 +966,37 @@ def test_names_of_thousands_of_locks_come_in_pages(server: RedisServer, redis: K
         redis("SET", key, "foreign")
     redis("LPUSH", "lockkit:seat*:list", "no lock")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            granted(await backend.try_acquire(host.request("seat*:{mine}", ttl=30.0)))
-            listed: list[str] = []
-            sizes = []
-            page = await backend.names("seat*:")
-            while True:
-                listed += page.names
-                sizes.append(len(page.names))
-                if page.next is None:
-                    break
-                page = await backend.names("seat*:", page)
+    async with backend_at(server.url, host) as backend:
+        granted(await backend.try_acquire(host.request("seat*:{mine}", ttl=30.0)))
+        listed: list[str] = []
+        sizes = []
+        page = await backend.names("seat*:")
+        while True:
+            listed += page.names
+            sizes.append(len(page.names))
+            if page.next is None:
+                break
+            page = await backend.names("seat*:", page)
 
-            assert sorted(listed) == sorted(names | {"seat*:{mine}"})
-            assert len(sizes) > 2
-            assert max(sizes) < 2000
-
-    face.run(scenario)
+        assert sorted(listed) == sorted(names | {"seat*:{mine}"})
+        assert len(sizes) > 2
+        assert max(sizes) < 2000
 
 
-def test_name_that_two_nodes_have_is_listed_once(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_name_that_two_nodes_have_is_listed_once(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """As when a slot moves from one master to another between two pages; a new master is asked too."""
     redis("SET", "lockkit:seat", "foreign", "PX", 60_000)
 
-    async def scenario(host: StubHost) -> None:
-        target = Target.anywhere({}, tls=False).moved(server.host, server.port)
-        nodes = [open_node(host.runtime, target) for _ in range(2)]
+    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
+    nodes = [RedisNode(host.runtime, target) for _ in range(2)]
 
-        async def masters() -> list[RedisNode]:
-            return nodes
+    async def masters() -> list[RedisNode]:
+        return nodes
 
-        scan = Scan("lockkit", "", nodes[:1])
-        first, second = await scan.page(masters), await scan.page(masters)
+    scan = Scan("lockkit", "", nodes[:1])
+    first, second = await scan.page(masters), await scan.page(masters)
 
-        assert (first.names, first.next) == (["seat"], scan)
-        assert (second.names, second.next) == ([], None)
-        for node in nodes:
-            await node.close()
-
-    face.run(scenario)
+    assert (first.names, first.next) == (["seat"], scan)
+    assert (second.names, second.next) == ([], None)
+    for node in nodes:
+        await node.close()

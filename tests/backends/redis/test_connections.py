@@ -17,6 +17,8 @@ import lockkit
 import lockkit.aio
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from tests.backends.redis.support import Face, backend_at
+from tests.backends.support import StubHost
 
 PATIENCE = 60.0
 
@@ -372,48 +374,67 @@ def test_url_of_a_client_of_the_application(arguments: dict[str, Any], url: str)
 
 
 class StandIn(redis.Connection):
-    """A connection without a socket, as that of fakeredis."""
-
-    def _connect(self) -> Any:  # noqa: ANN401 - as redis-py's
-        return self
-
-    def shutdown(self, how: int) -> None:
-        """End nothing."""
-
-    def close(self) -> None:
-        """Close nothing."""
+    """A class of connections that is not redis-py's own, as that of fakeredis."""
 
 
 class AsyncStandIn(redis.asyncio.Connection):
     """The same for asyncio."""
 
-    async def _connect(self) -> None:
-        self._reader = self._writer = self  # type: ignore[assignment]
 
-    def close(self) -> None:
-        """Close nothing."""
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"connection_class": StandIn}, r"StandIn have no socket.*use lockkit\.connect\('memory://'\)"),
+        ({"redis_connect_func": print}, "give it a credential_provider instead"),
+        (
+            {"connection_class": redis.SSLConnection, "ssl_validate_ocsp": True},
+            "lockkit does not ask whether a certificate was revoked",
+        ),
+    ],
+)
+def test_client_that_connects_in_a_way_of_its_own_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """Lockkit connects by itself, and could not do the same."""
+    with pytest.raises(lockkit.ConfigurationError, match=message):
+        lockkit.from_client(redis.Redis(connection_pool=redis.ConnectionPool(**arguments)))
 
 
-def test_stand_in_without_a_socket_is_refused() -> None:
-    """The message says what to use in tests."""
-
-    def no_login(connection: object) -> None:
-        """Be logged in."""
-
-    pool = redis.ConnectionPool(connection_class=StandIn, redis_connect_func=no_login)
-    with (
-        lockkit.from_client(redis.Redis(connection_pool=pool)) as client,
-        pytest.raises(lockkit.ConfigurationError, match=r"StandIn have no socket.*use lockkit\.connect\('memory://'\)"),
-    ):
-        client.lock("x").acquire(timeout=PATIENCE)
+def test_asyncio_client_that_connects_in_a_way_of_its_own_is_refused() -> None:
+    """As in the sync API."""
+    pool = redis.asyncio.ConnectionPool(connection_class=AsyncStandIn)
 
     async def scenario() -> None:
-        pool = redis.asyncio.ConnectionPool(connection_class=AsyncStandIn, redis_connect_func=no_login)
-        async with lockkit.aio.from_client(redis.asyncio.Redis(connection_pool=pool)) as client:
-            with pytest.raises(lockkit.ConfigurationError, match="AsyncStandIn have no socket"):
-                await client.lock("x").acquire(timeout=PATIENCE)
+        with pytest.raises(lockkit.ConfigurationError, match="AsyncStandIn have no socket"):
+            lockkit.aio.from_client(redis.asyncio.Redis(connection_pool=pool))
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_credential_provider_is_asked_for_each_connection(server: RedisServer, face: str) -> None:
+    """By the function for this API; its credentials may be valid for minutes only."""
+    asked: list[str] = []
+
+    class Provider(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str, str]:
+            asked.append("sync")
+            return "app", "p%40@:/"
+
+        async def get_credentials_async(self) -> tuple[str, str]:
+            asked.append("asyncio")
+            return "app", "p%40@:/"
+
+    def drop_connections() -> None:
+        with server.connect() as connection:
+            connection.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    async def scenario(host: StubHost) -> None:
+        async with backend_at(f"redis://{server.address}", host, credential_provider=Provider()) as backend:
+            for _ in range(2):
+                await backend.ping()
+                drop_connections()
+
+    Face(face).run(scenario)
+    assert asked == [face, face]
 
 
 def test_client_of_the_other_face_is_refused() -> None:

@@ -18,13 +18,14 @@ import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis import node as redis_node
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.connection import SyncConnection
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.connection import Connection, Sent
+from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync import Client, Lease
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from tests.backends.redis.faces import async_only
 from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 from tests.tries import busy, have_time_to_answer, until_async, until_renewed
@@ -236,9 +237,9 @@ class TestLostAnswers:
         with closing(Nat(server)) as nat:
             host, _, port = nat.address.partition(":")
             target = Target.anywhere({"socket_timeout": 0.5}, tls=False).moved(host, int(port))
-            node = open_node(BlockingRuntime(), target)
-            for connection in [drive(node.take_connection()) for _ in range(5)]:
-                node.give_back(connection)
+            node = RedisNode(BlockingRuntime(), target)
+            for connection in [drive(node._connect(inf)) for _ in range(5)]:
+                node._give_back(connection)
             assert nat.forget_all() == 5
 
             with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
@@ -341,16 +342,16 @@ class TestReplicas:
     ) -> None:
         """The wait for replicas is sent with the script."""
         sent: list[bytes] = []
-        send = SyncConnection.send
+        send = Connection.send
 
-        def note(connection: SyncConnection, packed: bytes, until: float = inf) -> None:
+        def note(connection: Connection, packed: bytes, count: int, until: float = inf) -> Sent:
             sent.append(packed)
-            send(connection, packed, until)
+            return send(connection, packed, count, until)
 
         with RedisServer(replica_of=server):
             client = connect(f"{server.url}?replicas=1")
             client.lock("x").acquire(timeout=PATIENCE).release()
-            monkeypatch.setattr(SyncConnection, "send", note)
+            monkeypatch.setattr(Connection, "send", note)
 
             lease = client.lock("x").acquire(timeout=PATIENCE)
 
@@ -414,11 +415,9 @@ class TestAddressThatMoves:
         with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
             Face(face).run(scenario)
 
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_leases_are_renewed_at_the_new_master(self, server: RedisServer, face: str) -> None:
+    async def test_leases_are_renewed_at_the_new_master(self, server: RedisServer, host: StubHost) -> None:
         """Renewals travel together, and are not sent again at once."""
-
-        async def scenario(host: StubHost) -> None:
+        with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
             async with backend_at(f"redis://{nat.address}", host) as backend:
                 grants = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
                 until_copied(new, "lockkit:x", "lockkit:y")
@@ -431,9 +430,6 @@ class TestAddressThatMoves:
                 assert [type(outcome) for outcome in outcomes] == [Unknown, Unknown]
                 assert await backend.renew(grants) == [Renewed(), Renewed()]
                 assert host.confirmations == 1
-
-        with RedisServer(replica_of=server) as new, closing(Nat(server)) as nat:
-            Face(face).run(scenario)
 
 
 class TestSentinel:
@@ -482,11 +478,10 @@ class TestSentinel:
             assert first.wait_lost(PATIENCE)
             second.release()
 
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_master_that_was_demoted_is_not_believed(self, face: str) -> None:
+    async def test_master_that_was_demoted_is_not_believed(self, host: StubHost) -> None:
         """Sentinels still name it for a while. A replica tells what its master had, so it is not asked."""
-
-        async def scenario(host: StubHost) -> None:
+        # So long, that the Sentinels do not put it right while this test runs.
+        with RedisSentinels(down_after_ms=60_000) as group:
             async with backend_at(group.url, host) as backend:
                 assert await backend.holders("x") == []
             (replica,) = group.replicas
@@ -496,15 +491,9 @@ class TestSentinel:
                 with pytest.raises(lockkit.BackendUnavailable, match="it is a replica now"):
                     await backend.holders("x")
 
-        # So long, that the Sentinels do not put it right while this test runs.
-        with RedisSentinels(down_after_ms=60_000) as group:
-            Face(face).run(scenario)
-
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_master_that_refuses_writes_is_left_when_it_is_replaced(self, face: str) -> None:
+    async def test_master_that_refuses_writes_is_left_when_it_is_replaced(self, host: StubHost) -> None:
         """One that is cut off from its replicas answers, with an error, while another is promoted."""
-
-        async def scenario(host: StubHost) -> None:
+        with RedisSentinels() as group, RedisServer() as other:
             async with backend_at(group.url, host) as backend:
                 grant = granted(await backend.try_acquire(host.request()))
                 with group.master.connect() as connection:
@@ -521,9 +510,6 @@ class TestSentinel:
                 with other.connect() as connection:
                     assert connection.call("EXISTS", "lockkit:x") == 1
 
-        with RedisSentinels() as group, RedisServer() as other:
-            Face(face).run(scenario)
-
     def test_sentinels_have_a_login_of_their_own(self, connect: Connect) -> None:
         """What the URL has is the master's; the error says where the other one belongs."""
         with RedisSentinels(sentinels=1) as group:
@@ -539,16 +525,11 @@ class TestSentinel:
                 assert "Give it in the URL" not in str(caught.value)
             connect(group.url, sentinel_password="secret").lock("x").acquire(timeout=PATIENCE).release()  # noqa: S106
 
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_server_that_is_given_as_a_sentinel_is_recognised(self, server: RedisServer, face: str) -> None:
+    async def test_server_that_is_given_as_a_sentinel_is_recognised(self, server: RedisServer, host: StubHost) -> None:
         """The error names what is wrong, not a version."""
-
-        async def scenario(host: StubHost) -> None:
-            async with backend_at(f"redis+sentinel://{server.address}/mymaster", host) as backend:
-                with pytest.raises(lockkit.ConfigurationError, match="is no Sentinel: give the addresses of the"):
-                    await backend.ping()
-
-        Face(face).run(scenario)
+        async with backend_at(f"redis+sentinel://{server.address}/mymaster", host) as backend:
+            with pytest.raises(lockkit.ConfigurationError, match="is no Sentinel: give the addresses of the"):
+                await backend.ping()
 
     def test_sentinel_is_no_server_for_locks(self, connect: Connect) -> None:
         """The URL has the wrong scheme, and the error says which is right."""
@@ -680,14 +661,15 @@ class TestCluster:
         cluster.move_slot(slot, source)
 
     @pytest.mark.parametrize("moved", ["nothing", "beside", "all"])
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_lease_outlives_a_slot_that_moves_for_long(self, cluster: RedisCluster, face: str, moved: str) -> None:
+    async def test_lease_outlives_a_slot_that_moves_for_long(
+        self, cluster: RedisCluster, host: StubHost, moved: str
+    ) -> None:
         """Renewal and release need the lock's key alone, wherever the others are: at the old node, at the new one."""
         slot = cluster.slot_of("lockkit:slow")
         source = cluster.owner_of(slot)
         target = next(node for node in cluster.nodes if node is not source)
 
-        async def scenario(host: StubHost) -> None:
+        with move_called_off(slot, source, target):
             async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
                 requests = [host.request("slow", ttl=60.0) for _ in range(3)]
                 first = granted(await backend.try_acquire(requests[0]))
@@ -707,9 +689,6 @@ class TestCluster:
                 await other.abandon(requests[2])
                 assert not await backend.release(first)
                 assert await backend.renew([first]) == [Gone("gone")]
-
-        with move_called_off(slot, source, target):
-            Face(face).run(scenario)
 
     def test_replicated_lease_outlives_a_slot_that_moves(self) -> None:
         """A renewal is redirected, and counts when a replica of the node to which that leads has acknowledged it."""
@@ -757,26 +736,25 @@ class TestCluster:
 
             lease.release()
 
-    def test_call_that_outlives_its_client_leaves_no_connection(self, cluster: RedisCluster) -> None:
+    @async_only
+    async def test_call_that_outlives_its_client_leaves_no_connection(
+        self, cluster: RedisCluster, host: StubHost
+    ) -> None:
         """It fails, and does not look for the nodes anew: nobody would close those connections."""
         owner = cluster.owner_of(cluster.slot_of("lockkit:x"))
 
-        async def scenario(host: StubHost) -> None:
-            async with backend_at(cluster.url, host) as backend:
-                await backend.holders("x")
-                node = await backend._topology.node_for("lockkit:x")
-                assert isinstance(node, redis_node.AsyncNode)
-                shared = node._shared
-                assert shared is not None
-                owner.pause()
-                asking = asyncio.create_task(backend.holders("x"))
-                await until_async(lambda: bool(shared._expected))
-            owner.resume()
-            with pytest.raises(lockkit.BackendUnavailable):
-                await asking
-            await until_async(lambda: not any(map(clients_of, cluster.nodes)))
-
-        Face("asyncio").run(scenario)
+        async with backend_at(cluster.url, host) as backend:
+            await backend.holders("x")
+            node = await backend._topology.node_for("lockkit:x")
+            shared = node._shared
+            assert shared is not None
+            owner.pause()
+            asking = asyncio.create_task(backend.holders("x"))
+            await until_async(lambda: bool(shared._expected))
+        owner.resume()
+        with pytest.raises(lockkit.BackendUnavailable):
+            await asking
+        await until_async(lambda: not any(map(clients_of, cluster.nodes)))
 
     def test_renewals_of_many_slots_travel_by_node(self, cluster: RedisCluster, connect: Connect) -> None:
         """300 leases on three nodes are renewed and released."""

@@ -20,7 +20,7 @@ from lockkit.runtime import Work
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisCluster, RedisServer, require
 from lockkit_tools.servers._ports import Ports
-from tests.backends.redis.support import Face, backend_at, open_backend
+from tests.backends.redis.support import backend_at, open_backend
 from tests.backends.redlock.test_backend import open_redlock
 from tests.backends.support import StubHost, granted
 
@@ -38,12 +38,6 @@ def cluster() -> Iterator[RedisCluster]:
             with node.connect() as connection:
                 connection.call("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info")
         yield made
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Each face in turn."""
-    return Face(request.param)
 
 
 @pytest.fixture
@@ -74,55 +68,48 @@ def hosts(ports: list[int]) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "redis+cluster", "redlock"])
-def test_refused_connection_means_that_nothing_was_sent(
-    scheme: str, dead_ports: list[int], connects: list[Any], face: Face
+async def test_refused_connection_means_that_nothing_was_sent(
+    scheme: str, dead_ports: list[int], connects: list[Any], host: StubHost
 ) -> None:
     """So there is nothing to undo; and each address is tried once."""
     ports = dead_ports[:1] if scheme == "redis" else dead_ports
     url = f"{scheme}://{hosts(ports)}" + ("/mymaster" if scheme == "redis+sentinel" else "")
 
-    async def scenario(host: StubHost) -> None:
-        backend = (open_redlock if scheme == "redlock" else open_backend)(url, host)
-        try:
-            request = host.request()
-            with pytest.raises(BackendUnavailable) as caught:
-                await backend.try_acquire(request)
-            assert caught.value.sent is False
-            if scheme != "redlock":  # which goes on in the background
-                assert sorted(connects) == [("127.0.0.1", port) for port in sorted(ports)]
-        finally:
-            await backend.close()
-
-    face.run(scenario)
+    backend = (open_redlock if scheme == "redlock" else open_backend)(url, host)
+    try:
+        request = host.request()
+        with pytest.raises(BackendUnavailable) as caught:
+            await backend.try_acquire(request)
+        assert caught.value.sent is False
+        if scheme != "redlock":  # which goes on in the background
+            assert sorted(connects) == [("127.0.0.1", port) for port in sorted(ports)]
+    finally:
+        await backend.close()
 
 
-def test_request_that_was_sent_before_the_refusal(face: Face) -> None:
+async def test_request_that_was_sent_before_the_refusal(host: StubHost) -> None:
     """The server dies with it, and refuses the second attempt: the first one may have been carried out."""
+    with RedisServer() as node:
+        async with backend_at(node.url, host) as backend:
+            granted(await backend.try_acquire(host.request("a")))
+            errors: list[BackendUnavailable] = []
+            done = host.runtime.event()
 
-    async def scenario(host: StubHost) -> None:
-        with RedisServer() as node:
-            async with backend_at(node.url, host) as backend:
-                granted(await backend.try_acquire(host.request("a")))
-                errors: list[BackendUnavailable] = []
-                done = host.runtime.event()
+            async def ask() -> None:
+                try:
+                    await backend.try_acquire(host.request("b"))
+                except BackendUnavailable as error:
+                    errors.append(error)
+                finally:
+                    done.set()
 
-                async def ask() -> None:
-                    try:
-                        await backend.try_acquire(host.request("b"))
-                    except BackendUnavailable as error:
-                        errors.append(error)
-                    finally:
-                        done.set()
-
-                node.pause()
-                work: Work = ask
-                host.runtime.spawn("test", work)
-                await host.runtime.sleep(0.3)  # it has been sent; without that, the error would say so
-                node.kill()
-                assert await done.wait(PATIENCE)
-                assert [error.sent for error in errors] == [True]
-
-    face.run(scenario)
+            node.pause()
+            work: Work = ask
+            host.runtime.spawn("test", work)
+            await host.runtime.sleep(0.3)  # it has been sent; without that, the error would say so
+            node.kill()
+            assert await done.wait(PATIENCE)
+            assert [error.sent for error in errors] == [True]
 
 
 @pytest.mark.parametrize("user", ["", "blind:secret@"], ids=["sees INFO", "does not"])

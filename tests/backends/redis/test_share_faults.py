@@ -20,7 +20,7 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.sync import Client, Lease, Semaphore
 from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from lockkit_tools.servers.redis_groups import ClusterNode
-from tests.backends.redis.support import Connect, Face, backend_at, queue_up, woken
+from tests.backends.redis.support import Connect, backend_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 from tests.conventions.sources import ROOT
 from tests.tries import busy, have_time_to_answer, until
@@ -319,16 +319,16 @@ class TestCluster:
 
     @pytest.mark.parametrize("count", [1, 2])
     @pytest.mark.parametrize("moved", ["nothing", "needless", "all"])
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_shares_outlive_a_slot_that_moves_for_long(
-        self, cluster: RedisCluster, face: str, moved: str, count: int
+    async def test_shares_outlive_a_slot_that_moves_for_long(
+        self, cluster: RedisCluster, host: StubHost, moved: str, count: int
     ) -> None:
         """As long as the keys that a renewal needs are at one node."""
         needed = ["{lockkit:x}:fence"] if count == 1 else ["{lockkit:x}:shares", "{lockkit:x}:leases"]
         needless = ["{lockkit:x}:broken"] if count == 1 else ["{lockkit:x}:fence"]
         keys: list[str] = {"nothing": [], "needless": needless, "all": [*needed, *needless, "lockkit:x"]}[moved]
 
-        async def scenario(host: StubHost) -> None:
+        slot = cluster.slot_of("lockkit:x")
+        with moving(cluster) as (source, target):
             async with backend_at(cluster.url, host) as backend:
                 grants = await hold(backend, host, count)
                 cluster.begin_move(slot, source, target)
@@ -342,18 +342,13 @@ class TestCluster:
                 assert await backend.renew(grants) == [Gone("gone")] * count
                 assert not await backend.release(grants[0])
 
-        slot = cluster.slot_of("lockkit:x")
-        with moving(cluster) as (source, target):
-            Face(face).run(scenario)
-
     @pytest.mark.parametrize("mode", ["exclusive", "permit"])
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_release_that_empties_a_key_while_the_slot_moves(
-        self, cluster: RedisCluster, face: str, mode: Literal["exclusive", "permit"]
+    async def test_release_that_empties_a_key_while_the_slot_moves(
+        self, cluster: RedisCluster, host: StubHost, mode: Literal["exclusive", "permit"]
     ) -> None:
         """With its last entry a key is gone, and the server takes it for one that has moved."""
-
-        async def scenario(host: StubHost) -> None:
+        slot = cluster.slot_of("lockkit:x")
+        with moving(cluster) as (source, target):
             async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
                 requests = [host.request(ttl=60.0) for _ in range(3)]
                 for request in requests:
@@ -371,15 +366,10 @@ class TestCluster:
                 assert await woken(waiter)
                 assert not await backend.release(first)
 
+    async def test_shares_of_which_a_part_has_moved(self, cluster: RedisCluster, host: StubHost) -> None:
+        """They can be neither renewed nor ended meanwhile, which is no loss; then they can. Others are not affected."""
         slot = cluster.slot_of("lockkit:x")
         with moving(cluster) as (source, target):
-            Face(face).run(scenario)
-
-    @pytest.mark.parametrize("face", ["sync", "asyncio"])
-    def test_shares_of_which_a_part_has_moved(self, cluster: RedisCluster, face: str) -> None:
-        """They can be neither renewed nor ended meanwhile, which is no loss; then they can. Others are not affected."""
-
-        async def scenario(host: StubHost) -> None:
             async with backend_at(cluster.url, host) as backend:
                 grants = await hold(backend, host, 2)
                 other = granted(await backend.try_acquire(host.request("y", ttl=60.0)))
@@ -400,7 +390,3 @@ class TestCluster:
                 assert await backend.release(grants[1])
                 assert await backend.renew(grants) == [Gone("gone")] * 2
                 assert await backend.release(other)
-
-        slot = cluster.slot_of("lockkit:x")
-        with moving(cluster) as (source, target):
-            Face(face).run(scenario)

@@ -10,7 +10,7 @@ import pytest
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit_tools.servers import RedisServer, wait_until
-from tests.backends.redis.support import Face, Keyspace, backend_at, calls, token_in
+from tests.backends.redis.support import Keyspace, backend_at, calls, token_in
 from tests.backends.support import StubHost, granted
 
 FREE = {"{lockkit:x}:fence"}
@@ -25,12 +25,6 @@ def redis(server: RedisServer) -> Keyspace:
     keyspace = Keyspace(server)
     keyspace("FLUSHALL")
     return keyspace
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Each face in turn."""
-    return Face(request.param)
 
 
 def reader(host: StubHost, *, ttl: float = 30.0, queue: bool = True) -> Request:
@@ -64,476 +58,409 @@ async def woken(request: Request) -> bool:
     return await request.wake.wait(20.0)
 
 
-def test_commands_of_an_uncontended_pair(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_commands_of_an_uncontended_pair(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """Without waiters, five besides the two scripts, of whichever kind it is."""
     pair = {"evalsha": 2, "set": 2, "time": 1, "mget": 1, "del": 1}
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            kinds: list[Callable[[], Request]] = [host.request, lambda: reader(host), lambda: permit(host, 3)]
-            for make in kinds:
-                await backend.release(await held(backend, make()))
-                calls(redis)
-                await backend.release(await held(backend, make()))
-                assert calls(redis) == pair
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        kinds: list[Callable[[], Request]] = [host.request, lambda: reader(host), lambda: permit(host, 3)]
+        for make in kinds:
+            await backend.release(await held(backend, make()))
+            calls(redis)
+            await backend.release(await held(backend, make()))
+            assert calls(redis) == pair
 
 
-def test_keys_while_readers_hold(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_keys_while_readers_hold(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """The lock's key is there for other clients until the last reader ends; nothing is left at the end."""
+    async with backend_at(server.url, host) as backend:
+        first = await held(backend, reader(host, ttl=30.0))
+        assert redis("GET", "lockkit:x") == "lockkit:shared"
+        assert redis.keys() == {"lockkit:x", *FREE}
+        second = await held(backend, reader(host, ttl=60.0))
+        assert first.token < second.token == int(token_in(redis("GET", "{lockkit:x}:fence")))
+        assert redis.keys() == {"lockkit:x", "{lockkit:x}:shares", "{lockkit:x}:leases", *FREE}
+        for key in redis.keys() - FREE:
+            assert 55_000 < redis("PTTL", key) <= 60_000 + ROUNDED_MS
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            first = await held(backend, reader(host, ttl=30.0))
-            assert redis("GET", "lockkit:x") == "lockkit:shared"
-            assert redis.keys() == {"lockkit:x", *FREE}
-            second = await held(backend, reader(host, ttl=60.0))
-            assert first.token < second.token == int(token_in(redis("GET", "{lockkit:x}:fence")))
-            assert redis.keys() == {"lockkit:x", "{lockkit:x}:shares", "{lockkit:x}:leases", *FREE}
-            for key in redis.keys() - FREE:
-                assert 55_000 < redis("PTTL", key) <= 60_000 + ROUNDED_MS
+        assert await backend.release(second)
+        assert 25_000 < redis("PTTL", "lockkit:x") <= 30_000 + ROUNDED_MS
+        assert not await backend.release(second)
+        assert await backend.release(first)
 
-            assert await backend.release(second)
-            assert 25_000 < redis("PTTL", "lockkit:x") <= 30_000 + ROUNDED_MS
-            assert not await backend.release(second)
-            assert await backend.release(first)
-
-            assert redis.keys() == FREE
-            assert not await backend.release(first)
-
-    face.run(scenario)
+        assert redis.keys() == FREE
+        assert not await backend.release(first)
 
 
-def test_writer_and_then_the_readers_behind_it_are_let_in(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_writer_and_then_the_readers_behind_it_are_let_in(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """In the order of arrival; the readers at the head of the queue together."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+        reads = [await held(backend, reader(host)), await held(other, reader(host))]
+        writer, last = host.request(), host.request()
+        late = [reader(host) for _ in range(3)]
+        await busy(other, writer)
+        for request in late:
+            await busy(backend, request)
+        await busy(backend, reader(host, queue=False))
+        await busy(backend, last)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
-            reads = [await held(backend, reader(host)), await held(other, reader(host))]
-            writer, last = host.request(), host.request()
-            late = [reader(host) for _ in range(3)]
-            await busy(other, writer)
-            for request in late:
-                await busy(backend, request)
-            await busy(backend, reader(host, queue=False))
-            await busy(backend, last)
+        assert await backend.release(reads[0])
+        assert not writer.wake.is_set()
+        assert await other.release(reads[1])
+        assert await woken(writer)
+        assert redis("GET", "lockkit:x") == f"next:{writer.owner}"
+        await busy(backend, reader(host, queue=False))
+        written = await held(other, writer)
+        assert not any(request.wake.is_set() for request in late)
 
-            assert await backend.release(reads[0])
-            assert not writer.wake.is_set()
-            assert await other.release(reads[1])
-            assert await woken(writer)
-            assert redis("GET", "lockkit:x") == f"next:{writer.owner}"
-            await busy(backend, reader(host, queue=False))
-            written = await held(other, writer)
-            assert not any(request.wake.is_set() for request in late)
-
-            assert await other.release(written)
-            for request in late:
-                assert await woken(request)
-            for key in ("lockkit:x", "{lockkit:x}:shares"):
-                assert 0 < redis("PTTL", key) <= 1000 + ROUNDED_MS
-            await busy(other, host.request(queue=False))
-            await busy(other, reader(host, queue=False))  # the last writer was here before
-            assert await backend.holders("x") == []
-            grants = [await held(backend, request) for request in late]
-            assert [holder.waiters for holder in await backend.holders("x")] == [1] * 3
-            for grant in grants:
-                assert await backend.release(grant)
-            assert await woken(last)
-            assert await backend.release(await held(backend, last))
-            assert redis.keys() == FREE
-
-    face.run(scenario)
+        assert await other.release(written)
+        for request in late:
+            assert await woken(request)
+        for key in ("lockkit:x", "{lockkit:x}:shares"):
+            assert 0 < redis("PTTL", key) <= 1000 + ROUNDED_MS
+        await busy(other, host.request(queue=False))
+        await busy(other, reader(host, queue=False))  # the last writer was here before
+        assert await backend.holders("x") == []
+        grants = [await held(backend, request) for request in late]
+        assert [holder.waiters for holder in await backend.holders("x")] == [1] * 3
+        for grant in grants:
+            assert await backend.release(grant)
+        assert await woken(last)
+        assert await backend.release(await held(backend, last))
+        assert redis.keys() == FREE
 
 
-def test_grant_by_an_entry_of_an_ended_subscription_leaves_no_other_entry(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_grant_by_an_entry_of_an_ended_subscription_leaves_no_other_entry(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """What is still in the queue would be offered the lock: that cut a reader's lease to the time of the offer."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+        kinds: list[Callable[[], Request]] = [host.request, lambda: reader(host), lambda: permit(host, 3)]
+        for make in kinds:
+            granted(await other.try_acquire(host.request()))
+            waiter, behind = make(), host.request()
+            await busy(backend, waiter)
+            await busy(other, behind)
+            waiter.state.listener.drop()
+            await busy(backend, waiter)
+            assert redis("LLEN", "{lockkit:x}:queue") == 3
+            redis("DEL", "lockkit:x")  # as if the holder's ttl had ended
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
-            kinds: list[Callable[[], Request]] = [host.request, lambda: reader(host), lambda: permit(host, 3)]
-            for make in kinds:
-                granted(await other.try_acquire(host.request()))
-                waiter, behind = make(), host.request()
-                await busy(backend, waiter)
-                await busy(other, behind)
-                waiter.state.listener.drop()
-                await busy(backend, waiter)
-                assert redis("LLEN", "{lockkit:x}:queue") == 3
-                redis("DEL", "lockkit:x")  # as if the holder's ttl had ended
+            grant = await held(backend, waiter)
+            await other.abandon(behind)
 
-                grant = await held(backend, waiter)
-                await other.abandon(behind)
-
-                assert 25_000 < redis("PTTL", "lockkit:x") <= 30_000 + ROUNDED_MS
-                assert await backend.release(grant)
-                assert redis.keys() == FREE
-
-    face.run(scenario)
+            assert 25_000 < redis("PTTL", "lockkit:x") <= 30_000 + ROUNDED_MS
+            assert await backend.release(grant)
+            assert redis.keys() == FREE
 
 
-def test_permits_have_the_lowest_free_numbers(server: RedisServer, face: Face) -> None:
+async def test_permits_have_the_lowest_free_numbers(server: RedisServer, host: StubHost) -> None:
     """A released one is offered to the first waiter; the limit is each request's own."""
+    async with backend_at(server.url, host) as backend:
+        grants = [await held(backend, permit(host, 5)) for _ in range(5)]
+        assert [grant.slot for grant in grants] == [0, 1, 2, 3, 4]
+        first, second = permit(host, 5), permit(host, 5)
+        await busy(backend, first)
+        await busy(backend, second)
+        await busy(backend, permit(host, 6, queue=False))  # others came first
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grants = [await held(backend, permit(host, 5)) for _ in range(5)]
-            assert [grant.slot for grant in grants] == [0, 1, 2, 3, 4]
-            first, second = permit(host, 5), permit(host, 5)
-            await busy(backend, first)
-            await busy(backend, second)
-            await busy(backend, permit(host, 6, queue=False))  # others came first
+        assert await backend.release(grants[1])
+        assert await backend.release(grants[3])
+        assert await woken(first)
+        assert await woken(second)
+        await busy(backend, permit(host, 5, queue=False))
+        later, earlier = await held(backend, second), await held(backend, first)
+        assert (later.slot, earlier.slot) == (1, 3)
+        assert {holder.slot for holder in await backend.holders("x")} == {0, 1, 2, 3, 4}
+        assert {holder.mode for holder in await backend.holders("x")} == {"permit"}
 
-            assert await backend.release(grants[1])
-            assert await backend.release(grants[3])
-            assert await woken(first)
-            assert await woken(second)
-            await busy(backend, permit(host, 5, queue=False))
-            later, earlier = await held(backend, second), await held(backend, first)
-            assert (later.slot, earlier.slot) == (1, 3)
-            assert {holder.slot for holder in await backend.holders("x")} == {0, 1, 2, 3, 4}
-            assert {holder.mode for holder in await backend.holders("x")} == {"permit"}
-
-            sixth = await held(backend, permit(host, 6, queue=False))
-            assert sixth.slot == 5
-            for grant in (grants[0], grants[2], grants[4], later, earlier):
-                assert await backend.release(grant)
-            await busy(backend, permit(host, 1, queue=False))
-            assert (await held(backend, permit(host, 2))).slot == 0
-
-    face.run(scenario)
+        sixth = await held(backend, permit(host, 6, queue=False))
+        assert sixth.slot == 5
+        for grant in (grants[0], grants[2], grants[4], later, earlier):
+            assert await backend.release(grant)
+        await busy(backend, permit(host, 1, queue=False))
+        assert (await held(backend, permit(host, 2))).slot == 0
 
 
-def test_share_ends_by_itself_beside_living_ones(server: RedisServer, face: Face) -> None:
+async def test_share_ends_by_itself_beside_living_ones(server: RedisServer, host: StubHost) -> None:
     """The place of one that nobody renews is free again; the waiter knows when."""
+    async with backend_at(server.url, host) as backend:
+        living = await held(backend, permit(host, 2, ttl=60.0))
+        dead = await held(backend, permit(host, 2, ttl=0.9))
+        waiter = permit(host, 2)
+        left = (await busy(backend, waiter)).retry_after
+        assert left is not None
+        assert left <= 0.9
+        await host.runtime.sleep(left + 0.02)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            living = await held(backend, permit(host, 2, ttl=60.0))
-            dead = await held(backend, permit(host, 2, ttl=0.9))
-            waiter = permit(host, 2)
-            left = (await busy(backend, waiter)).retry_after
-            assert left is not None
-            assert left <= 0.9
-            await host.runtime.sleep(left + 0.02)
+        again = await held(backend, waiter)
 
-            again = await held(backend, waiter)
-
-            assert again.slot == dead.slot
-            assert await backend.renew([living, dead, again]) == [Renewed(), Gone("gone"), Renewed()]
-            assert not await backend.release(dead)
-            assert {holder.owner for holder in await backend.holders("x")} == {living.owner, again.owner}
-
-    face.run(scenario)
+        assert again.slot == dead.slot
+        assert await backend.renew([living, dead, again]) == [Renewed(), Gone("gone"), Renewed()]
+        assert not await backend.release(dead)
+        assert {holder.owner for holder in await backend.holders("x")} == {living.owner, again.owner}
 
 
 @pytest.mark.parametrize("how", ["renew", "release", "update", "write_note"])
-def test_expired_share_is_no_lease_whichever_call_looks_first(server: RedisServer, face: Face, how: str) -> None:
+async def test_expired_share_is_no_lease_whichever_call_looks_first(
+    server: RedisServer, host: StubHost, how: str
+) -> None:
     """Beside a living one, whose end keeps the keys."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            await held(backend, reader(host))
-            dead = await held(backend, reader(host, ttl=0.1))
-            await host.runtime.sleep(0.15)
-            if how == "renew":
-                assert await backend.renew([dead]) == [Gone("gone")]
-            elif how == "release":
-                assert not await backend.release(dead)
-            elif how == "update":
-                assert await backend.update(dead, "{}") == Gone("gone")
-            else:
-                assert not await backend.write_note(dead, "late", 60.0)
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        await held(backend, reader(host))
+        dead = await held(backend, reader(host, ttl=0.1))
+        await host.runtime.sleep(0.15)
+        if how == "renew":
+            assert await backend.renew([dead]) == [Gone("gone")]
+        elif how == "release":
+            assert not await backend.release(dead)
+        elif how == "update":
+            assert await backend.update(dead, "{}") == Gone("gone")
+        else:
+            assert not await backend.write_note(dead, "late", 60.0)
 
 
-def test_waiting_writer_learns_that_the_last_reader_ends_earlier(server: RedisServer, face: Face) -> None:
+async def test_waiting_writer_learns_that_the_last_reader_ends_earlier(server: RedisServer, host: StubHost) -> None:
     """The reader with the longest lease releases; the others are dead."""
+    async with backend_at(server.url, host) as backend:
+        await held(backend, reader(host, ttl=0.3))
+        living = await held(backend, reader(host, ttl=60.0))
+        writer = host.request()
+        assert ((await busy(backend, writer)).retry_after or 0.0) > 50.0
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            await held(backend, reader(host, ttl=0.3))
-            living = await held(backend, reader(host, ttl=60.0))
-            writer = host.request()
-            assert ((await busy(backend, writer)).retry_after or 0.0) > 50.0
+        assert await backend.release(living)
 
-            assert await backend.release(living)
-
-            assert await woken(writer)
-            await held(backend, writer)
-
-    face.run(scenario)
+        assert await woken(writer)
+        await held(backend, writer)
 
 
-def test_renewal_update_and_note_of_shares(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_renewal_update_and_note_of_shares(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """As of locks; exclusive leases and shares are renewed and released together."""
+    async with backend_at(server.url, host) as backend:
+        locked = granted(await backend.try_acquire(host.request("y")))
+        for together in (False, True):
+            grants = [await held(backend, reader(host, ttl=10.0))]
+            if together:
+                grants.append(await held(backend, reader(host, ttl=10.0)))
+            for grant in grants:
+                assert await backend.update(grant, '{"step": 2}') is None
+                assert await backend.write_note(grant, f"by {grant.token}", 60.0)
+                grant.ttl = 60.0
+            note = await backend.read_note("x")
+            assert note is not None
+            assert note.text == f"by {grants[-1].token}"
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            locked = granted(await backend.try_acquire(host.request("y")))
-            for together in (False, True):
-                grants = [await held(backend, reader(host, ttl=10.0))]
-                if together:
-                    grants.append(await held(backend, reader(host, ttl=10.0)))
-                for grant in grants:
-                    assert await backend.update(grant, '{"step": 2}') is None
-                    assert await backend.write_note(grant, f"by {grant.token}", 60.0)
-                    grant.ttl = 60.0
-                note = await backend.read_note("x")
-                assert note is not None
-                assert note.text == f"by {grants[-1].token}"
+            assert await backend.renew([*grants, locked]) == [Renewed()] * (len(grants) + 1)
 
-                assert await backend.renew([*grants, locked]) == [Renewed()] * (len(grants) + 1)
-
-                assert 55_000 < redis("PTTL", "lockkit:x") <= 60_000 + ROUNDED_MS
-                holders = await backend.holders("x")
-                assert [(holder.owner, holder.token) for holder in holders] == [(g.owner, g.token) for g in grants]
-                assert all(holder.metadata == {"step": 2} and holder.slot is None for holder in holders)
-                assert all(holder.mode == "shared" and (holder.remaining or 0.0) > 55.0 for holder in holders)
-                await backend.release_all(grants, host.runtime.now() + 20.0)
-                assert await backend.update(grants[0], "{}") == Gone("gone")
-                assert not await backend.write_note(grants[0], "late", 60.0)
-                assert await backend.renew(grants) == [Gone("gone")] * len(grants)
-
-    face.run(scenario)
+            assert 55_000 < redis("PTTL", "lockkit:x") <= 60_000 + ROUNDED_MS
+            holders = await backend.holders("x")
+            assert [(holder.owner, holder.token) for holder in holders] == [(g.owner, g.token) for g in grants]
+            assert all(holder.metadata == {"step": 2} and holder.slot is None for holder in holders)
+            assert all(holder.mode == "shared" and (holder.remaining or 0.0) > 55.0 for holder in holders)
+            await backend.release_all(grants, host.runtime.now() + 20.0)
+            assert await backend.update(grants[0], "{}") == Gone("gone")
+            assert not await backend.write_note(grants[0], "late", 60.0)
+            assert await backend.renew(grants) == [Gone("gone")] * len(grants)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_broken_shares_know_it(server: RedisServer, face: Face, count: int) -> None:
+async def test_broken_shares_know_it(server: RedisServer, host: StubHost, count: int) -> None:
     """All of them; the first waiter is let in, with a higher token. An offer is no holder."""
+    async with backend_at(server.url, host) as backend:
+        grants = [await held(backend, reader(host)) for _ in range(count)]
+        writer, behind = host.request(), reader(host)
+        await busy(backend, writer)
+        await busy(backend, behind)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grants = [await held(backend, reader(host)) for _ in range(count)]
-            writer, behind = host.request(), reader(host)
-            await busy(backend, writer)
-            await busy(backend, behind)
+        assert await backend.break_lock("x")
 
-            assert await backend.break_lock("x")
-
-            assert await backend.renew(grants) == [Gone("broken")] * count
-            assert await woken(writer)
-            written = await held(backend, writer)
-            assert written.token > grants[-1].token
-            assert await backend.release(written)
-            assert await woken(behind)
-            assert not await backend.break_lock("x")
-            await held(backend, behind)
-
-    face.run(scenario)
+        assert await backend.renew(grants) == [Gone("broken")] * count
+        assert await woken(writer)
+        written = await held(backend, writer)
+        assert written.token > grants[-1].token
+        assert await backend.release(written)
+        assert await woken(behind)
+        assert not await backend.break_lock("x")
+        await held(backend, behind)
 
 
-def test_downgrade_is_one_step_and_can_be_asked_for_again(server: RedisServer, face: Face) -> None:
+async def test_downgrade_is_one_step_and_can_be_asked_for_again(server: RedisServer, host: StubHost) -> None:
     """Readers who wait first come in, a waiting writer does not; token, metadata and end stay."""
+    async with backend_at(server.url, host) as backend:
+        grant = await held(backend, host.request(ttl=40.0))
+        first, writer, second = reader(host), host.request(), reader(host)
+        for request in (first, writer, second):
+            await busy(backend, request)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grant = await held(backend, host.request(ttl=40.0))
-            first, writer, second = reader(host), host.request(), reader(host)
-            for request in (first, writer, second):
-                await busy(backend, request)
+        assert await backend.downgrade(grant)
+        assert await backend.downgrade(grant)
 
-            assert await backend.downgrade(grant)
-            assert await backend.downgrade(grant)
-
-            (holder,) = await backend.holders("x")
-            assert (holder.owner, holder.token, holder.mode) == (grant.owner, grant.token, "shared")
-            assert holder.metadata == {"pid": 1}
-            assert 35.0 < (holder.remaining or 0.0) <= 40.0
-            assert await woken(first)
-            beside = await held(backend, first)
-            assert await backend.renew([grant, beside]) == [Renewed()] * 2
-            assert not writer.wake.is_set()
-            assert not second.wake.is_set()
-            assert await backend.release(grant)
-            assert await backend.release(beside)
-            assert await woken(writer)
-            assert not await backend.downgrade(grant)
-
-    face.run(scenario)
+        (holder,) = await backend.holders("x")
+        assert (holder.owner, holder.token, holder.mode) == (grant.owner, grant.token, "shared")
+        assert holder.metadata == {"pid": 1}
+        assert 35.0 < (holder.remaining or 0.0) <= 40.0
+        assert await woken(first)
+        beside = await held(backend, first)
+        assert await backend.renew([grant, beside]) == [Renewed()] * 2
+        assert not writer.wake.is_set()
+        assert not second.wake.is_set()
+        assert await backend.release(grant)
+        assert await backend.release(beside)
+        assert await woken(writer)
+        assert not await backend.downgrade(grant)
 
 
-def test_grant_of_a_share_without_an_answer_is_undone_or_repeated(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_grant_of_a_share_without_an_answer_is_undone_or_repeated(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """Sent again it is the same share, with a new token; abandoned, nothing of it is left."""
+    async with backend_at(server.url, host) as backend:
+        for others in (0, 1):
+            beside = [await held(backend, permit(host, 4)) for _ in range(others)]
+            request = permit(host, 4)
+            lost = await held(backend, request)
+            again = await held(backend, request)
+            assert again.token > lost.token
+            assert again.slot == lost.slot
+            assert len(await backend.holders("x")) == others + 1
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            for others in (0, 1):
-                beside = [await held(backend, permit(host, 4)) for _ in range(others)]
-                request = permit(host, 4)
-                lost = await held(backend, request)
-                again = await held(backend, request)
-                assert again.token > lost.token
-                assert again.slot == lost.slot
-                assert len(await backend.holders("x")) == others + 1
+            request.uncertain = True
+            await backend.abandon(request)
 
-                request.uncertain = True
-                await backend.abandon(request)
-
-                assert [holder.owner for holder in await backend.holders("x")] == [one.owner for one in beside]
-                for grant in beside:
-                    assert await backend.release(grant)
-                assert redis.keys() == FREE
-
-    face.run(scenario)
+            assert [holder.owner for holder in await backend.holders("x")] == [one.owner for one in beside]
+            for grant in beside:
+                assert await backend.release(grant)
+            assert redis.keys() == FREE
 
 
-def test_writer_that_gives_up_lets_the_readers_behind_it_in(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_writer_that_gives_up_lets_the_readers_behind_it_in(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """Whether it says so, or its client is gone and another reader comes."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, host) as dying:
+        await held(backend, reader(host))
+        writer, behind = host.request(), reader(host)
+        await busy(backend, writer)
+        await busy(backend, behind)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as dying:
-            await held(backend, reader(host))
-            writer, behind = host.request(), reader(host)
-            await busy(backend, writer)
-            await busy(backend, behind)
+        await backend.abandon(writer)
 
-            await backend.abandon(writer)
-
-            assert await woken(behind)
-            await held(backend, behind)
-            writer = host.request()
-            await busy(dying, writer)
-            channel = writer.state.channel
-            await dying.close()
-            wait_until(lambda: None if redis("PUBSUB", "NUMSUB", channel)[1] == 0 else "still there")
-            await held(backend, reader(host, queue=False))
-            assert redis("LLEN", "{lockkit:x}:queue") == 0
-
-    face.run(scenario)
+        assert await woken(behind)
+        await held(backend, behind)
+        writer = host.request()
+        await busy(dying, writer)
+        channel = writer.state.channel
+        await dying.close()
+        wait_until(lambda: None if redis("PUBSUB", "NUMSUB", channel)[1] == 0 else "still there")
+        await held(backend, reader(host, queue=False))
+        assert redis("LLEN", "{lockkit:x}:queue") == 0
 
 
-def test_stopped_waiter_keeps_its_place_no_longer_than_its_offer(server: RedisServer, face: Face) -> None:
+async def test_stopped_waiter_keeps_its_place_no_longer_than_its_offer(server: RedisServer, host: StubHost) -> None:
     """Then the next waiter, which was told that time, takes it."""
+    async with backend_at(server.url, host) as backend:
+        grants = [await held(backend, permit(host, 2)) for _ in range(2)]
+        stopped, other = permit(host, 2, ttl=0.4), permit(host, 2)
+        await busy(backend, stopped)
+        await busy(backend, other)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grants = [await held(backend, permit(host, 2)) for _ in range(2)]
-            stopped, other = permit(host, 2, ttl=0.4), permit(host, 2)
-            await busy(backend, stopped)
-            await busy(backend, other)
+        assert await backend.release(grants[0])
 
-            assert await backend.release(grants[0])
-
-            assert await woken(stopped)
-            assert await woken(other)
-            await held(backend, other)
-            await busy(backend, stopped)
-
-    face.run(scenario)
+        assert await woken(stopped)
+        assert await woken(other)
+        await held(backend, other)
+        await busy(backend, stopped)
 
 
-def test_removed_lock_is_lost_by_its_readers(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_removed_lock_is_lost_by_its_readers(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """A client of another kind removed the key. Later readers do not bring the leases of before back."""
+    async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
+        for count in (1, 2):
+            lost = [await held(backend, reader(host)) for _ in range(count)]
+            redis("DEL", "lockkit:x")
+            writer, waiting = await held(other, host.request()), reader(host)
+            if count == 1:  # else nobody waits, and the next reader finds the lock free
+                await busy(other, waiting)
+            assert await backend.renew(lost) == [Gone("taken")] * count
+            assert await other.release(writer)
+            new = await held(other, waiting)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
-            for count in (1, 2):
-                lost = [await held(backend, reader(host)) for _ in range(count)]
-                redis("DEL", "lockkit:x")
-                writer, waiting = await held(other, host.request()), reader(host)
-                if count == 1:  # else nobody waits, and the next reader finds the lock free
-                    await busy(other, waiting)
-                assert await backend.renew(lost) == [Gone("taken")] * count
-                assert await other.release(writer)
-                new = await held(other, waiting)
-
-                assert await backend.renew(lost) == [Gone("gone")] * count
-                assert not await backend.release(lost[0])
-                assert [holder.owner for holder in await backend.holders("x")] == [new.owner]
-                assert await other.release(new)
-
-    face.run(scenario)
+            assert await backend.renew(lost) == [Gone("gone")] * count
+            assert not await backend.release(lost[0])
+            assert [holder.owner for holder in await backend.holders("x")] == [new.owner]
+            assert await other.release(new)
 
 
-def test_reader_whose_lock_another_kind_of_client_took_stays_out(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_reader_whose_lock_another_kind_of_client_took_stays_out(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """Also when that client is gone, and the readers who waited for it are let in."""
+    async with backend_at(server.url, host) as backend:
+        await held(backend, host.request("y"))
+        await busy(backend, host.request("y"))  # subscribes, so that the readers below enter the queue
+        lost = await held(backend, reader(host))
+        redis("SET", "lockkit:x", "theirs", "PX", "20000")
+        requests = [reader(host), reader(host)]
+        for request in requests:
+            await busy(backend, request)
+        assert redis("LLEN", "{lockkit:x}:queue") == 2
+        redis("DEL", "lockkit:x")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            await held(backend, host.request("y"))
-            await busy(backend, host.request("y"))  # subscribes, so that the readers below enter the queue
-            lost = await held(backend, reader(host))
-            redis("SET", "lockkit:x", "theirs", "PX", "20000")
-            requests = [reader(host), reader(host)]
-            for request in requests:
-                await busy(backend, request)
-            assert redis("LLEN", "{lockkit:x}:queue") == 2
-            redis("DEL", "lockkit:x")
+        grants = [await held(backend, request) for request in requests]
 
-            grants = [await held(backend, request) for request in requests]
-
-            assert await backend.renew([lost]) == [Gone("gone")]
-            assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
-
-    face.run(scenario)
+        assert await backend.renew([lost]) == [Gone("gone")]
+        assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
 
 
-def test_expired_lock_goes_to_the_readers_at_the_head_of_the_queue(
-    server: RedisServer, redis: Keyspace, face: Face
+async def test_expired_lock_goes_to_the_readers_at_the_head_of_the_queue(
+    server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
     """The client that looks first hands it to them, also to itself."""
+    async with backend_at(server.url, host) as backend:
+        await held(backend, host.request())
+        first, second, writer = reader(host), reader(host), host.request()
+        for request in (first, second, writer):
+            await busy(backend, request)
+        redis("DEL", "lockkit:x")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            await held(backend, host.request())
-            first, second, writer = reader(host), reader(host), host.request()
-            for request in (first, second, writer):
-                await busy(backend, request)
-            redis("DEL", "lockkit:x")
+        grants = [await held(backend, second)]
 
-            grants = [await held(backend, second)]
-
-            assert await woken(first)
-            grants.append(await held(backend, first))
-            await busy(backend, writer)
-            assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
-
-    face.run(scenario)
+        assert await woken(first)
+        grants.append(await held(backend, first))
+        await busy(backend, writer)
+        assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
 
 
-def test_readers_wait_for_another_kind_of_client(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_readers_wait_for_another_kind_of_client(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """And poll, because it notifies nobody; also after readers held the lock."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            await backend.release(await held(backend, reader(host)))
-            redis("SET", "lockkit:x", "theirs", "PX", "20000")
-            found = await busy(backend, reader(host))
-            assert (found.poll, found.owner) == (True, "theirs")
-            assert found.retry_after == pytest.approx(20.0, abs=5.0)
-            (holder,) = await backend.holders("x")
-            assert (holder.owner, holder.mode) == ("theirs", "exclusive")
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        await backend.release(await held(backend, reader(host)))
+        redis("SET", "lockkit:x", "theirs", "PX", "20000")
+        found = await busy(backend, reader(host))
+        assert (found.poll, found.owner) == (True, "theirs")
+        assert found.retry_after == pytest.approx(20.0, abs=5.0)
+        (holder,) = await backend.holders("x")
+        assert (holder.owner, holder.mode) == ("theirs", "exclusive")
 
 
-def test_full_server_still_renews_and_releases_shares(server: RedisServer, redis: Keyspace, face: Face) -> None:
+async def test_full_server_still_renews_and_releases_shares(
+    server: RedisServer, redis: Keyspace, host: StubHost
+) -> None:
     """And hands over to waiters: only new grants take memory."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as backend:
-            grants = [await held(backend, reader(host)) for _ in range(2)]
-            writer = host.request()
-            await busy(backend, writer)
-            redis("CONFIG", "SET", "maxmemory", "1")
-            try:
-                assert await backend.renew(grants) == [Renewed()] * 2
-                for grant in grants:
-                    assert await backend.release(grant)
-                assert await woken(writer)
-            finally:
-                redis("CONFIG", "SET", "maxmemory", "0")
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as backend:
+        grants = [await held(backend, reader(host)) for _ in range(2)]
+        writer = host.request()
+        await busy(backend, writer)
+        redis("CONFIG", "SET", "maxmemory", "1")
+        try:
+            assert await backend.renew(grants) == [Renewed()] * 2
+            for grant in grants:
+                assert await backend.release(grant)
+            assert await woken(writer)
+        finally:
+            redis("CONFIG", "SET", "maxmemory", "0")
 
 
 class History:
@@ -626,17 +553,13 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_histories_let_nobody_in_who_does_not_fit(
-    server: RedisServer, redis: Keyspace, face: Face, seed: int
+async def test_random_histories_let_nobody_in_who_does_not_fit(
+    server: RedisServer, redis: Keyspace, host: StubHost, seed: int
 ) -> None:
     """Readers and a writer, or permits of two limits; nothing is left at the end."""
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(server.url, host) as one, backend_at(server.url, host) as two:
-            history = History(host, [one, two], seed)
-            for _ in range(150):
-                await history.step()
-            await history.finish()
-            assert redis.keys() - {"{lockkit:x}:broken"} <= FREE
-
-    face.run(scenario)
+    async with backend_at(server.url, host) as one, backend_at(server.url, host) as two:
+        history = History(host, [one, two], seed)
+        for _ in range(150):
+            await history.step()
+        await history.finish()
+        assert redis.keys() - {"{lockkit:x}:broken"} <= FREE

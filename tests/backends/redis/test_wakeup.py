@@ -16,6 +16,7 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.handshake import can_shard
 from lockkit_tools.servers import RedisCluster, RedisServer, require
 from lockkit_tools.servers.redis_groups import ClusterNode
+from tests.backends.redis.faces import sync_only
 from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 
@@ -37,12 +38,6 @@ def cluster() -> Iterator[RedisCluster]:
 def _shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use sharded pub/sub, whatever the version of the installed server: no test here runs a slow script."""
     monkeypatch.setattr(handshake, "can_shard", lambda facts: "redis_version" in facts)
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Each face in turn."""
-    return Face(request.param)
 
 
 def two_at_one_node(cluster: RedisCluster) -> tuple[str, str]:
@@ -85,80 +80,73 @@ def moved(cluster: RedisCluster, name: str) -> Iterator[ClusterNode]:
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_wakeups_do_not_leave_their_node(cluster: RedisCluster, protocol: int, face: Face) -> None:
+async def test_wakeups_do_not_leave_their_node(cluster: RedisCluster, protocol: int, host: StubHost) -> None:
     """Also those for a lock whose slot is another than that of the client's channel."""
     pair = two_at_one_node(cluster)
 
-    async def scenario(host: StubHost) -> None:
-        url = f"{cluster.url}?protocol={protocol}"
-        async with backend_at(url, host) as backend, backend_at(url, host) as other:
-            before = broadcasts(cluster), bus_messages(cluster)
-            for name in pair:
-                grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-                waiters = [host.request(name, ttl=TTL) for _ in range(5)]
-                for waiter in waiters:
-                    await queue_up(other, waiter)
-                for waiter in waiters:
-                    assert await backend.release(grant)
-                    assert await woken(waiter)
-                    grant = granted(await other.try_acquire(waiter))
-                assert await backend.release(grant)
-
-            assert (broadcasts(cluster), bus_messages(cluster)) == before
-
-    face.run(scenario)
-
-
-def test_waiter_whose_slot_moves_looks_again(cluster: RedisCluster, face: Face) -> None:
-    """It is woken by the move, waits at the new node, and is woken there by a message that stays there."""
-    name = next(names)
-
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+    url = f"{cluster.url}?protocol={protocol}"
+    async with backend_at(url, host) as backend, backend_at(url, host) as other:
+        before = broadcasts(cluster), bus_messages(cluster)
+        for name in pair:
             grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-            waiter = host.request(name, ttl=TTL)
-            await queue_up(other, waiter)
-            assert not waiter.wake.is_set()
-
-            with moved(cluster, name):
-                assert await woken(waiter)
-                waiter.wake.clear()
+            waiters = [host.request(name, ttl=TTL) for _ in range(5)]
+            for waiter in waiters:
                 await queue_up(other, waiter)
+            for waiter in waiters:
                 assert await backend.release(grant)
                 assert await woken(waiter)
                 grant = granted(await other.try_acquire(waiter))
-                before = broadcasts(cluster)
-                again = host.request(name, ttl=TTL)
-                await queue_up(other, again)
-                assert await other.release(grant)
-                assert await woken(again)
-                assert await other.release(granted(await other.try_acquire(again)))
-                assert broadcasts(cluster) == before
+            assert await backend.release(grant)
 
-    face.run(scenario)
+        assert (broadcasts(cluster), bus_messages(cluster)) == before
 
 
-def test_waiter_whose_slot_moves_is_forgotten_by_its_former_listener(cluster: RedisCluster, face: Face) -> None:
+async def test_waiter_whose_slot_moves_looks_again(cluster: RedisCluster, host: StubHost) -> None:
+    """It is woken by the move, waits at the new node, and is woken there by a message that stays there."""
+    name = next(names)
+
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
+        waiter = host.request(name, ttl=TTL)
+        await queue_up(other, waiter)
+        assert not waiter.wake.is_set()
+
+        with moved(cluster, name):
+            assert await woken(waiter)
+            waiter.wake.clear()
+            await queue_up(other, waiter)
+            assert await backend.release(grant)
+            assert await woken(waiter)
+            grant = granted(await other.try_acquire(waiter))
+            before = broadcasts(cluster)
+            again = host.request(name, ttl=TTL)
+            await queue_up(other, again)
+            assert await other.release(grant)
+            assert await woken(again)
+            assert await other.release(granted(await other.try_acquire(again)))
+            assert broadcasts(cluster) == before
+
+
+async def test_waiter_whose_slot_moves_is_forgotten_by_its_former_listener(
+    cluster: RedisCluster, host: StubHost
+) -> None:
     """Otherwise that would keep the request, and its subscription alive by a PING every few seconds, for ever."""
     name = next(names)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
-            grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-            waiter = host.request(name, ttl=TTL)
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
+        waiter = host.request(name, ttl=TTL)
+        await queue_up(other, waiter)
+        former = waiter.state.listener
+
+        with moved(cluster, name):
+            assert await woken(waiter)
             await queue_up(other, waiter)
-            former = waiter.state.listener
+            assert waiter.state.listener is not former
+            assert await backend.release(grant)
+            assert await other.release(granted(await other.try_acquire(waiter)))
 
-            with moved(cluster, name):
-                assert await woken(waiter)
-                await queue_up(other, waiter)
-                assert waiter.state.listener is not former
-                assert await backend.release(grant)
-                assert await other.release(granted(await other.try_acquire(waiter)))
-
-            assert not former._waiting
-
-    face.run(scenario)
+        assert not former._waiting
 
 
 async def woken_by_all_nodes(
@@ -172,26 +160,25 @@ async def woken_by_all_nodes(
     assert broadcasts(cluster) > before
 
 
-def test_lock_that_moves_away_from_its_waiter_s_channel(cluster: RedisCluster, face: Face) -> None:
+async def test_lock_that_moves_away_from_its_waiter_s_channel(cluster: RedisCluster, host: StubHost) -> None:
     """The new node cannot publish there within its shard, so it tells all nodes, as without sharded pub/sub."""
     staying, moving = two_at_one_node(cluster)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
-            granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
-            await queue_up(other, host.request(staying, ttl=TTL))
-            grant = granted(await backend.try_acquire(host.request(moving, ttl=TTL)))
-            waiter = host.request(moving, ttl=TTL)
-            await queue_up(other, waiter)
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
+        await queue_up(other, host.request(staying, ttl=TTL))
+        grant = granted(await backend.try_acquire(host.request(moving, ttl=TTL)))
+        waiter = host.request(moving, ttl=TTL)
+        await queue_up(other, waiter)
 
-            with moved(cluster, moving):
-                assert not waiter.wake.is_set()
-                await woken_by_all_nodes(cluster, backend, grant, other, waiter)
-
-    face.run(scenario)
+        with moved(cluster, moving):
+            assert not waiter.wake.is_set()
+            await woken_by_all_nodes(cluster, backend, grant, other, waiter)
 
 
-def test_waiting_writer_stays_when_the_lock_moves_away_from_its_channel(cluster: RedisCluster, face: Face) -> None:
+async def test_waiting_writer_stays_when_the_lock_moves_away_from_its_channel(
+    cluster: RedisCluster, host: StubHost
+) -> None:
     """Readers at the new node do not see its subscription, and tell it to look again before they pass it over."""
     staying, moving = two_at_one_node(cluster)
 
@@ -200,50 +187,46 @@ def test_waiting_writer_stays_when_the_lock_moves_away_from_its_channel(cluster:
         request.mode = "shared"
         return request
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
-            granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
-            await queue_up(other, host.request(staying, ttl=TTL))
-            granted(await backend.try_acquire(reader(host)))
-            waiter = host.request(moving, ttl=TTL)
-            await queue_up(other, waiter)
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
+        await queue_up(other, host.request(staying, ttl=TTL))
+        granted(await backend.try_acquire(reader(host)))
+        waiter = host.request(moving, ttl=TTL)
+        await queue_up(other, waiter)
 
-            with moved(cluster, moving):
-                assert not waiter.wake.is_set()
-                for _ in range(2):  # the first time it finds out where the lock is now
-                    granted(await backend.try_acquire(reader(host)))
-                    assert await woken(waiter)
-                    waiter.wake.clear()
-                    await queue_up(other, waiter)
-                await busy_at(backend, reader(host))
-                assert not waiter.wake.is_set()
-
-    face.run(scenario)
+        with moved(cluster, moving):
+            assert not waiter.wake.is_set()
+            for _ in range(2):  # the first time it finds out where the lock is now
+                granted(await backend.try_acquire(reader(host)))
+                assert await woken(waiter)
+                waiter.wake.clear()
+                await queue_up(other, waiter)
+            await busy_at(backend, reader(host))
+            assert not waiter.wake.is_set()
 
 
-def test_waiter_in_a_long_queue_that_moves_away_from_its_channel(cluster: RedisCluster, face: Face) -> None:
+async def test_waiter_in_a_long_queue_that_moves_away_from_its_channel(cluster: RedisCluster, host: StubHost) -> None:
     """Entries of clients that are gone are removed now and then; one at another node is told to look again."""
     staying, moving = two_at_one_node(cluster)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
-            granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
-            await queue_up(other, host.request(staying, ttl=TTL))
-            granted(await backend.try_acquire(host.request(moving, ttl=TTL)))
-            waiter = host.request(moving, ttl=TTL)
-            await queue_up(other, waiter)
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        granted(await backend.try_acquire(host.request(staying, ttl=TTL)))
+        await queue_up(other, host.request(staying, ttl=TTL))
+        granted(await backend.try_acquire(host.request(moving, ttl=TTL)))
+        waiter = host.request(moving, ttl=TTL)
+        await queue_up(other, waiter)
 
-            with moved(cluster, moving):
-                await busy_at(backend, host.request(moving, ttl=TTL, queue=False))  # finds the new node
-                for _ in range(15):
-                    await queue_up(backend, host.request(moving, ttl=TTL))
-                assert await woken(waiter)
-
-    face.run(scenario)
+        with moved(cluster, moving):
+            await busy_at(backend, host.request(moving, ttl=TTL, queue=False))  # finds the new node
+            for _ in range(15):
+                await queue_up(backend, host.request(moving, ttl=TTL))
+            assert await woken(waiter)
 
 
 @pytest.mark.parametrize("denied", ["ssubscribe", "spublish"])
-def test_user_who_may_not_use_sharded_pubsub(cluster: RedisCluster, denied: str, face: Face) -> None:
+async def test_user_who_may_not_use_sharded_pubsub(
+    cluster: RedisCluster, denied: str, face: Face, host: StubHost
+) -> None:
     """The waiter is woken by a message to all nodes; what the server has refused is not tried again."""
     name, user = next(names), f"{face.name}-{denied}"
     node = cluster.owner_of(slot_of(cluster, name))
@@ -251,35 +234,31 @@ def test_user_who_may_not_use_sharded_pubsub(cluster: RedisCluster, denied: str,
         with one.connect() as connection:
             connection.call("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all", f"-{denied}")
 
-    async def scenario(host: StubHost) -> None:
-        url = cluster.url.replace("://", f"://{user}:secret@")
-        keyspace = Keyspace(node)
-        async with backend_at(url, host) as backend, backend_at(url, host) as other:
-            keyspace("CONFIG", "RESETSTAT")
-            for _ in range(2):
-                grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-                waiter = host.request(name, ttl=TTL)
-                await queue_up(other, waiter)
-                await woken_by_all_nodes(cluster, backend, grant, other, waiter)
-                again = host.request(name, ttl=TTL)
-                grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-                await queue_up(other, again)
-                keyspace("CLIENT", "KILL", "TYPE", "pubsub")
-                assert await woken(again)
-                await other.abandon(again)
-                assert await backend.release(grant)
+    url = cluster.url.replace("://", f"://{user}:secret@")
+    keyspace = Keyspace(node)
+    async with backend_at(url, host) as backend, backend_at(url, host) as other:
+        keyspace("CONFIG", "RESETSTAT")
+        for _ in range(2):
+            grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
+            waiter = host.request(name, ttl=TTL)
+            await queue_up(other, waiter)
+            await woken_by_all_nodes(cluster, backend, grant, other, waiter)
+            again = host.request(name, ttl=TTL)
+            grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
+            await queue_up(other, again)
+            keyspace("CLIENT", "KILL", "TYPE", "pubsub")
+            assert await woken(again)
+            await other.abandon(again)
+            assert await backend.release(grant)
 
-            refused = keyspace("INFO", "commandstats").partition("cmdstat_ssubscribe:")[2].partition("\r\n")[0]
-            assert "rejected_calls=1," in refused if denied == "ssubscribe" else "rejected_calls=0," in refused
-
-    face.run(scenario)
+        refused = keyspace("INFO", "commandstats").partition("cmdstat_ssubscribe:")[2].partition("\r\n")[0]
+        assert "rejected_calls=1," in refused if denied == "ssubscribe" else "rejected_calls=0," in refused
 
 
 @pytest.mark.parametrize("unknown", ["SSUBSCRIBE", "SPUBLISH"])
-def test_server_without_the_command(unknown: str, face: Face) -> None:
+async def test_server_without_the_command(unknown: str, host: StubHost) -> None:
     """One of them renamed is as good as none: the waiter is woken all the same."""
-
-    async def scenario(host: StubHost) -> None:
+    with RedisServer(settings={f"rename-command {unknown}": '""'}) as server:
         async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
             node = await other._topology.node_for("lockkit:x")
             await node.listener.open(tag="lockkit:x")
@@ -292,9 +271,6 @@ def test_server_without_the_command(unknown: str, face: Face) -> None:
             assert await backend.release(grant)
 
             assert await woken(waiter)
-
-    with RedisServer(settings={f"rename-command {unknown}": '""'}) as server:
-        face.run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -321,49 +297,46 @@ def test_versions_whose_sharded_pubsub_can_be_used(facts: dict[str, str], expect
     assert can_shard(facts) is expected
 
 
-def test_version_that_must_not_be_used(cluster: RedisCluster, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_version_that_must_not_be_used(
+    cluster: RedisCluster, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no subscription that could crash it, and the waiter is woken by a message to all nodes."""
     name = next(names)
     monkeypatch.setattr(handshake, "can_shard", lambda _: False)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
-            grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-            waiter = host.request(name, ttl=TTL)
-            await queue_up(other, waiter)
-            keyspace = Keyspace(cluster.owner_of(slot_of(cluster, name)))
-            assert keyspace("PUBSUB", "SHARDCHANNELS") == []
-            await woken_by_all_nodes(cluster, backend, grant, other, waiter)
-
-    face.run(scenario)
+    async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+        grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
+        waiter = host.request(name, ttl=TTL)
+        await queue_up(other, waiter)
+        keyspace = Keyspace(cluster.owner_of(slot_of(cluster, name)))
+        assert keyspace("PUBSUB", "SHARDCHANNELS") == []
+        await woken_by_all_nodes(cluster, backend, grant, other, waiter)
 
 
-def test_message_to_all_nodes_wakes_a_waiter(cluster: RedisCluster) -> None:
+@sync_only
+async def test_message_to_all_nodes_wakes_a_waiter(cluster: RedisCluster, host: StubHost) -> None:
     """As a node sends it to which the lock's slot has moved, or whose user may not run SPUBLISH."""
     name = next(names)
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(cluster.url, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-            waiter = host.request(name, ttl=TTL)
-            await queue_up(backend, waiter)
-            keyspace = Keyspace(cluster.owner_of(slot_of(cluster, name)))
+    async with backend_at(cluster.url, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
+        waiter = host.request(name, ttl=TTL)
+        await queue_up(backend, waiter)
+        keyspace = Keyspace(cluster.owner_of(slot_of(cluster, name)))
 
-            assert keyspace("PUBSUB", "NUMSUB", waiter.state.channel)[1] == 1
-            assert keyspace("PUBLISH", waiter.state.channel, waiter.owner) == 1
+        assert keyspace("PUBSUB", "NUMSUB", waiter.state.channel)[1] == 1
+        assert keyspace("PUBLISH", waiter.state.channel, waiter.owner) == 1
 
-            assert await woken(waiter)
-            await backend.abandon(waiter)
-            assert await backend.release(grant)
-
-    Face("sync").run(scenario)
+        assert await woken(waiter)
+        await backend.abandon(waiter)
+        assert await backend.release(grant)
 
 
-def test_timers_are_those_of_waiting_requests(face: Face) -> None:
+async def test_timers_are_those_of_waiting_requests(face: Face, host: StubHost) -> None:
     """However many messages name a time, and however far away it is: one for each request, none when it has left."""
     require("redis", local=True)
 
-    async def scenario(host: StubHost) -> None:
+    with RedisServer() as server:
         async with backend_at(server.url, host) as backend, backend_at(server.url, host) as other:
             grant = granted(await backend.try_acquire(host.request(ttl=TTL)))
             staying, leaving = host.request(ttl=TTL), host.request(ttl=TTL)
@@ -386,6 +359,3 @@ def test_timers_are_those_of_waiting_requests(face: Face) -> None:
                 await other.abandon(request)
             assert listener._retries == {}
             assert await backend.release(grant)
-
-    with RedisServer() as server:
-        face.run(scenario)

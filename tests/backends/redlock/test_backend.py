@@ -20,7 +20,7 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis import handshake
-from lockkit.backends.redis.connection import AsyncConnection, Connection, SyncConnection
+from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import node as redlock_node
@@ -37,6 +37,7 @@ from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from lockkit_tools.servers import RedisNodes, RedisServer, require, wait_until
 from lockkit_tools.servers.base import Server
+from tests.backends.redis.faces import async_only
 from tests.backends.redis.support import Face, Keyspace, calls, token_in
 from tests.backends.support import StubHost, granted
 from tests.tries import busy
@@ -63,12 +64,6 @@ def nodes(five: RedisNodes) -> Iterator[RedisNodes]:
     for node in five.nodes:
         if node.running:
             node.resume()
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Each face in turn."""
-    return Face(request.param)
 
 
 def on(node: Server) -> Keyspace:
@@ -152,156 +147,128 @@ async def until_it(host: StubHost, ask: Callable[[], Awaitable[object]], wanted:
 # -- what lies at the nodes --------------------------------------------------------------------------------------------
 
 
-def test_every_node_has_the_lock_and_the_token(nodes: RedisNodes, face: Face) -> None:
+async def test_every_node_has_the_lock_and_the_token(nodes: RedisNodes, host: StubHost) -> None:
     """The lock is a plain string on each node; the token stands beside it, and a release leaves only that."""
+    async with redlock(nodes, host) as backend:
+        request = host.request(ttl=30.0)
+        grant = granted(await backend.try_acquire(request))
+        for node in nodes.nodes:
+            assert on(node)("GET", LOCK) == request.owner
+            assert 29_000 < on(node)("PTTL", LOCK) <= 30_000
+            assert token_in(on(node)("GET", f"{{{LOCK}}}:fence")) == str(grant.token)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            request = host.request(ttl=30.0)
-            grant = granted(await backend.try_acquire(request))
-            for node in nodes.nodes:
-                assert on(node)("GET", LOCK) == request.owner
-                assert 29_000 < on(node)("PTTL", LOCK) <= 30_000
-                assert token_in(on(node)("GET", f"{{{LOCK}}}:fence")) == str(grant.token)
-
-            assert await backend.release(grant)
-            assert all(on(node).keys() == {MARK, f"{{{LOCK}}}:fence"} for node in nodes.nodes)
-            assert not await backend.release(grant)
-
-    face.run(scenario)
+        assert await backend.release(grant)
+        assert all(on(node).keys() == {MARK, f"{{{LOCK}}}:fence"} for node in nodes.nodes)
+        assert not await backend.release(grant)
 
 
-def test_holder_has_it_as_long_as_a_majority(nodes: RedisNodes, face: Face) -> None:
+async def test_holder_has_it_as_long_as_a_majority(nodes: RedisNodes, host: StubHost) -> None:
     """What `holders` says is left ends with the third of five keys."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request()))
+        for node, seconds in zip(nodes.nodes, (500, 100, 300, 400, 200), strict=True):
+            on(node)("PEXPIRE", LOCK, seconds * 1000)
+        (holder,) = await backend.holders("x")
+        assert holder.remaining is not None
+        assert 200 < holder.remaining <= 300
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request()))
-            for node, seconds in zip(nodes.nodes, (500, 100, 300, 400, 200), strict=True):
-                on(node)("PEXPIRE", LOCK, seconds * 1000)
-            (holder,) = await backend.holders("x")
-            assert holder.remaining is not None
-            assert 200 < holder.remaining <= 300
-
-            on(nodes.nodes[2])("PERSIST", LOCK)
-            (holder,) = await backend.holders("x")
-            assert holder.remaining is not None
-            assert 300 < holder.remaining <= 400
-
-    face.run(scenario)
+        on(nodes.nodes[2])("PERSIST", LOCK)
+        (holder,) = await backend.holders("x")
+        assert holder.remaining is not None
+        assert 300 < holder.remaining <= 400
 
 
 @pytest.mark.parametrize("fencing", [True, False])
-def test_commands_of_an_uncontended_pair(nodes: RedisNodes, face: Face, *, fencing: bool) -> None:
+async def test_commands_of_an_uncontended_pair(nodes: RedisNodes, host: StubHost, *, fencing: bool) -> None:
     """On each node: one look in each round, the time, and a write for each change."""
     one_round = {"evalsha": 2, "mget": 2, "time": 1, "set": 2, "del": 1}
     # The first acquisition of a client, and one whose messages were late.
     two_rounds = one_round | {"evalsha": 3, "mget": 3}
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, fencing=str(fencing)) as backend:
+    async with redlock(nodes, host, fencing=str(fencing)) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+
+        async def pair() -> list[dict[str, int]]:
+            for node in nodes.nodes:
+                calls(on(node))
             await backend.release(granted(await backend.try_acquire(host.request())))
+            return [calls(on(node)) for node in nodes.nodes]
 
-            async def pair() -> list[dict[str, int]]:
-                for node in nodes.nodes:
-                    calls(on(node))
-                await backend.release(granted(await backend.try_acquire(host.request())))
-                return [calls(on(node)) for node in nodes.nodes]
-
-            if fencing:
-                backend._ahead_us = None
-                assert await pair() == [two_rounds] * 5
-            await until_it(host, pair, [one_round] * 5)
-
-    face.run(scenario)
+        if fencing:
+            backend._ahead_us = None
+            assert await pair() == [two_rounds] * 5
+        await until_it(host, pair, [one_round] * 5)
 
 
-def test_waiter_behind_a_client_that_may_be_of_another_kind(nodes: RedisNodes, face: Face) -> None:
+async def test_waiter_behind_a_client_that_may_be_of_another_kind(nodes: RedisNodes, host: StubHost) -> None:
     """
     A value of lockkit's form without a record is another kind's, or its lease is just being granted.
 
     The waiter retries soon, and is woken all the same; if the form is another one, it polls.
     """
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for value, poll in (("0" * 32, False), ("A foreign one", True)):
-                for node in nodes.nodes:
-                    on(node)("SET", LOCK, value, "PX", 60_000)
-                outcome = await backend.try_acquire(host.request(queue=False))
-                assert isinstance(outcome, Busy)
-                assert (outcome.owner, outcome.poll) == (value, poll)
-                assert outcome.retry_after is not None
-                assert (outcome.retry_after <= 0.25) is not poll
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        for value, poll in (("0" * 32, False), ("A foreign one", True)):
+            for node in nodes.nodes:
+                on(node)("SET", LOCK, value, "PX", 60_000)
+            outcome = await backend.try_acquire(host.request(queue=False))
+            assert isinstance(outcome, Busy)
+            assert (outcome.owner, outcome.poll) == (value, poll)
+            assert outcome.retry_after is not None
+            assert (outcome.retry_after <= 0.25) is not poll
 
 
-def test_too_old_nodes(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_old_nodes(nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said at once, with the version that is needed."""
     monkeypatch.setattr(handshake, "VERSION_MIN", (999,))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            with pytest.raises(ConfigurationError, match=r"is too old: it must be Redis 6\.2 or later"):
-                await backend.try_acquire(host.request())
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        with pytest.raises(ConfigurationError, match=r"is too old: it must be Redis 6\.2 or later"):
+            await backend.try_acquire(host.request())
 
 
-def test_token_is_above_the_highest_of_a_majority(nodes: RedisNodes, face: Face) -> None:
+async def test_token_is_above_the_highest_of_a_majority(nodes: RedisNodes, host: StubHost) -> None:
     """One node with a high counter raises all, also when that node's own clock is behind."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        await backend.release(grant)
+        ahead = grant.token + 10**9
+        on(nodes.nodes[4])("SET", f"{{{LOCK}}}:fence", ahead)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            await backend.release(grant)
-            ahead = grant.token + 10**9
-            on(nodes.nodes[4])("SET", f"{{{LOCK}}}:fence", ahead)
-
-            assert granted(await backend.try_acquire(host.request())).token == ahead + 1
-            assert token_in(on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence")) == str(ahead + 1)
-
-    face.run(scenario)
+        assert granted(await backend.try_acquire(host.request())).token == ahead + 1
+        assert token_in(on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence")) == str(ahead + 1)
 
 
-def test_late_token_does_not_lower_a_newer_one(nodes: RedisNodes, face: Face) -> None:
+async def test_late_token_does_not_lower_a_newer_one(nodes: RedisNodes, host: StubHost) -> None:
     """Round two of an old attempt that arrives late changes nothing."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        held = cast("Any", grant.state)
+        answers = await backend._nodes.ask(FENCE, held.keys, (held.value, grant.token - 5, 1000, "{}"))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            held = cast("Any", grant.state)
-            answers = await backend._nodes.ask(FENCE, held.keys, (held.value, grant.token - 5, 1000, "{}"))
-
-            assert answers == [1] * 5
-            assert token_in(on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence")) == str(grant.token)
-            assert await backend._nodes.ask(FENCE, held.keys, ("another", grant.token + 5, 1000, "{}")) == [0] * 5
-
-    face.run(scenario)
+        assert answers == [1] * 5
+        assert token_in(on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence")) == str(grant.token)
+        assert await backend._nodes.ask(FENCE, held.keys, ("another", grant.token + 5, 1000, "{}")) == [0] * 5
 
 
-def test_grant_needs_a_majority_in_round_two(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grant_needs_a_majority_in_round_two(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who loses the keys between the rounds is not granted, and leaves nothing behind."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        backend._ahead_us = None
+        ask = backend._nodes.ask
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            backend._ahead_us = None
-            ask = backend._nodes.ask
+        async def lose_before_fence(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
+            if op is FENCE:
+                for node in nodes.nodes[:3]:
+                    on(node)("DEL", LOCK)
+            return await ask(op, *arguments, **options)
 
-            async def lose_before_fence(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
-                if op is FENCE:
-                    for node in nodes.nodes[:3]:
-                        on(node)("DEL", LOCK)
-                return await ask(op, *arguments, **options)
-
-            monkeypatch.setattr(backend._nodes, "ask", lose_before_fence)
-            assert isinstance(await backend.try_acquire(host.request()), Busy)
-            assert not any(has_lock(node) for node in nodes.nodes)
-
-    face.run(scenario)
+        monkeypatch.setattr(backend._nodes, "ask", lose_before_fence)
+        assert isinstance(await backend.try_acquire(host.request()), Busy)
+        assert not any(has_lock(node) for node in nodes.nodes)
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend) -> list[Op]:
@@ -317,200 +284,165 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend) -> list[
     return asked
 
 
-def test_round_one_is_enough_if_a_majority_accepts_the_proposed_token(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_round_one_is_enough_if_a_majority_accepts_the_proposed_token(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All nodes have then written it, with the metadata, as round two would."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        asked = rounds_of(monkeypatch, backend)
+        last = 0
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            asked = rounds_of(monkeypatch, backend)
-            last = 0
+        async def acquire() -> tuple[list[Op], list[str | None]]:
+            nonlocal last
+            asked.clear()
+            grant = granted(await backend.try_acquire(host.request()))
+            rounds = list(asked)
+            assert grant.token > last
+            last = grant.token
+            (holder,) = await backend.holders("x")
+            assert (holder.token, holder.metadata) == (grant.token, {"pid": 1})
+            written = [on(node)("GET", f"{{{LOCK}}}:fence") for node in nodes.nodes]
+            await backend.release(grant)
+            # A node that a busy machine delays has not written it yet.
+            return rounds, [token for record in written if (token := token_in(record)) != str(grant.token)]
 
-            async def acquire() -> tuple[list[Op], list[str | None]]:
-                nonlocal last
-                asked.clear()
-                grant = granted(await backend.try_acquire(host.request()))
-                rounds = list(asked)
-                assert grant.token > last
-                last = grant.token
-                (holder,) = await backend.holders("x")
-                assert (holder.token, holder.metadata) == (grant.token, {"pid": 1})
-                written = [on(node)("GET", f"{{{LOCK}}}:fence") for node in nodes.nodes]
-                await backend.release(grant)
-                # A node that a busy machine delays has not written it yet.
-                return rounds, [token for record in written if (token := token_in(record)) != str(grant.token)]
-
-            await until_it(host, acquire, ([ACQUIRE], []))
-
-    face.run(scenario)
+        await until_it(host, acquire, ([ACQUIRE], []))
 
 
 @pytest.mark.parametrize("wrong_us", [-1_000_000, 1_000_000], ids=["behind", "ahead"])
-def test_proposal_that_nodes_refuse_takes_a_second_round(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, wrong_us: int
+async def test_proposal_that_nodes_refuse_takes_a_second_round(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, wrong_us: int
 ) -> None:
     """A client whose idea of the time is wrong, as after a pause, cannot take a token down, nor ahead of the time."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        await backend.release(grant)
+        asked = rounds_of(monkeypatch, backend)
+        assert backend._ahead_us is not None
+        backend._ahead_us += wrong_us
+        newer = granted(await backend.try_acquire(host.request()))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            await backend.release(grant)
-            asked = rounds_of(monkeypatch, backend)
-            assert backend._ahead_us is not None
-            backend._ahead_us += wrong_us
-            newer = granted(await backend.try_acquire(host.request()))
-
-            assert asked == [ACQUIRE, FENCE]
-            assert newer.token > grant.token
-            seconds, micros = on(nodes.nodes[0])("TIME")
-            assert newer.token <= int(seconds) * 1_000_000 + int(micros)
-
-    face.run(scenario)
+        assert asked == [ACQUIRE, FENCE]
+        assert newer.token > grant.token
+        seconds, micros = on(nodes.nodes[0])("TIME")
+        assert newer.token <= int(seconds) * 1_000_000 + int(micros)
 
 
-def test_proposals_that_are_too_high_do_not_add_up(nodes: RedisNodes, face: Face) -> None:
+async def test_proposals_that_are_too_high_do_not_add_up(nodes: RedisNodes, host: StubHost) -> None:
     """No token is further ahead of the nodes' time than a restarted node waits, however many grants precede it."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            for _ in range(20):
-                grant = granted(await backend.try_acquire(host.request()))
-                times = [on(node)("TIME") for node in nodes.nodes]
-                now_us = max(int(seconds) * 1_000_000 + int(micros) for seconds, micros in times)
-                assert grant.token <= now_us + AHEAD_MS_MAX * 1000
-                await backend.release(grant)
-                assert backend._ahead_us is not None
-                backend._ahead_us += 8000
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        for _ in range(20):
+            grant = granted(await backend.try_acquire(host.request()))
+            times = [on(node)("TIME") for node in nodes.nodes]
+            now_us = max(int(seconds) * 1_000_000 + int(micros) for seconds, micros in times)
+            assert grant.token <= now_us + AHEAD_MS_MAX * 1000
+            await backend.release(grant)
+            assert backend._ahead_us is not None
+            backend._ahead_us += 8000
 
 
-def test_proposal_that_a_minority_accepts_takes_a_second_round(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_proposal_that_a_minority_accepts_takes_a_second_round(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fewer than a majority have written is no token: the next holder might not see it."""
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        ask = backend._nodes.ask
+        accepted = False
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
+        async def refuse(op: Op, keys: LockKeys, arguments: Sequence[Any], **options: Any) -> list[Answer]:
+            nonlocal accepted
+            answers = await ask(op, keys, arguments, **options)
+            if op is ACQUIRE:
+                accepted = answers[0] == answers[1] == arguments[4]
+                answers[2:] = [1, 1, 1]  # as nodes whose clocks are far behind
+            return answers
+
+        monkeypatch.setattr(backend._nodes, "ask", refuse)
+        asked = rounds_of(monkeypatch, backend)
+
+        async def acquire() -> bool:
+            asked.clear()
             await backend.release(granted(await backend.try_acquire(host.request())))
-            ask = backend._nodes.ask
-            accepted = False
+            assert asked == [ACQUIRE, FENCE, RELEASE]
+            return accepted
 
-            async def refuse(op: Op, keys: LockKeys, arguments: Sequence[Any], **options: Any) -> list[Answer]:
-                nonlocal accepted
-                answers = await ask(op, keys, arguments, **options)
-                if op is ACQUIRE:
-                    accepted = answers[0] == answers[1] == arguments[4]
-                    answers[2:] = [1, 1, 1]  # as nodes whose clocks are far behind
-                return answers
-
-            monkeypatch.setattr(backend._nodes, "ask", refuse)
-            asked = rounds_of(monkeypatch, backend)
-
-            async def acquire() -> bool:
-                asked.clear()
-                await backend.release(granted(await backend.try_acquire(host.request())))
-                assert asked == [ACQUIRE, FENCE, RELEASE]
-                return accepted
-
-            await until_it(host, acquire, wanted=True)
-
-    face.run(scenario)
+        await until_it(host, acquire, wanted=True)
 
 
-def test_one_round_without_fencing(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_round_without_fencing(nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     """``fencing=off`` saves the second round; the token is still a number above 0."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, fencing="off") as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            asked = rounds_of(monkeypatch, backend)
-            assert granted(await backend.try_acquire(host.request())).token > 0
-            assert asked == [ACQUIRE]
-
-    face.run(scenario)
+    async with redlock(nodes, host, fencing="off") as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        asked = rounds_of(monkeypatch, backend)
+        assert granted(await backend.try_acquire(host.request())).token > 0
+        assert asked == [ACQUIRE]
 
 
-def test_holder_without_fencing_has_the_token_of_its_lease(nodes: RedisNodes, face: Face) -> None:
+async def test_holder_without_fencing_has_the_token_of_its_lease(nodes: RedisNodes, host: StubHost) -> None:
     """It grows with each lease also at nodes whose clocks are behind the last one."""
     last = 9 * 10**15
 
-    async def scenario(host: StubHost) -> None:
-        for node in nodes.nodes:
-            on(node)("SET", "{lockkit:x}:fence", f"{last} ")
-        async with redlock(nodes, host, fencing="off") as backend:
-            for token in (last + 1, last + 2):
-                grant = granted(await backend.try_acquire(host.request()))
-                assert [holder.token for holder in await backend.holders("x")] == [grant.token] == [token]
-                assert await backend.release(grant)
-
-    face.run(scenario)
+    for node in nodes.nodes:
+        on(node)("SET", "{lockkit:x}:fence", f"{last} ")
+    async with redlock(nodes, host, fencing="off") as backend:
+        for token in (last + 1, last + 2):
+            grant = granted(await backend.try_acquire(host.request()))
+            assert [holder.token for holder in await backend.holders("x")] == [grant.token] == [token]
+            assert await backend.release(grant)
 
 
-def test_late_release_of_an_earlier_attempt_frees_nothing(nodes: RedisNodes, face: Face) -> None:
+async def test_late_release_of_an_earlier_attempt_frees_nothing(nodes: RedisNodes, host: StubHost) -> None:
     """Each attempt has a value of its own: what is still under way of a former one finds nothing."""
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        for node in nodes.nodes[:3]:
+            on(node)("SET", LOCK, "somebody else")
+        request = host.request()
+        assert isinstance(await backend.try_acquire(request), Busy)
+        for node in nodes.nodes[:3]:
+            on(node)("DEL", LOCK)
+        grant = granted(await backend.try_acquire(request))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for node in nodes.nodes[:3]:
-                on(node)("SET", LOCK, "somebody else")
-            request = host.request()
-            assert isinstance(await backend.try_acquire(request), Busy)
-            for node in nodes.nodes[:3]:
-                on(node)("DEL", LOCK)
-            grant = granted(await backend.try_acquire(request))
-
-            assert await backend._nodes.ask(UNDO, grant.state.keys, (request.owner,)) == [0] * 5
-            (holder,) = await backend.holders("x")
-            assert (holder.owner, holder.token) == (request.owner, grant.token)
-
-    face.run(scenario)
+        assert await backend._nodes.ask(UNDO, grant.state.keys, (request.owner,)) == [0] * 5
+        (holder,) = await backend.holders("x")
+        assert (holder.owner, holder.token) == (request.owner, grant.token)
 
 
 # -- nodes that fail ---------------------------------------------------------------------------------------------------
 
 
-def test_two_of_five_down(nodes: RedisNodes, face: Face) -> None:
+async def test_two_of_five_down(nodes: RedisNodes, host: StubHost) -> None:
     """A majority is enough, and who is down is told of the release when it is back."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            for node in nodes.nodes[:2]:
-                node.kill()
-            for _ in range(3):
-                grant = granted(await backend.try_acquire(host.request()))
-                assert await backend.renew([grant]) == [Renewed()]
-                assert await backend.release(grant)
-            assert [node.up for node in nodes_of(backend).all] == [False, False, True, True, True]
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        for node in nodes.nodes[:2]:
+            node.kill()
+        for _ in range(3):
+            grant = granted(await backend.try_acquire(host.request()))
+            assert await backend.renew([grant]) == [Renewed()]
+            assert await backend.release(grant)
+        assert [node.up for node in nodes_of(backend).all] == [False, False, True, True, True]
 
 
-def test_three_of_five_down(nodes: RedisNodes, face: Face) -> None:
+async def test_three_of_five_down(nodes: RedisNodes, host: StubHost) -> None:
     """The error names the nodes and comes at once, and the votes of the others are given back."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        for node in nodes.nodes[:3]:
+            node.kill()
+        watch = Stopwatch()
+        with pytest.raises(NoQuorum) as caught:
+            await backend.try_acquire(host.request())
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            for node in nodes.nodes[:3]:
-                node.kill()
-            watch = Stopwatch()
-            with pytest.raises(NoQuorum) as caught:
-                await backend.try_acquire(host.request())
-
-            assert watch.stop() < 5.0
-            assert all(node.address in str(caught.value) for node in nodes.nodes[:3])
-            assert "2 of 5 nodes answered" in str(caught.value)
-            assert not any(has_lock(node) for node in nodes.nodes[3:])
-            for question in (backend.ping(), backend.holders("x"), backend.break_lock("x")):
-                with pytest.raises(NoQuorum):
-                    await question
-
-    face.run(scenario)
+        assert watch.stop() < 5.0
+        assert all(node.address in str(caught.value) for node in nodes.nodes[:3])
+        assert "2 of 5 nodes answered" in str(caught.value)
+        assert not any(has_lock(node) for node in nodes.nodes[3:])
+        for question in (backend.ping(), backend.holders("x"), backend.break_lock("x")):
+            with pytest.raises(NoQuorum):
+                await question
 
 
 async def all_names(backend: RedlockBackend, prefix: str) -> list[str]:
@@ -523,171 +455,140 @@ async def all_names(backend: RedlockBackend, prefix: str) -> list[str]:
     return sorted(names)
 
 
-def test_names_need_a_majority(nodes: RedisNodes, face: Face) -> None:
+async def test_names_need_a_majority(nodes: RedisNodes, host: StubHost) -> None:
     """Which any three of five nodes know of: two may be down, and two may have keys that hold no lock."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("n:all")))
+        for node in nodes.nodes[:2]:
+            on(node)("SET", "lockkit:n:minority", "foreign", "PX", 60_000)
+        for node in nodes.nodes[2:]:
+            on(node)("SET", "lockkit:n:majority", "foreign", "PX", 60_000)
+        for node in nodes.nodes:
+            on(node)("SET", "lockkit:n:split", f"of {node.address}", "PX", 60_000)
+        assert await all_names(backend, "n:") == ["n:all", "n:majority"]
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("n:all")))
-            for node in nodes.nodes[:2]:
-                on(node)("SET", "lockkit:n:minority", "foreign", "PX", 60_000)
-            for node in nodes.nodes[2:]:
-                on(node)("SET", "lockkit:n:majority", "foreign", "PX", 60_000)
-            for node in nodes.nodes:
-                on(node)("SET", "lockkit:n:split", f"of {node.address}", "PX", 60_000)
-            assert await all_names(backend, "n:") == ["n:all", "n:majority"]
+        for node in nodes.nodes[:2]:
+            node.kill()
+        assert await all_names(backend, "n:a") == ["n:all"]
 
-            for node in nodes.nodes[:2]:
-                node.kill()
-            assert await all_names(backend, "n:a") == ["n:all"]
-
-            nodes.nodes[2].kill()
-            with pytest.raises(NoQuorum, match="the keys of 3 of 5 nodes are needed"):
-                await all_names(backend, "n:")
-
-    face.run(scenario)
+        nodes.nodes[2].kill()
+        with pytest.raises(NoQuorum, match="the keys of 3 of 5 nodes are needed"):
+            await all_names(backend, "n:")
 
 
-def test_nodes_that_come_back_are_found(nodes: RedisNodes, face: Face) -> None:
+async def test_nodes_that_come_back_are_found(nodes: RedisNodes, host: StubHost) -> None:
     """No restart of the client is needed."""
+    async with redlock(nodes, host, durable=True) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        for node in nodes.nodes:
+            node.kill()
+        with pytest.raises(NoQuorum):
+            await backend.try_acquire(host.request())
+        for node in nodes.nodes:
+            node.start()
+        await until(host, lambda: all(node.up for node in nodes_of(backend).all))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, durable=True) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for node in nodes.nodes:
-                node.kill()
-            with pytest.raises(NoQuorum):
-                await backend.try_acquire(host.request())
-            for node in nodes.nodes:
-                node.start()
-            await until(host, lambda: all(node.up for node in nodes_of(backend).all))
-
-            granted(await backend.try_acquire(host.request()))
-
-    face.run(scenario)
+        granted(await backend.try_acquire(host.request()))
 
 
-def test_hanging_node_is_waited_for_once(nodes: RedisNodes, face: Face) -> None:
+async def test_hanging_node_is_waited_for_once(nodes: RedisNodes, host: StubHost) -> None:
     """A stopped node takes connections and answers nothing: after the first time it is not asked until it answers."""
+    async with redlock(nodes, host, node_timeout=0.3) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        node = nodes_of(backend).all[1]
+        nodes.nodes[1].pause()
+        grant = granted(await backend.try_acquire(host.request()))
+        assert not node.up
+        assert await backend.release(grant)
+        await host.runtime.sleep(0.5)  # several tries to connect
+        assert not node.up
+        watch = Stopwatch()
+        for _ in range(30):
+            await backend.release(granted(await backend.try_acquire(host.request())))
+        assert watch.stop() < 30 * 0.3  # not even one in thirty waited for it
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.3) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            node = nodes_of(backend).all[1]
-            nodes.nodes[1].pause()
-            grant = granted(await backend.try_acquire(host.request()))
-            assert not node.up
-            assert await backend.release(grant)
-            await host.runtime.sleep(0.5)  # several tries to connect
-            assert not node.up
-            watch = Stopwatch()
-            for _ in range(30):
-                await backend.release(granted(await backend.try_acquire(host.request())))
-            assert watch.stop() < 30 * 0.3  # not even one in thirty waited for it
-
-            nodes.nodes[1].resume()
-            await until(host, lambda: node.up)
-            # What it had taken in before it was stopped has been done by now, and undone.
-            wait_until(lambda: "key left" if has_lock(nodes.nodes[1]) else None)
-
-    face.run(scenario)
+        nodes.nodes[1].resume()
+        await until(host, lambda: node.up)
+        # What it had taken in before it was stopped has been done by now, and undone.
+        wait_until(lambda: "key left" if has_lock(nodes.nodes[1]) else None)
 
 
-def test_two_hanging_nodes_share_one_deadline(nodes: RedisNodes, face: Face) -> None:
+async def test_two_hanging_nodes_share_one_deadline(nodes: RedisNodes, host: StubHost) -> None:
     """Their time limits do not add up."""
+    async with redlock(nodes, host, node_timeout=1.0) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        for node in nodes.nodes[:2]:
+            node.pause()
+        watch = Stopwatch()
+        granted(await backend.try_acquire(host.request()))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=1.0) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            for node in nodes.nodes[:2]:
-                node.pause()
-            watch = Stopwatch()
-            granted(await backend.try_acquire(host.request()))
-
-            assert watch.stop() < 1.9
-
-    face.run(scenario)
+        assert watch.stop() < 1.9
 
 
-def test_release_is_sent_later_to_a_node_that_hangs(nodes: RedisNodes, face: Face) -> None:
+async def test_release_is_sent_later_to_a_node_that_hangs(nodes: RedisNodes, host: StubHost) -> None:
     """A key on a node that could not be told is removed when it is back, not only by its ttl."""
+    async with redlock(nodes, host, node_timeout=0.3) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+        nodes.nodes[2].pause()
+        assert await backend.release(grant)
+        nodes.nodes[2].resume()
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.3) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-            nodes.nodes[2].pause()
-            assert await backend.release(grant)
-            nodes.nodes[2].resume()
-
-            # Not wait_until, which would block the event loop that has to send it.
-            for _ in range(600):
-                if not has_lock(nodes.nodes[2]):
-                    break
-                await host.runtime.sleep(0.1)
-            assert not has_lock(nodes.nodes[2])
-
-    face.run(scenario)
+        # Not wait_until, which would block the event loop that has to send it.
+        for _ in range(600):
+            if not has_lock(nodes.nodes[2]):
+                break
+            await host.runtime.sleep(0.1)
+        assert not has_lock(nodes.nodes[2])
 
 
-def test_release_is_sent_until_the_node_confirms_it(nodes: RedisNodes, face: Face) -> None:
+async def test_release_is_sent_until_the_node_confirms_it(nodes: RedisNodes, host: StubHost) -> None:
     """An error reply does not confirm it: it remains unsent."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.3) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-            node = nodes.nodes[2]
-            on(node)("ACL", "SETUSER", "default", "-del")
-            try:
-                node.pause()
-                assert await backend.release(grant)
-                node.resume()
-                third = nodes_of(backend).all[2]
-                # What is unsent does not keep it from being used otherwise.
-                await until(host, lambda: third.up)
-                assert has_lock(node)
-            finally:
-                on(node)("ACL", "SETUSER", "default", "+del")
-            await until(host, lambda: not has_lock(node))
-
-    face.run(scenario)
+    async with redlock(nodes, host, node_timeout=0.3) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+        node = nodes.nodes[2]
+        on(node)("ACL", "SETUSER", "default", "-del")
+        try:
+            node.pause()
+            assert await backend.release(grant)
+            node.resume()
+            third = nodes_of(backend).all[2]
+            # What is unsent does not keep it from being used otherwise.
+            await until(host, lambda: third.up)
+            assert has_lock(node)
+        finally:
+            on(node)("ACL", "SETUSER", "default", "+del")
+        await until(host, lambda: not has_lock(node))
 
 
-def test_what_is_unsent_is_sent_without_another_call(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_unsent_is_sent_without_another_call(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that has nothing else to do goes on looking for the node."""
     monkeypatch.setattr(redlock_node, "RECONNECT_IDLE_SECONDS", 0.0)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.2) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-            nodes.nodes[2].pause()
-            nodes_of(backend).all[2].lost(TimeoutError())  # so that the release is not even sent
-            assert await backend.release(grant)
-            await host.runtime.sleep(1.0)  # some tries to connect
-            nodes.nodes[2].resume()
-            await until(host, lambda: not has_lock(nodes.nodes[2]))
-
-    face.run(scenario)
+    async with redlock(nodes, host, node_timeout=0.2) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
+        nodes.nodes[2].pause()
+        nodes_of(backend).all[2].lost(TimeoutError())  # so that the release is not even sent
+        assert await backend.release(grant)
+        await host.runtime.sleep(1.0)  # some tries to connect
+        nodes.nodes[2].resume()
+        await until(host, lambda: not has_lock(nodes.nodes[2]))
 
 
-def test_waiter_that_gives_up_leaves_the_queue_of_a_node_that_hangs(nodes: RedisNodes, face: Face) -> None:
+async def test_waiter_that_gives_up_leaves_the_queue_of_a_node_that_hangs(nodes: RedisNodes, host: StubHost) -> None:
     """Its channel lives on with its client: the node would tell it, and nobody else, of the next release."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request()))
-            waiter = host.request()
-            await queue_up(backend, waiter)
-            node = nodes.nodes[2]
-            assert on(node)("LLEN", f"{{{LOCK}}}:queue") == 1
-            node.pause()
-            nodes_of(backend).all[2].lost(TimeoutError())  # so that it is not even sent
-            await backend.abandon(waiter)
-            node.resume()
-            await until(host, lambda: on(node)("LLEN", f"{{{LOCK}}}:queue") == 0)
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request()))
+        waiter = host.request()
+        await queue_up(backend, waiter)
+        node = nodes.nodes[2]
+        assert on(node)("LLEN", f"{{{LOCK}}}:queue") == 1
+        node.pause()
+        nodes_of(backend).all[2].lost(TimeoutError())  # so that it is not even sent
+        await backend.abandon(waiter)
+        node.resume()
+        await until(host, lambda: on(node)("LLEN", f"{{{LOCK}}}:queue") == 0)
 
 
 def test_failed_release_frees_the_lock_when_the_nodes_are_back(nodes: RedisNodes) -> None:
@@ -705,43 +606,41 @@ def test_failed_release_frees_the_lock_when_the_nodes_are_back(nodes: RedisNodes
 
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "not connected"])
 @pytest.mark.parametrize("hanging", [2, 3, 5])
-def test_hanging_nodes_leave_the_caller_its_time(nodes: RedisNodes, face: Face, *, hanging: int, warm: bool) -> None:
+async def test_hanging_nodes_leave_the_caller_its_time(
+    nodes: RedisNodes, host: StubHost, *, hanging: int, warm: bool
+) -> None:
     """Whatever the nodes are allowed, the call is back when its caller wants it; and a majority is enough."""
+    now = host.runtime.now
+    # A majority must answer within it. Without one, all of it passes.
+    wanted = 3.0 if hanging < 3 else 1.0
 
-    async def scenario(host: StubHost) -> None:
-        now = host.runtime.now
-        # A majority must answer within it. Without one, all of it passes.
-        wanted = 3.0 if hanging < 3 else 1.0
+    def by() -> float:
+        return now() + wanted
 
-        def by() -> float:
-            return now() + wanted
-
-        async with redlock(nodes, host) as first:
-            await first.release(granted(await first.try_acquire(host.request())))
-        async with redlock(nodes, host, node_timeout=60.0) as backend:
-            held = []
-            if warm:
-                held = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
-            for node in nodes.nodes[:hanging]:
-                node.pause()
-            watch, request = Stopwatch(), host.request()
-            request.answer_by = by()
-            if hanging < 3:
-                grant = granted(await backend.try_acquire(request))
-                assert await backend.release(grant, by())
-            else:
-                with pytest.raises(NoQuorum):
-                    await backend.try_acquire(request)
-            request.answer_by = by()
-            await backend.abandon(request)
-            if held:
-                await release_in_time(backend, held, by, hanging)
-            assert watch.stop() < 30.0  # three or four calls, each at most as long as wanted
-            for node in nodes.nodes:
-                node.resume()
-            await until(host, lambda: not any(has_lock(node) for node in nodes.nodes))
-
-    face.run(scenario)
+    async with redlock(nodes, host) as first:
+        await first.release(granted(await first.try_acquire(host.request())))
+    async with redlock(nodes, host, node_timeout=60.0) as backend:
+        held = []
+        if warm:
+            held = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
+        for node in nodes.nodes[:hanging]:
+            node.pause()
+        watch, request = Stopwatch(), host.request()
+        request.answer_by = by()
+        if hanging < 3:
+            grant = granted(await backend.try_acquire(request))
+            assert await backend.release(grant, by())
+        else:
+            with pytest.raises(NoQuorum):
+                await backend.try_acquire(request)
+        request.answer_by = by()
+        await backend.abandon(request)
+        if held:
+            await release_in_time(backend, held, by, hanging)
+        assert watch.stop() < 30.0  # three or four calls, each at most as long as wanted
+        for node in nodes.nodes:
+            node.resume()
+        await until(host, lambda: not any(has_lock(node) for node in nodes.nodes))
 
 
 async def release_in_time(backend: RedlockBackend, held: list[Grant], by: Callable[[], float], hanging: int) -> None:
@@ -753,36 +652,28 @@ async def release_in_time(backend: RedlockBackend, held: list[Grant], by: Callab
         await backend.release_all(held[1:], by())
 
 
-def test_all_leases_are_released_together(nodes: RedisNodes, face: Face) -> None:
+async def test_all_leases_are_released_together(nodes: RedisNodes, host: StubHost) -> None:
     """In batches, also by nodes that must be taught the script, while others hang."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.5) as backend:
-            grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
-            on(nodes.nodes[4])("SCRIPT", "FLUSH")
-            nodes.nodes[0].pause()
-            await backend.release_all(grants, host.runtime.now() + 20.0)
-            for node in nodes.nodes[1:]:
-                assert on(node)("KEYS", "lockkit:*") == []
-            nodes.nodes[1].pause()
-            nodes.nodes[2].pause()
-            with pytest.raises(NoQuorum):
-                await backend.release_all(grants, host.runtime.now() + 5.0)
-
-    face.run(scenario)
+    async with redlock(nodes, host, node_timeout=0.5) as backend:
+        grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
+        on(nodes.nodes[4])("SCRIPT", "FLUSH")
+        nodes.nodes[0].pause()
+        await backend.release_all(grants, host.runtime.now() + 20.0)
+        for node in nodes.nodes[1:]:
+            assert on(node)("KEYS", "lockkit:*") == []
+        nodes.nodes[1].pause()
+        nodes.nodes[2].pause()
+        with pytest.raises(NoQuorum):
+            await backend.release_all(grants, host.runtime.now() + 5.0)
 
 
-def test_time_that_is_over_ends_a_release_of_many(nodes: RedisNodes, face: Face) -> None:
+async def test_time_that_is_over_ends_a_release_of_many(nodes: RedisNodes, host: StubHost) -> None:
     """Those that were not reached are said to be held still."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
-            with pytest.raises(NoQuorum, match="3 of 3 locks"):
-                await backend.release_all(grants, host.runtime.now() - 1.0)
-            assert has_lock(nodes.nodes[0], "lockkit:0")
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(3)]
+        with pytest.raises(NoQuorum, match="3 of 3 locks"):
+            await backend.release_all(grants, host.runtime.now() - 1.0)
+        assert has_lock(nodes.nodes[0], "lockkit:0")
 
 
 def test_connecting_goes_on_after_everything_was_cancelled(nodes: RedisNodes) -> None:
@@ -804,21 +695,18 @@ def test_connecting_goes_on_after_everything_was_cancelled(nodes: RedisNodes) ->
     asyncio.run(scenario())
 
 
-def test_connection_that_ended_while_it_was_opened_is_not_used(nodes: RedisNodes) -> None:
+@async_only
+async def test_connection_that_ended_while_it_was_opened_is_not_used(nodes: RedisNodes, host: StubHost) -> None:
     """Nobody would be told of its end any more: the node would seem to be up for ever."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            node = nodes_of(backend).all[0]
-            connection = await node._connect()
-            connection.close()
-            with pytest.raises(ConnectionError):
-                node._keep(connection)
-            assert not node.up
-            granted(await backend.try_acquire(host.request()))
-            assert node.up
-
-    Face("asyncio").run(scenario)
+    async with redlock(nodes, host) as backend:
+        node = nodes_of(backend).all[0]
+        connection = await node._connect()
+        connection.close()
+        with pytest.raises(ConnectionError):
+            node._keep(connection)
+        assert not node.up
+        granted(await backend.try_acquire(host.request()))
+        assert node.up
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a client that nobody closed
@@ -871,51 +759,43 @@ async def refused(backend: RedlockBackend, request: Request) -> str:
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["same client", "new client"])
-def test_node_restarted_empty_makes_no_second_holder(nodes: RedisNodes, face: Face, *, fresh: bool) -> None:
+async def test_node_restarted_empty_makes_no_second_holder(nodes: RedisNodes, host: StubHost, *, fresh: bool) -> None:
     """A holds 3, 4 and 5. If 3 loses its data, 1, 2 and 3 are a majority without the lock: so 3 does not vote."""
+    async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+        if not fresh:
+            await backend.release(granted(await other.try_acquire(host.request())))
+        grant = await hold_on_last_three(backend, host, nodes, ttl=30.0)
+        for node in nodes.nodes[:2]:
+            node.resume()
+        age_marks(*nodes.nodes)
+        restart_empty(nodes.nodes[2])
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
-            if not fresh:
-                await backend.release(granted(await other.try_acquire(host.request())))
-            grant = await hold_on_last_three(backend, host, nodes, ttl=30.0)
-            for node in nodes.nodes[:2]:
-                node.resume()
-            age_marks(*nodes.nodes)
-            restart_empty(nodes.nodes[2])
-
-            for _ in range(3):
-                await refused(other, host.request())
-            assert isinstance((await backend.renew([grant]))[0], (Gone, Unknown))
-
-    face.run(scenario)
+        for _ in range(3):
+            await refused(other, host.request())
+        assert isinstance((await backend.renew([grant]))[0], (Gone, Unknown))
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "running"])
-def test_node_that_is_replaced_must_be_stopped_first(nodes: RedisNodes, face: Face, *, stopped: bool) -> None:
+async def test_node_that_is_replaced_must_be_stopped_first(nodes: RedisNodes, host: StubHost, *, stopped: bool) -> None:
     """While processes still have the old list, others have the new one: two majorities need not share a node."""
+    one, two, old, new, _ = nodes.nodes
+    async with redlock_of(host, one, two, old) as before, redlock_of(host, one, two, new) as after:
+        granted(await before.try_acquire(host.request("warm", ttl=2.0)))
+        age_marks(one, two, old)
+        on(two)("SET", LOCK, "slow", "PX", 60_000)
+        grant = granted(await before.try_acquire(host.request(ttl=2.0)))
+        on(two)("DEL", LOCK)
+        began = host.runtime.now()
+        assert await before.renew([grant]) == [Renewed()]
+        if stopped:
+            old.kill()
+        request, outcome = host.request(ttl=2.0), None
+        while not await is_granted(after, request):
+            (outcome,) = await before.renew([grant])
+            await host.runtime.sleep(0.05)
 
-    async def scenario(host: StubHost) -> None:
-        one, two, old, new, _ = nodes.nodes
-        async with redlock_of(host, one, two, old) as before, redlock_of(host, one, two, new) as after:
-            granted(await before.try_acquire(host.request("warm", ttl=2.0)))
-            age_marks(one, two, old)
-            on(two)("SET", LOCK, "slow", "PX", 60_000)
-            grant = granted(await before.try_acquire(host.request(ttl=2.0)))
-            on(two)("DEL", LOCK)
-            began = host.runtime.now()
-            assert await before.renew([grant]) == [Renewed()]
-            if stopped:
-                old.kill()
-            request, outcome = host.request(ttl=2.0), None
-            while not await is_granted(after, request):
-                (outcome,) = await before.renew([grant])
-                await host.runtime.sleep(0.05)
-
-            assert (outcome == Renewed()) is not stopped
-            assert host.runtime.now() > began + 2.0
-
-    face.run(scenario)
+        assert (outcome == Renewed()) is not stopped
+        assert host.runtime.now() > began + 2.0
 
 
 async def is_granted(backend: RedlockBackend, request: Request) -> bool:
@@ -935,107 +815,94 @@ async def redlock_of(host: StubHost, *chosen: RedisServer) -> AsyncIterator[Redl
         await backend.close()
 
 
-def test_three_nodes_restarted_empty_while_two_are_down(nodes: RedisNodes, face: Face) -> None:
+async def test_three_nodes_restarted_empty_while_two_are_down(nodes: RedisNodes, host: StubHost) -> None:
     """None of those that answer has a mark, but not all answer: that is no first start."""
+    async with redlock(nodes, host) as backend:
+        await hold_on_last_three(backend, host, nodes, ttl=5.0)
+        for node in nodes.nodes[:2]:
+            node.kill()
+        restart_empty(*nodes.nodes[2:])
+    async with redlock(nodes, host) as other:
+        message = await refused(other, host.request())
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await hold_on_last_three(backend, host, nodes, ttl=5.0)
-            for node in nodes.nodes[:2]:
-                node.kill()
-            restart_empty(*nodes.nodes[2:])
-        async with redlock(nodes, host) as other:
-            message = await refused(other, host.request())
-
-            assert message.count("lost its data") == 3
-            for node in nodes.nodes[2:]:
-                waits_us = mark_of(node).until_us - mark_of(node).since_us
-                assert waits_us >= FORGOTTEN_MS * 1000
-            assert "votes again in" in await refused(other, host.request())
-
-    face.run(scenario)
+        assert message.count("lost its data") == 3
+        for node in nodes.nodes[2:]:
+            waits_us = mark_of(node).until_us - mark_of(node).since_us
+            assert waits_us >= FORGOTTEN_MS * 1000
+        assert "votes again in" in await refused(other, host.request())
 
 
-def test_restarted_node_votes_after_the_longest_ttl(nodes: RedisNodes, face: Face) -> None:
+async def test_restarted_node_votes_after_the_longest_ttl(nodes: RedisNodes, host: StubHost) -> None:
     """The longest that any node has voted for, not that of the client that notices."""
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+    age_marks(*nodes.nodes)
+    restart_empty(nodes.nodes[0])
+    async with redlock(nodes, host) as other:
+        first = nodes.nodes[0]
+        await other.release(granted(await other.try_acquire(host.request("y", ttl=0.5))))
+        await until(host, lambda: on(first)("EXISTS", MARK) == 1)
+        waits_us = mark_of(first).until_us - mark_of(first).since_us
+        assert 1_517_000 <= waits_us < 1_600_000  # with the clock-drift margin
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
-        age_marks(*nodes.nodes)
-        restart_empty(nodes.nodes[0])
-        async with redlock(nodes, host) as other:
-            first = nodes.nodes[0]
-            await other.release(granted(await other.try_acquire(host.request("y", ttl=0.5))))
-            await until(host, lambda: on(first)("EXISTS", MARK) == 1)
-            waits_us = mark_of(first).until_us - mark_of(first).since_us
-            assert 1_517_000 <= waits_us < 1_600_000  # with the clock-drift margin
-
-            started = host.runtime.now()
-            while not has_lock(first, f"{{{LOCK}}}:fence"):
-                assert host.runtime.now() < started + 20.0
-                outcome = await other.try_acquire(host.request(ttl=0.5))
-                if isinstance(outcome, Grant):  # else it took longer than the ttl
-                    await other.release(outcome)
-                await host.runtime.sleep(0.05)
-
-    face.run(scenario)
+        started = host.runtime.now()
+        while not has_lock(first, f"{{{LOCK}}}:fence"):
+            assert host.runtime.now() < started + 20.0
+            outcome = await other.try_acquire(host.request(ttl=0.5))
+            if isinstance(outcome, Grant):  # else it took longer than the ttl
+                await other.release(outcome)
+            await host.runtime.sleep(0.05)
 
 
-def test_nodes_that_are_back_tell_the_longest_ttl(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_nodes_that_are_back_tell_the_longest_ttl(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a client that would find them only later asks them: it does not take them for such that cannot be asked."""
     monkeypatch.setattr(redlock_node, "RECONNECT_SECONDS_MIN", 120.0)
     monkeypatch.setattr(redlock_node, "RECONNECT_SECONDS_MAX", 120.0)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=0.2) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
-            age_marks(*nodes.nodes)
-            away, last = nodes_of(backend).all[:2], nodes.nodes[4]
-            for node in nodes.nodes[:2]:
-                node.pause()
-            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
-            await until(host, lambda: not any(node.up for node in away))
-            await host.runtime.sleep(1.0)  # what was tried meanwhile has failed, and the next try is far away
-            for node in nodes.nodes[:2]:
-                node.resume()
-            restart_empty(last)
-            assert not any(node.up for node in away)
+    async with redlock(nodes, host, node_timeout=0.2) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+        age_marks(*nodes.nodes)
+        away, last = nodes_of(backend).all[:2], nodes.nodes[4]
+        for node in nodes.nodes[:2]:
+            node.pause()
+        await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+        await until(host, lambda: not any(node.up for node in away))
+        await host.runtime.sleep(1.0)  # what was tried meanwhile has failed, and the next try is far away
+        for node in nodes.nodes[:2]:
+            node.resume()
+        restart_empty(last)
+        assert not any(node.up for node in away)
 
-            with suppress(NoQuorum):  # asyncio learns only now that the connection to the last one has ended
-                await backend.try_acquire(host.request("y", ttl=0.5))
-            # Not "x", which the two that were paused may have granted when they went on.
-            await backend.release(granted(await backend.try_acquire(host.request("z", ttl=0.5))))
-            await until(host, lambda: on(last)("EXISTS", MARK) == 1)
-            waits_us = mark_of(last).until_us - mark_of(last).since_us
-            assert 1_517_000 <= waits_us < 1_600_000  # with the clock-drift margin
-
-    face.run(scenario)
+        with suppress(NoQuorum):  # asyncio learns only now that the connection to the last one has ended
+            await backend.try_acquire(host.request("y", ttl=0.5))
+        # Not "x", which the two that were paused may have granted when they went on.
+        await backend.release(granted(await backend.try_acquire(host.request("z", ttl=0.5))))
+        await until(host, lambda: on(last)("EXISTS", MARK) == 1)
+        waits_us = mark_of(last).until_us - mark_of(last).since_us
+        assert 1_517_000 <= waits_us < 1_600_000  # with the clock-drift margin
 
 
-def test_restarted_node_is_marked_by_a_client_that_finds_the_lock_taken(nodes: RedisNodes, face: Face) -> None:
+async def test_restarted_node_is_marked_by_a_client_that_finds_the_lock_taken(
+    nodes: RedisNodes, host: StubHost
+) -> None:
     """Its wait begins then, although the others are enough to say that the lock is busy."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
-            granted(await backend.try_acquire(host.request(ttl=60.0)))
-            age_marks(*nodes.nodes)
-            restart_empty(nodes.nodes[0])
-            deadline = host.runtime.now() + 20.0
-            while not has_lock(nodes.nodes[0], MARK):
-                assert host.runtime.now() < deadline
-                assert isinstance(await other.try_acquire(host.request(ttl=0.5, queue=False)), Busy)
-                await host.runtime.sleep(0.02)
-            mark = mark_of(nodes.nodes[0])
-            assert mark.until_us - mark.since_us >= 60_000_000
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+        granted(await backend.try_acquire(host.request(ttl=60.0)))
+        age_marks(*nodes.nodes)
+        restart_empty(nodes.nodes[0])
+        deadline = host.runtime.now() + 20.0
+        while not has_lock(nodes.nodes[0], MARK):
+            assert host.runtime.now() < deadline
+            assert isinstance(await other.try_acquire(host.request(ttl=0.5, queue=False)), Busy)
+            await host.runtime.sleep(0.02)
+        mark = mark_of(nodes.nodes[0])
+        assert mark.until_us - mark.since_us >= 60_000_000
 
 
-def test_first_look_waits_for_connections_that_are_being_made(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_first_look_waits_for_connections_that_are_being_made(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new client whose caller has little time lets a restarted node wait for the longest ttl, and no longer."""
     connect = redlock_node.RedlockNode._connect
@@ -1045,42 +912,35 @@ def test_first_look_waits_for_connections_that_are_being_made(
             await node._runtime.sleep(0.3)
         return await connect(node)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
-        age_marks(*nodes.nodes)
-        last = nodes.nodes[4]
-        restart_empty(last)
-        monkeypatch.setattr(redlock_node.RedlockNode, "_connect", open_late)
-        async with redlock(nodes, host) as other:
-            deadline = host.runtime.now() + 20.0
-            while on(last)("EXISTS", MARK) == 0:
-                # Mostly the first try notices the restart; a busy machine may need more.
-                assert host.runtime.now() < deadline
-                request = host.request(ttl=0.5)
-                request.answer_by = host.runtime.now() + 0.4
-                with suppress(NoQuorum):
-                    await other.try_acquire(request)
-                await host.runtime.sleep(0.5)
-            waits_us = mark_of(last).until_us - mark_of(last).since_us
-            assert 1_517_000 <= waits_us < 1_600_000  # with the clock-drift margin
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request(ttl=1.5))))
+    age_marks(*nodes.nodes)
+    last = nodes.nodes[4]
+    restart_empty(last)
+    monkeypatch.setattr(redlock_node.RedlockNode, "_connect", open_late)
+    async with redlock(nodes, host) as other:
+        deadline = host.runtime.now() + 20.0
+        while on(last)("EXISTS", MARK) == 0:
+            # Mostly the first try notices the restart; a busy machine may need more.
+            assert host.runtime.now() < deadline
+            request = host.request(ttl=0.5)
+            request.answer_by = host.runtime.now() + 0.4
+            with suppress(NoQuorum):
+                await other.try_acquire(request)
+            await host.runtime.sleep(0.5)
+        waits_us = mark_of(last).until_us - mark_of(last).since_us
+        assert 1_517_000 <= waits_us < 1_600_000  # with the clock-drift margin
 
 
-def test_flushed_node_does_not_vote(nodes: RedisNodes, face: Face) -> None:
+async def test_flushed_node_does_not_vote(nodes: RedisNodes, host: StubHost) -> None:
     """No connection ended, so only the vote itself can notice that the data are gone."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        await backend.release(grant)
+        on(nodes.nodes[0])("FLUSHALL")
+        granted(await backend.try_acquire(host.request()))
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            await backend.release(grant)
-            on(nodes.nodes[0])("FLUSHALL")
-            granted(await backend.try_acquire(host.request()))
-
-            assert not has_lock(nodes.nodes[0])
-
-    face.run(scenario)
+        assert not has_lock(nodes.nodes[0])
 
 
 def test_restart_with_data_waits_too_unless_durable() -> None:
@@ -1163,26 +1023,23 @@ def test_old_snapshot_makes_no_second_holder(face: Face, rights: str) -> None:
             face.run(scenario)
 
 
-def test_durable_nodes_need_no_info(face: Face) -> None:
+async def test_durable_nodes_need_no_info(host: StubHost) -> None:
     """Where nothing is forgotten it does not matter whether a node was restarted."""
     require("redis", local=True)
 
-    async def scenario(host: StubHost) -> None:
+    with RedisNodes(3, make=lambda: snapshots(WITHOUT_INFO)) as own:
         backend = open_redlock(as_app(own), host, durable=True)
         grant = granted(await backend.try_acquire(host.request()))
         assert await backend.release(grant)
         await backend.close()
 
-    with RedisNodes(3, make=lambda: snapshots(WITHOUT_INFO)) as own:
-        face.run(scenario)
 
-
-def test_one_node_without_info_does_not_vote(face: Face) -> None:
+async def test_one_node_without_info_does_not_vote(host: StubHost) -> None:
     """The others are a majority that can tell."""
     require("redis", local=True)
     rights = iter([WITHOUT_INFO, f"{WITHOUT_INFO} +info", f"{WITHOUT_INFO} +info"])
 
-    async def scenario(host: StubHost) -> None:
+    with RedisNodes(3, make=lambda: snapshots(next(rights))) as own:
         async with redlock(own, host) as warm:
             await warm.release(granted(await warm.try_acquire(host.request())))
         backend = open_redlock(as_app(own), host)
@@ -1190,25 +1047,20 @@ def test_one_node_without_info_does_not_vote(face: Face) -> None:
         await backend.close()
         assert [has_lock(node) for node in own.nodes] == [False, True, True]
 
-    with RedisNodes(3, make=lambda: snapshots(next(rights))) as own:
-        face.run(scenario)
 
-
-def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in place of the run id, whatever it is, is no proof that the server kept running."""
-    busy = ServerSaid("BUSY Redis is busy running a script")
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            node = nodes_of(backend).all[0]
-            monkeypatch.setattr(SyncConnection, "call", lambda *_: busy)
-            monkeypatch.setattr(AsyncConnection, "call", lambda *_: busy)
-            with pytest.raises(BackendUnavailable, match="long script"):
-                await node._connect()
+    async def answer(*_: object) -> ServerSaid:
+        return ServerSaid("BUSY Redis is busy running a script")
 
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        node = nodes_of(backend).all[0]
+        monkeypatch.setattr(Connection, "call", answer)
+        with pytest.raises(BackendUnavailable, match="long script"):
+            await node._connect()
 
 
 def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
@@ -1236,31 +1088,23 @@ def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
     assert all(mark_of(node).until_us <= mark_of(node).since_us for node in nodes.nodes)
 
 
-def test_first_start_with_a_missing_node_waits(nodes: RedisNodes, face: Face) -> None:
+async def test_first_start_with_a_missing_node_waits(nodes: RedisNodes, host: StubHost) -> None:
     """It cannot be told from four nodes that lost their data."""
-
-    async def scenario(host: StubHost) -> None:
-        nodes.nodes[0].kill()
-        async with redlock(nodes, host) as backend:
-            assert "votes again in" in await refused(backend, host.request())
-
-    face.run(scenario)
+    nodes.nodes[0].kill()
+    async with redlock(nodes, host) as backend:
+        assert "votes again in" in await refused(backend, host.request())
 
 
-def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, face: Face) -> None:
+async def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, host: StubHost) -> None:
     """Of two clients that decide at the same time the first one's decision stands."""
+    async with redlock(nodes, host) as backend:
+        delayed_restart = backend._delayed_restart
+        looks = await delayed_restart._look()
+        on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
+        await delayed_restart._mark(list(looks), looks)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            delayed_restart = backend._delayed_restart
-            looks = await delayed_restart._look()
-            on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
-            await delayed_restart._mark(list(looks), looks)
-
-            assert mark_of(nodes.nodes[0]).until_us == 10**16
-            assert on(nodes.nodes[1])("EXISTS", MARK) == 1
-
-    face.run(scenario)
+        assert mark_of(nodes.nodes[0]).until_us == 10**16
+        assert on(nodes.nodes[1])("EXISTS", MARK) == 1
 
 
 def _run_id(node: RedisServer) -> str:
@@ -1271,167 +1115,134 @@ def _run_id(node: RedisServer) -> str:
 # -- renewal -----------------------------------------------------------------------------------------------------------
 
 
-def test_renewal_by_majority_of_where_it_is_owned(nodes: RedisNodes, face: Face) -> None:
+async def test_renewal_by_majority_of_where_it_is_owned(nodes: RedisNodes, host: StubHost) -> None:
     """A node that lost the key is not given it again; without a majority it is gone."""
+    async with redlock(nodes, host) as backend:
+        grant, other = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+        for node in nodes.nodes[:2]:
+            on(node)("DEL", LOCK)
+        assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
+        assert [has_lock(node) for node in nodes.nodes] == [False, False, True, True, True]
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant, other = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
-            for node in nodes.nodes[:2]:
-                on(node)("DEL", LOCK)
-            assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
-            assert [has_lock(node) for node in nodes.nodes] == [False, False, True, True, True]
-
-            on(nodes.nodes[2])("DEL", LOCK)
-            assert await backend.renew([grant, other]) == [Gone("gone"), Renewed()]
-
-    face.run(scenario)
+        on(nodes.nodes[2])("DEL", LOCK)
+        assert await backend.renew([grant, other]) == [Gone("gone"), Renewed()]
 
 
-def test_renewal_without_enough_answers_is_unknown(nodes: RedisNodes, face: Face) -> None:
+async def test_renewal_without_enough_answers_is_unknown(nodes: RedisNodes, host: StubHost) -> None:
     """Two yes, two down, one lost: it may still be held by a majority, but nobody knows."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        on(nodes.nodes[0])("DEL", LOCK)
+        for node in nodes.nodes[1:3]:
+            node.kill()
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            on(nodes.nodes[0])("DEL", LOCK)
-            for node in nodes.nodes[1:3]:
-                node.kill()
-
-            (outcome,) = await backend.renew([grant])
-            assert isinstance(outcome, Unknown)
-            assert isinstance(outcome.error, NoQuorum)
-
-    face.run(scenario)
+        (outcome,) = await backend.renew([grant])
+        assert isinstance(outcome, Unknown)
+        assert isinstance(outcome.error, NoQuorum)
 
 
-def test_renewal_tells_who_took_it(nodes: RedisNodes, face: Face) -> None:
+async def test_renewal_tells_who_took_it(nodes: RedisNodes, host: StubHost) -> None:
     """Taken by another owner, or freed by force."""
+    async with redlock(nodes, host) as backend:
+        taken, broken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+        for node in nodes.nodes[:3]:
+            on(node)("SET", LOCK, "somebody else")
+        assert await backend.break_lock("y")
+        assert not await backend.break_lock("z")
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            taken, broken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
-            for node in nodes.nodes[:3]:
-                on(node)("SET", LOCK, "somebody else")
-            assert await backend.break_lock("y")
-            assert not await backend.break_lock("z")
-
-            assert await backend.renew([taken, broken]) == [Gone("taken"), Gone("broken")]
-
-    face.run(scenario)
+        assert await backend.renew([taken, broken]) == [Gone("taken"), Gone("broken")]
 
 
-def test_value_of_a_client_of_another_kind_that_is_no_text_can_be_broken(nodes: RedisNodes, face: Face) -> None:
+async def test_value_of_a_client_of_another_kind_that_is_no_text_can_be_broken(
+    nodes: RedisNodes, host: StubHost
+) -> None:
     """Some write random bytes, which are not UTF-8."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            for node in nodes.nodes:
-                redis.Redis(host=node.host, port=node.port).set(LOCK, b"\xff\xfe\x80", px=120_000)
-            assert await backend.break_lock("x")
-            assert not any(has_lock(node) for node in nodes.nodes)
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        for node in nodes.nodes:
+            redis.Redis(host=node.host, port=node.port).set(LOCK, b"\xff\xfe\x80", px=120_000)
+        assert await backend.break_lock("x")
+        assert not any(has_lock(node) for node in nodes.nodes)
 
 
-def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, face: Face) -> None:
+async def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, host: StubHost) -> None:
     """Who does not answer is counted for nobody: neither is the lease confirmed then, nor is it lost."""
+    async with redlock(nodes, host) as backend:
+        grant, taken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+        on(nodes.nodes[0])("DEL", LOCK)
+        assert await backend.confirm(grant) is None
+        for node in nodes.nodes[:3]:
+            on(node)("SET", LOCK.replace("x", "y"), "somebody else")
+        assert await backend.confirm(taken) == Gone("taken")
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant, taken = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
-            on(nodes.nodes[0])("DEL", LOCK)
-            assert await backend.confirm(grant) is None
-            for node in nodes.nodes[:3]:
-                on(node)("SET", LOCK.replace("x", "y"), "somebody else")
-            assert await backend.confirm(taken) == Gone("taken")
+        for node in nodes.nodes[1:3]:
+            node.kill()
 
-            for node in nodes.nodes[1:3]:
-                node.kill()
-
-            with pytest.raises(NoQuorum):
-                await backend.confirm(grant)
-            assert [holder.owner for holder in await backend.holders("x")] == [grant.owner]
-            for node in nodes.nodes[3:]:
-                on(node)("DEL", LOCK)
-            assert await backend.confirm(grant) == Gone("gone")
-
-    face.run(scenario)
+        with pytest.raises(NoQuorum):
+            await backend.confirm(grant)
+        assert [holder.owner for holder in await backend.holders("x")] == [grant.owner]
+        for node in nodes.nodes[3:]:
+            on(node)("DEL", LOCK)
+        assert await backend.confirm(grant) == Gone("gone")
 
 
-def test_renewals_of_many_leases(nodes: RedisNodes, face: Face) -> None:
+async def test_renewals_of_many_leases(nodes: RedisNodes, host: StubHost) -> None:
     """More than go into one batch, also when the nodes have forgotten the script."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
-            on(nodes.nodes[3])("SCRIPT", "FLUSH")
-            on(nodes.nodes[4])("DEL", *(f"lockkit:{number}" for number in range(600)))
-            assert await backend.renew(grants) == [Renewed()] * 600
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
+        on(nodes.nodes[3])("SCRIPT", "FLUSH")
+        on(nodes.nodes[4])("DEL", *(f"lockkit:{number}" for number in range(600)))
+        assert await backend.renew(grants) == [Renewed()] * 600
 
 
-def test_renewal_keeps_the_counter(nodes: RedisNodes, face: Face) -> None:
+async def test_renewal_keeps_the_counter(nodes: RedisNodes, host: StubHost) -> None:
     """A lease that is renewed for longer than idle counters are kept must not outlive its own."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
-            for node in nodes.nodes:
-                for key in (f"{{{LOCK}}}:fence", LOCK):
-                    on(node)("PEXPIRE", key, 20_000)
-            assert await backend.renew([grant]) == [Renewed()]
-            for node in nodes.nodes:
-                assert on(node)("PTTL", f"{{{LOCK}}}:fence") > (IDLE_SECONDS - 60) * 1000
-                assert on(node)("PTTL", LOCK) > 20_000
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
+        for node in nodes.nodes:
+            for key in (f"{{{LOCK}}}:fence", LOCK):
+                on(node)("PEXPIRE", key, 20_000)
+        assert await backend.renew([grant]) == [Renewed()]
+        for node in nodes.nodes:
+            assert on(node)("PTTL", f"{{{LOCK}}}:fence") > (IDLE_SECONDS - 60) * 1000
+            assert on(node)("PTTL", LOCK) > 20_000
 
 
-def test_votes_and_renewals_note_the_longest_ttl(nodes: RedisNodes, face: Face) -> None:
+async def test_votes_and_renewals_note_the_longest_ttl(nodes: RedisNodes, host: StubHost) -> None:
     """On every node that voted, before anybody relies on it: a node that is lost later must wait for that long."""
 
     def longest(node: RedisServer) -> int:
         return mark_of(node).ttl_ms
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as first:
-            await first.release(granted(await first.try_acquire(host.request(ttl=1.0))))
-            assert [longest(node) for node in nodes.nodes] == [1000] * 5
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=50.0)))
-            assert [longest(node) for node in nodes.nodes] == [50_000] * 5
-            assert await backend.renew([dataclasses.replace(grant, ttl=70.0)]) == [Renewed()]
-            assert [longest(node) for node in nodes.nodes] == [70_000] * 5
-            assert await backend.renew([grant]) == [Renewed()]
-            assert [longest(node) for node in nodes.nodes] == [70_000] * 5
-
-    face.run(scenario)
+    async with redlock(nodes, host) as first:
+        await first.release(granted(await first.try_acquire(host.request(ttl=1.0))))
+        assert [longest(node) for node in nodes.nodes] == [1000] * 5
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=50.0)))
+        assert [longest(node) for node in nodes.nodes] == [50_000] * 5
+        assert await backend.renew([dataclasses.replace(grant, ttl=70.0)]) == [Renewed()]
+        assert [longest(node) for node in nodes.nodes] == [70_000] * 5
+        assert await backend.renew([grant]) == [Renewed()]
+        assert [longest(node) for node in nodes.nodes] == [70_000] * 5
 
 
-def test_node_that_voted_without_an_answer_is_a_voter(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_node_that_voted_without_an_answer_is_a_voter(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two have lost it, one is silent that had voted in silence: nobody knows, so the lease goes on."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        unheard(monkeypatch, backend, ACQUIRE, 4)
+        grant = granted(await backend.try_acquire(host.request()))
+        monkeypatch.undo()
+        assert has_lock(nodes.nodes[4])
+        for node in nodes.nodes[:2]:
+            on(node)("DEL", LOCK)
+        nodes.nodes[4].kill()
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            unheard(monkeypatch, backend, ACQUIRE, 4)
-            grant = granted(await backend.try_acquire(host.request()))
-            monkeypatch.undo()
-            assert has_lock(nodes.nodes[4])
-            for node in nodes.nodes[:2]:
-                on(node)("DEL", LOCK)
-            nodes.nodes[4].kill()
-
-            (outcome,) = await backend.renew([grant])
-            assert isinstance(outcome, Unknown)
-            with pytest.raises(NoQuorum):
-                await backend.confirm(grant)
-
-    face.run(scenario)
+        (outcome,) = await backend.renew([grant])
+        assert isinstance(outcome, Unknown)
+        with pytest.raises(NoQuorum):
+            await backend.confirm(grant)
 
 
 def unheard(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend, op: Op, *indexes: int) -> None:
@@ -1448,116 +1259,104 @@ def unheard(monkeypatch: pytest.MonkeyPatch, backend: RedlockBackend, op: Op, *i
     monkeypatch.setattr(backend._nodes, "ask", lose)
 
 
-def test_votes_without_an_answer_are_taken_back(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_votes_without_an_answer_are_taken_back(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They would stand in everybody's way for a ttl, ours too."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            for node in nodes.nodes[:3]:
-                on(node)("SET", LOCK, "somebody else", "PX", 60_000)
-            unheard(monkeypatch, backend, ACQUIRE, 4)
-            assert isinstance(await backend.try_acquire(host.request(ttl=600.0)), Busy)
-            assert [has_lock(node) for node in nodes.nodes[3:]] == [False, False]
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        for node in nodes.nodes[:3]:
+            on(node)("SET", LOCK, "somebody else", "PX", 60_000)
+        unheard(monkeypatch, backend, ACQUIRE, 4)
+        assert isinstance(await backend.try_acquire(host.request(ttl=600.0)), Busy)
+        assert [has_lock(node) for node in nodes.nodes[3:]] == [False, False]
 
 
 @pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
-def test_waiter_that_saw_a_majority_is_notified_when_the_votes_are_taken_back(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op
+async def test_waiter_that_saw_a_majority_is_notified_when_the_votes_are_taken_back(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, op: Op
 ) -> None:
     """It takes them for a holder, and would wait for half of its ttl."""
+    async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+        granted(await backend.try_acquire(host.request()))
+        waiter = host.request(ttl=600.0)
+        await queue_up(other, waiter)
+        for node in nodes.nodes:
+            on(node)("DEL", LOCK)  # which notifies nobody
+        unheard(monkeypatch, backend, op, 0, 1, 2)
+        ask = backend._nodes.ask
+        retry_after = 0.0
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
-            granted(await backend.try_acquire(host.request()))
-            waiter = host.request(ttl=600.0)
-            await queue_up(other, waiter)
-            for node in nodes.nodes:
-                on(node)("DEL", LOCK)  # which notifies nobody
-            unheard(monkeypatch, backend, op, 0, 1, 2)
-            ask = backend._nodes.ask
-            retry_after = 0.0
+        async def look_before(asked: Op, *arguments: Any, **options: Any) -> list[Answer]:
+            nonlocal retry_after
+            if asked in {RELEASE, UNDO}:
+                busy = await other.try_acquire(waiter)
+                assert isinstance(busy, Busy)
+                retry_after = busy.retry_after or 0.0
+            return await ask(asked, *arguments, **options)
 
-            async def look_before(asked: Op, *arguments: Any, **options: Any) -> list[Answer]:
-                nonlocal retry_after
-                if asked in {RELEASE, UNDO}:
-                    busy = await other.try_acquire(waiter)
-                    assert isinstance(busy, Busy)
-                    retry_after = busy.retry_after or 0.0
-                return await ask(asked, *arguments, **options)
+        monkeypatch.setattr(backend._nodes, "ask", look_before)
+        # Nodes refuse a proposal that comes late: then the waiter cannot know whose votes it sees, and retries.
+        while retry_after < 60.0:
+            waiter.wake.clear()
+            backend._ahead_us = backend._ahead_us if op is ACQUIRE else None  # so that there is a round two
+            with pytest.raises(NoQuorum, match="2 of 5"):
+                await backend.try_acquire(host.request(ttl=600.0, queue=False))
+            assert await waiter.wake.wait(PATIENCE)
 
-            monkeypatch.setattr(backend._nodes, "ask", look_before)
-            # Nodes refuse a proposal that comes late: then the waiter cannot know whose votes it sees, and retries.
-            while retry_after < 60.0:
-                waiter.wake.clear()
-                backend._ahead_us = backend._ahead_us if op is ACQUIRE else None  # so that there is a round two
-                with pytest.raises(NoQuorum, match="2 of 5"):
-                    await backend.try_acquire(host.request(ttl=600.0, queue=False))
-                assert await waiter.wake.wait(PATIENCE)
-
-            granted(await other.try_acquire(waiter))
-
-    face.run(scenario)
+        granted(await other.try_acquire(waiter))
 
 
 @pytest.mark.parametrize("op", [ACQUIRE, FENCE], ids=["round one", "round two"])
-def test_too_few_answers_are_no_answer(nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, op: Op) -> None:
+async def test_too_few_answers_are_no_answer(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, op: Op
+) -> None:
     """Two of five answer, even if with "busy": the caller gets an outage, and no holder."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            if op is ACQUIRE:
-                for node in nodes.nodes[3:]:
-                    on(node)("SET", LOCK, "somebody else", "PX", 60_000)
-            backend._ahead_us = None  # so that there is a round two
-            unheard(monkeypatch, backend, op, 0, 1, 2)
-            with pytest.raises(NoQuorum, match="2 of 5"):
-                await backend.try_acquire(host.request(ttl=600.0))
-            assert not any(has_lock(node) for node in nodes.nodes[:3])
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        if op is ACQUIRE:
+            for node in nodes.nodes[3:]:
+                on(node)("SET", LOCK, "somebody else", "PX", 60_000)
+        backend._ahead_us = None  # so that there is a round two
+        unheard(monkeypatch, backend, op, 0, 1, 2)
+        with pytest.raises(NoQuorum, match="2 of 5"):
+            await backend.try_acquire(host.request(ttl=600.0))
+        assert not any(has_lock(node) for node in nodes.nodes[:3])
 
 
 @pytest.mark.parametrize("slow", [ACQUIRE, FENCE, RENEW], ids=["round one", "round two", "renewal"])
-def test_validity_counts_from_before_anything_was_sent(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch, slow: Op
+async def test_validity_counts_from_before_anything_was_sent(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, slow: Op
 ) -> None:
     """However long the rounds take."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        backend._ahead_us = None  # so that there is a round two
+        asked, now = backend._nodes, host.runtime.now
+        ask, ask_many = asked.ask, asked.ask_many
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            backend._ahead_us = None  # so that there is a round two
-            asked, now = backend._nodes, host.runtime.now
-            ask, ask_many = asked.ask, asked.ask_many
+        async def slow_ask(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
+            answers = await ask(op, *arguments, **options)
+            await host.runtime.sleep(0.2 if op is slow else 0.0)
+            return answers
 
-            async def slow_ask(op: Op, *arguments: Any, **options: Any) -> list[Answer]:
-                answers = await ask(op, *arguments, **options)
-                await host.runtime.sleep(0.2 if op is slow else 0.0)
-                return answers
+        async def slow_ask_many(op: Op, *arguments: Any, **options: Any) -> list[list[Answer]]:
+            answers = await ask_many(op, *arguments, **options)
+            await host.runtime.sleep(0.2 if op is slow else 0.0)
+            return answers
 
-            async def slow_ask_many(op: Op, *arguments: Any, **options: Any) -> list[list[Answer]]:
-                answers = await ask_many(op, *arguments, **options)
-                await host.runtime.sleep(0.2 if op is slow else 0.0)
-                return answers
-
-            monkeypatch.setattr(asked, "ask", slow_ask)
-            monkeypatch.setattr(asked, "ask_many", slow_ask_many)
-            started = now()
-            grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
-            # None: the engine takes the time before the call.
-            assert grant.anchor is None or grant.anchor <= started + 0.1
-            assert grant.ttl == 30.0
-            started = now()
-            (renewed,) = await backend.renew([grant])
-            assert isinstance(renewed, Renewed)
-            assert renewed.anchor is None or renewed.anchor <= started + 0.1
-            assert renewed.ttl in {None, 30.0}
-
-    face.run(scenario)
+        monkeypatch.setattr(asked, "ask", slow_ask)
+        monkeypatch.setattr(asked, "ask_many", slow_ask_many)
+        started = now()
+        grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
+        # None: the engine takes the time before the call.
+        assert grant.anchor is None or grant.anchor <= started + 0.1
+        assert grant.ttl == 30.0
+        started = now()
+        (renewed,) = await backend.renew([grant])
+        assert isinstance(renewed, Renewed)
+        assert renewed.anchor is None or renewed.anchor <= started + 0.1
+        assert renewed.ttl in {None, 30.0}
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
@@ -1583,211 +1382,171 @@ async def until_queued(backend: RedlockBackend, request: Request, nodes: RedisNo
         assert isinstance(await backend.try_acquire(request), Busy)
 
 
-def test_release_notifies_the_first_waiter(nodes: RedisNodes, face: Face) -> None:
+async def test_release_notifies_the_first_waiter(nodes: RedisNodes, host: StubHost) -> None:
     """One waiter is told, and only one."""
+    async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+        grant = granted(await backend.try_acquire(host.request()))
+        first, second = host.request(), host.request()
+        await queue_up(backend, first)
+        await queue_up(other, second)
+        (holder,) = await backend.holders("x")
+        assert (holder.token, holder.metadata, holder.waiters) == (grant.token, {"pid": 1}, 2)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
-            grant = granted(await backend.try_acquire(host.request()))
-            first, second = host.request(), host.request()
-            await queue_up(backend, first)
-            await queue_up(other, second)
-            (holder,) = await backend.holders("x")
-            assert (holder.token, holder.metadata, holder.waiters) == (grant.token, {"pid": 1}, 2)
-
-            await backend.release(grant)
-            assert await first.wake.wait(PATIENCE)
-            granted(await backend.try_acquire(first))
-            assert not second.wake.is_set()
-
-    face.run(scenario)
+        await backend.release(grant)
+        assert await first.wake.wait(PATIENCE)
+        granted(await backend.try_acquire(first))
+        assert not second.wake.is_set()
 
 
-def test_waiter_that_gives_up_notifies_the_next(nodes: RedisNodes, face: Face) -> None:
+async def test_waiter_that_gives_up_notifies_the_next(nodes: RedisNodes, host: StubHost) -> None:
     """A wake-up is not lost with the one that it was for."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        first, second = host.request(), host.request()
+        await queue_up(backend, first)
+        await queue_up(backend, second)
+        await backend.release(grant)
+        assert await first.wake.wait(PATIENCE)
+        await backend.abandon(first)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            first, second = host.request(), host.request()
-            await queue_up(backend, first)
-            await queue_up(backend, second)
-            await backend.release(grant)
-            assert await first.wake.wait(PATIENCE)
-            await backend.abandon(first)
-
-            assert await second.wake.wait(PATIENCE)
-
-    face.run(scenario)
+        assert await second.wake.wait(PATIENCE)
 
 
-def test_stale_waiters_are_passed_over(nodes: RedisNodes, face: Face) -> None:
+async def test_stale_waiters_are_passed_over(nodes: RedisNodes, host: StubHost) -> None:
     """Who died while waiting is not told in place of one that lives."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        for node in nodes.nodes:
+            # Several: the second one in a queue is notified a little later in any case.
+            on(node)("RPUSH", f"{{{LOCK}}}:queue", *(f"dead{number} 0 lockkit:wake:nobody" for number in range(3)))
+        request = host.request()
+        await queue_up(backend, request)
+        await backend.release(grant)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            for node in nodes.nodes:
-                # Several: the second one in a queue is notified a little later in any case.
-                on(node)("RPUSH", f"{{{LOCK}}}:queue", *(f"dead{number} 0 lockkit:wake:nobody" for number in range(3)))
-            request = host.request()
-            await queue_up(backend, request)
-            await backend.release(grant)
-
-            assert await request.wake.wait(PATIENCE)
-
-    face.run(scenario)
+        assert await request.wake.wait(PATIENCE)
 
 
-def test_queue_outlives_the_wait_of_each_waiter(nodes: RedisNodes, face: Face) -> None:
+async def test_queue_outlives_the_wait_of_each_waiter(nodes: RedisNodes, host: StubHost) -> None:
     """Each has one entry; the queue ends by itself, but not before the holder's lease and a ttl of each waiter."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request(ttl=40.0)))
-            for count, (ttl, at_least) in enumerate(((5.0, 40_000), (60.0, 60_000), (5.0, 60_000)), start=1):
-                request = host.request(ttl=ttl)
-                await queue_up(backend, request)
-                await until_queued(backend, request, nodes, count)
-                assert isinstance(await backend.try_acquire(request), Busy)  # it is in the queue already
-                for node in nodes.nodes:
-                    assert on(node)("LLEN", f"{{{LOCK}}}:queue") == count
-                    assert at_least < on(node)("PTTL", f"{{{LOCK}}}:queue") <= at_least + 10_000
-
-    face.run(scenario)
-
-
-def test_waiter_retries_within_half_the_ttl(nodes: RedisNodes, face: Face) -> None:
-    """Whatever keeps a wake-up from it; and not ever more often when the holder has died."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request(ttl=60.0)))
-            waiter = host.request(ttl=60.0)
-            await queue_up(backend, waiter)
-            looks = []
-            for left in (60, 40, 25, 15, 3):
-                for node in nodes.nodes:
-                    on(node)("PEXPIRE", LOCK, left * 1000)
-                busy = await backend.try_acquire(waiter)
-                assert isinstance(busy, Busy)
-                assert busy.retry_after is not None
-                looks.append(busy.retry_after)
-            for look, latest in zip(looks, (30, 20, 20, 15, 3), strict=True):
-                assert max(0.0, latest - 5) < look < latest + 0.5, looks
-
-    face.run(scenario)
-
-
-def test_first_waiter_that_is_stopped_does_not_keep_the_second_waiting(nodes: RedisNodes, face: Face) -> None:
-    """It is told and does nothing, as a process after SIGSTOP: the second has the lock after half the ttl at most."""
-
-    async def scenario(host: StubHost) -> None:
-        ttl = 8.0
-        async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
-            grant = granted(await backend.try_acquire(host.request(ttl=ttl)))
-            stopped, second = host.request(ttl=ttl), host.request(ttl=ttl)
-            await queue_up(backend, stopped)
-            await queue_up(other, second)
-            busy = await other.try_acquire(second)
-            assert isinstance(busy, Busy)
-            await backend.release(grant)
-            watch = Stopwatch()
-            while isinstance(busy, Busy):
-                assert busy.retry_after is not None
-                await other.wait(second, busy, host.runtime.now() + busy.retry_after)
-                busy = await other.try_acquire(second)
-            assert watch.stop() < ttl / 2 + 1.5
-            assert await stopped.wake.wait(PATIENCE)
-
-    face.run(scenario)
-
-
-def test_second_waiter_is_notified_a_little_later(nodes: RedisNodes, face: Face) -> None:
-    """The first may be stopped."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request()))
-            with redis.Redis(host=nodes.nodes[0].host, port=nodes.nodes[0].port) as client, client.pubsub() as channel:
-                channel.subscribe("lockkit:wake:them")
-                assert channel.get_message(timeout=10.0)["type"] == "subscribe"
-                for place in ("first 0 lockkit:wake:them", "second 0 lockkit:wake:them", "third 0 lockkit:wake:them"):
-                    on(nodes.nodes[0])("RPUSH", f"{{{LOCK}}}:queue", place)
-                on(nodes.nodes[0])("SETRANGE", f"{{{LOCK}}}:fence", len(str(grant.token)), "+")  # there is a queue
-                await backend.release(grant)
-
-                told = [channel.get_message(timeout=10.0)["data"] for _ in range(2)]
-                assert told == [b"first", b"second 500"]
-                assert on(nodes.nodes[0])("LLEN", f"{{{LOCK}}}:queue") == 2
-                assert channel.get_message(timeout=0.2) is None
-
-    face.run(scenario)
-
-
-def test_waiter_after_all_nodes_were_flushed(nodes: RedisNodes, face: Face) -> None:
-    """Its place is gone with the lock, and nobody will tell it: it looks by itself."""
-
-    async def scenario(host: StubHost) -> None:
-        ttl = 8.0
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request(ttl=ttl)))
-            waiter = host.request(ttl=ttl)
-            await queue_up(backend, waiter)
-            busy = await backend.try_acquire(waiter)
-            watch = Stopwatch()
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request(ttl=40.0)))
+        for count, (ttl, at_least) in enumerate(((5.0, 40_000), (60.0, 60_000), (5.0, 60_000)), start=1):
+            request = host.request(ttl=ttl)
+            await queue_up(backend, request)
+            await until_queued(backend, request, nodes, count)
+            assert isinstance(await backend.try_acquire(request), Busy)  # it is in the queue already
             for node in nodes.nodes:
-                on(node)("FLUSHALL")
-            while isinstance(busy, Busy):
-                assert busy.retry_after is not None
-                await backend.wait(waiter, busy, host.runtime.now() + busy.retry_after)
-                busy = await backend.try_acquire(waiter)
-            assert watch.stop() < ttl / 2 + 1.5
-
-    face.run(scenario)
+                assert on(node)("LLEN", f"{{{LOCK}}}:queue") == count
+                assert at_least < on(node)("PTTL", f"{{{LOCK}}}:queue") <= at_least + 10_000
 
 
-def test_split_votes_come_apart(nodes: RedisNodes, face: Face) -> None:
+async def test_waiter_retries_within_half_the_ttl(nodes: RedisNodes, host: StubHost) -> None:
+    """Whatever keeps a wake-up from it; and not ever more often when the holder has died."""
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request(ttl=60.0)))
+        waiter = host.request(ttl=60.0)
+        await queue_up(backend, waiter)
+        looks = []
+        for left in (60, 40, 25, 15, 3):
+            for node in nodes.nodes:
+                on(node)("PEXPIRE", LOCK, left * 1000)
+            busy = await backend.try_acquire(waiter)
+            assert isinstance(busy, Busy)
+            assert busy.retry_after is not None
+            looks.append(busy.retry_after)
+        for look, latest in zip(looks, (30, 20, 20, 15, 3), strict=True):
+            assert max(0.0, latest - 5) < look < latest + 0.5, looks
+
+
+async def test_first_waiter_that_is_stopped_does_not_keep_the_second_waiting(nodes: RedisNodes, host: StubHost) -> None:
+    """It is told and does nothing, as a process after SIGSTOP: the second has the lock after half the ttl at most."""
+    ttl = 8.0
+    async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
+        grant = granted(await backend.try_acquire(host.request(ttl=ttl)))
+        stopped, second = host.request(ttl=ttl), host.request(ttl=ttl)
+        await queue_up(backend, stopped)
+        await queue_up(other, second)
+        busy = await other.try_acquire(second)
+        assert isinstance(busy, Busy)
+        await backend.release(grant)
+        watch = Stopwatch()
+        while isinstance(busy, Busy):
+            assert busy.retry_after is not None
+            await other.wait(second, busy, host.runtime.now() + busy.retry_after)
+            busy = await other.try_acquire(second)
+        assert watch.stop() < ttl / 2 + 1.5
+        assert await stopped.wake.wait(PATIENCE)
+
+
+async def test_second_waiter_is_notified_a_little_later(nodes: RedisNodes, host: StubHost) -> None:
+    """The first may be stopped."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        with redis.Redis(host=nodes.nodes[0].host, port=nodes.nodes[0].port) as client, client.pubsub() as channel:
+            channel.subscribe("lockkit:wake:them")
+            assert channel.get_message(timeout=10.0)["type"] == "subscribe"
+            for place in ("first 0 lockkit:wake:them", "second 0 lockkit:wake:them", "third 0 lockkit:wake:them"):
+                on(nodes.nodes[0])("RPUSH", f"{{{LOCK}}}:queue", place)
+            on(nodes.nodes[0])("SETRANGE", f"{{{LOCK}}}:fence", len(str(grant.token)), "+")  # there is a queue
+            await backend.release(grant)
+
+            told = [channel.get_message(timeout=10.0)["data"] for _ in range(2)]
+            assert told == [b"first", b"second 500"]
+            assert on(nodes.nodes[0])("LLEN", f"{{{LOCK}}}:queue") == 2
+            assert channel.get_message(timeout=0.2) is None
+
+
+async def test_waiter_after_all_nodes_were_flushed(nodes: RedisNodes, host: StubHost) -> None:
+    """Its place is gone with the lock, and nobody will tell it: it looks by itself."""
+    ttl = 8.0
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request(ttl=ttl)))
+        waiter = host.request(ttl=ttl)
+        await queue_up(backend, waiter)
+        busy = await backend.try_acquire(waiter)
+        watch = Stopwatch()
+        for node in nodes.nodes:
+            on(node)("FLUSHALL")
+        while isinstance(busy, Busy):
+            assert busy.retry_after is not None
+            await backend.wait(waiter, busy, host.runtime.now() + busy.retry_after)
+            busy = await backend.try_acquire(waiter)
+        assert watch.stop() < ttl / 2 + 1.5
+
+
+async def test_split_votes_come_apart(nodes: RedisNodes, host: StubHost) -> None:
     """Two contenders that have two and three nodes each, neither a majority that may be granted: both try again."""
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        for index, node in enumerate(nodes.nodes[:4]):
+            on(node)("SET", LOCK, f"attempt {index % 2}", "PX", 60_000)
+        outcomes = [await backend.try_acquire(host.request()) for _ in range(3)]
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for index, node in enumerate(nodes.nodes[:4]):
-                on(node)("SET", LOCK, f"attempt {index % 2}", "PX", 60_000)
-            outcomes = [await backend.try_acquire(host.request()) for _ in range(3)]
-
-            assert all(isinstance(outcome, Busy) and outcome.retry_after is not None for outcome in outcomes)
-            assert all(cast("Busy", outcome).retry_after < 1.0 for outcome in outcomes)  # type: ignore[operator]
-            assert not has_lock(nodes.nodes[4])
-
-    face.run(scenario)
+        assert all(isinstance(outcome, Busy) and outcome.retry_after is not None for outcome in outcomes)
+        assert all(cast("Busy", outcome).retry_after < 1.0 for outcome in outcomes)  # type: ignore[operator]
+        assert not has_lock(nodes.nodes[4])
 
 
 # -- other clients on the same key -------------------------------------------------------------------------------------
 
 
-def test_redis_py_lock_on_a_majority_excludes(nodes: RedisNodes, face: Face) -> None:
+async def test_redis_py_lock_on_a_majority_excludes(nodes: RedisNodes, host: StubHost) -> None:
     """On one node it costs a vote, on three it holds; and while we hold it cannot be had on any."""
+    clients = [redis.Redis(host=node.host, port=node.port) for node in nodes.nodes]
+    async with redlock(nodes, host) as backend:
+        locks = [client.lock(LOCK, timeout=30, blocking=False) for client in clients]
+        assert locks[0].acquire()
+        grant = granted(await backend.try_acquire(host.request()))
+        assert not any(lock.acquire() for lock in locks[1:])
+        await backend.release(grant)
 
-    async def scenario(host: StubHost) -> None:
-        clients = [redis.Redis(host=node.host, port=node.port) for node in nodes.nodes]
-        async with redlock(nodes, host) as backend:
-            locks = [client.lock(LOCK, timeout=30, blocking=False) for client in clients]
-            assert locks[0].acquire()
-            grant = granted(await backend.try_acquire(host.request()))
-            assert not any(lock.acquire() for lock in locks[1:])
-            await backend.release(grant)
-
-            assert all(lock.acquire() for lock in locks[1:3])
-            busy = await backend.try_acquire(host.request())
-            assert isinstance(busy, Busy)
-            for lock in locks[:3]:
-                lock.release()
-        for client in clients:
-            client.close()
-
-    face.run(scenario)
+        assert all(lock.acquire() for lock in locks[1:3])
+        busy = await backend.try_acquire(host.request())
+        assert isinstance(busy, Busy)
+        for lock in locks[:3]:
+            lock.release()
+    for client in clients:
+        client.close()
 
 
 def test_redlock_py_excludes_both_ways(nodes: RedisNodes) -> None:
@@ -1808,22 +1567,18 @@ def test_redlock_py_excludes_both_ways(nodes: RedisNodes) -> None:
         theirs.unlock(held)
 
 
-def test_foreign_majority_is_polled(nodes: RedisNodes, face: Face) -> None:
+async def test_foreign_majority_is_polled(nodes: RedisNodes, host: StubHost) -> None:
     """Who does not tell waiters is looked at."""
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        for node in nodes.nodes[1:]:
+            on(node)("SET", LOCK, "foreign", "PX", 60_000)
+        busy = await backend.try_acquire(host.request())
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for node in nodes.nodes[1:]:
-                on(node)("SET", LOCK, "foreign", "PX", 60_000)
-            busy = await backend.try_acquire(host.request())
-
-            assert isinstance(busy, Busy)
-            assert (busy.poll, busy.owner) == (True, "foreign")
-            (holder,) = await backend.holders("x")
-            assert (holder.owner, holder.token) == ("foreign", None)
-
-    face.run(scenario)
+        assert isinstance(busy, Busy)
+        assert (busy.poll, busy.owner) == (True, "foreign")
+        (holder,) = await backend.holders("x")
+        assert (holder.owner, holder.token) == ("foreign", None)
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -1863,51 +1618,45 @@ def test_numbers_of_nodes_that_are_unwise(count: int, part: str, caplog: pytest.
     assert bool(caplog.text) == bool(part)
 
 
-def test_same_server_by_two_names_votes_once(nodes: RedisNodes, face: Face) -> None:
+async def test_same_server_by_two_names_votes_once(nodes: RedisNodes, host: StubHost) -> None:
     """``localhost`` and ``127.0.0.1`` are one vote."""
     first, second, *_ = nodes.nodes
     url = f"redlock://127.0.0.1:{first.port},localhost:{first.port},127.0.0.1:{second.port}"
 
-    async def scenario(host: StubHost) -> None:
-        backend = open_redlock(url, host, durable=True)
-        granted(await backend.try_acquire(host.request()))
-        up = [node.up for node in nodes_of(backend).all]
-        errors = [str(node.error) for node in nodes_of(backend).all if not node.up]
-        await backend.close()
+    backend = open_redlock(url, host, durable=True)
+    granted(await backend.try_acquire(host.request()))
+    up = [node.up for node in nodes_of(backend).all]
+    errors = [str(node.error) for node in nodes_of(backend).all if not node.up]
+    await backend.close()
 
-        assert sorted(up[:2]) == [False, True]
-        assert "same server" in errors[0]
-
-    face.run(scenario)
+    assert sorted(up[:2]) == [False, True]
+    assert "same server" in errors[0]
 
 
-def test_same_server_by_two_names_that_connect_at_the_same_moment_votes_once(
-    nodes: RedisNodes, face: Face, monkeypatch: pytest.MonkeyPatch
+async def test_same_server_by_two_names_that_connect_at_the_same_moment_votes_once(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a restart of the server: both names were down."""
     first, second, *_ = nodes.nodes
     url = f"redlock://127.0.0.1:{first.port},localhost:{first.port},127.0.0.1:{second.port}"
 
-    async def scenario(host: StubHost) -> None:
-        backend = open_redlock(url, host, durable=True)
-        one, two, _ = nodes_of(backend).all
-        arrived: set[int] = set()
-        flush = redlock_node.RedlockNode._flush
+    backend = open_redlock(url, host, durable=True)
+    one, two, _ = nodes_of(backend).all
+    arrived: set[int] = set()
+    flush = redlock_node.RedlockNode._flush
 
-        async def meet(node: redlock_node.RedlockNode, connection: Connection) -> bool:
-            arrived.add(node.index)
-            await until(host, lambda: arrived >= {one.index, two.index})
-            return await flush(node, connection)
+    async def meet(node: redlock_node.RedlockNode, connection: Connection) -> bool:
+        arrived.add(node.index)
+        await until(host, lambda: arrived >= {one.index, two.index})
+        return await flush(node, connection)
 
-        monkeypatch.setattr(redlock_node.RedlockNode, "_flush", meet)
-        for node in (one, two):
-            node.connect_soon()
-        await until(host, lambda: (one.up or two.up) and "same server" in f"{one.error} {two.error}")
+    monkeypatch.setattr(redlock_node.RedlockNode, "_flush", meet)
+    for node in (one, two):
+        node.connect_soon()
+    await until(host, lambda: (one.up or two.up) and "same server" in f"{one.error} {two.error}")
 
-        assert one.up is not two.up
-        await backend.close()
-
-    face.run(scenario)
+    assert one.up is not two.up
+    await backend.close()
 
 
 def test_wrong_password_on_most_nodes(face: Face) -> None:
@@ -1935,11 +1684,14 @@ RIGHTS = (
 )
 
 
-def test_user_with_few_rights(face: Face) -> None:
+async def test_user_with_few_rights(host: StubHost) -> None:
     """What the documentation lists is enough."""
     require("redis", local=True)
 
-    async def scenario(host: StubHost) -> None:
+    def node() -> RedisServer:
+        return RedisServer(password="admin", users={"app": RIGHTS})  # noqa: S106
+
+    with RedisNodes(3, make=node) as own:
         backend = open_redlock(f"redlock://{','.join(f'app:secret@{node.address}' for node in own.nodes)}", host)
         try:
             grant = granted(await backend.try_acquire(host.request()))
@@ -1956,18 +1708,15 @@ def test_user_with_few_rights(face: Face) -> None:
         finally:
             await backend.close()
 
-    def node() -> RedisServer:
-        return RedisServer(password="admin", users={"app": RIGHTS})  # noqa: S106
 
-    with RedisNodes(3, make=node) as own:
-        face.run(scenario)
-
-
-def test_waiter_that_may_not_subscribe_polls(face: Face) -> None:
+async def test_waiter_that_may_not_subscribe_polls(host: StubHost) -> None:
     """No node allows it a channel, so nobody can notify it."""
     require("redis", local=True)
 
-    async def scenario(host: StubHost) -> None:
+    def node() -> RedisServer:
+        return RedisServer(password="admin", users={"app": f"{RIGHTS} resetchannels"})  # noqa: S106
+
+    with RedisNodes(3, make=node) as own:
         backend = open_redlock(f"redlock://{','.join(f'app:secret@{node.address}' for node in own.nodes)}", host)
         try:
             grant = granted(await backend.try_acquire(host.request(ttl=3600.0)))
@@ -1981,12 +1730,6 @@ def test_waiter_that_may_not_subscribe_polls(face: Face) -> None:
             await backend.release(grant)
         finally:
             await backend.close()
-
-    def node() -> RedisServer:
-        return RedisServer(password="admin", users={"app": f"{RIGHTS} resetchannels"})  # noqa: S106
-
-    with RedisNodes(3, make=node) as own:
-        face.run(scenario)
 
 
 def test_tls() -> None:
@@ -2030,33 +1773,25 @@ def test_from_client_asyncio(nodes: RedisNodes) -> None:
     asyncio.run(scenario())
 
 
-def test_scripts_are_loaded_again(nodes: RedisNodes, face: Face) -> None:
+async def test_scripts_are_loaded_again(nodes: RedisNodes, host: StubHost) -> None:
     """``SCRIPT FLUSH`` in the middle is not noticed."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            for node in nodes.nodes:
-                on(node)("SCRIPT", "FLUSH")
-            grant = granted(await backend.try_acquire(host.request()))
-            for node in nodes.nodes[:2]:
-                on(node)("SCRIPT", "FLUSH")
-            assert await backend.release(grant)
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        await backend.release(granted(await backend.try_acquire(host.request())))
+        for node in nodes.nodes:
+            on(node)("SCRIPT", "FLUSH")
+        grant = granted(await backend.try_acquire(host.request()))
+        for node in nodes.nodes[:2]:
+            on(node)("SCRIPT", "FLUSH")
+        assert await backend.release(grant)
 
 
-def test_wrong_type_on_a_majority(nodes: RedisNodes, face: Face) -> None:
+async def test_wrong_type_on_a_majority(nodes: RedisNodes, host: StubHost) -> None:
     """Foreign data at the key is reported, not removed."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            granted(await backend.try_acquire(host.request("warm")))
-            for node in nodes.nodes[:3]:
-                on(node)("RPUSH", LOCK, "a list")
-            with pytest.raises(ConfigurationError, match="something other than a lock"):
-                await backend.try_acquire(host.request())
-            assert on(nodes.nodes[0])("TYPE", LOCK) == "list"
-            assert not has_lock(nodes.nodes[4])
-
-    face.run(scenario)
+    async with redlock(nodes, host) as backend:
+        granted(await backend.try_acquire(host.request("warm")))
+        for node in nodes.nodes[:3]:
+            on(node)("RPUSH", LOCK, "a list")
+        with pytest.raises(ConfigurationError, match="something other than a lock"):
+            await backend.try_acquire(host.request())
+        assert on(nodes.nodes[0])("TYPE", LOCK) == "list"
+        assert not has_lock(nodes.nodes[4])

@@ -13,6 +13,7 @@ import redis
 import lockkit
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisNodes, RedisServer, require
+from tests.backends.redis.faces import sync_only
 from tests.backends.redis.support import Face, Nat
 from tests.backends.redlock.test_backend import nodes_of, open_redlock, queue_up, redlock, until
 from tests.backends.support import StubHost, granted
@@ -29,55 +30,43 @@ def nodes() -> Iterator[RedisNodes]:
         yield made
 
 
-@pytest.fixture(params=["sync", "asyncio"])
-def face(request: pytest.FixtureRequest) -> Face:
-    """Each face in turn."""
-    return Face(request.param)
-
-
-def test_forgotten_subscriptions_are_noticed(nodes: RedisNodes, face: Face) -> None:
+async def test_forgotten_subscriptions_are_noticed(nodes: RedisNodes, host: StubHost) -> None:
     """A NAT drops them on all nodes: the client sends a PING now and then, and the waiter retries."""
+    with ExitStack() as opened:
+        nats = [opened.enter_context(closing(Nat(node))) for node in nodes.nodes]
+        waiting = open_redlock(f"redlock://{','.join(nat.address for nat in nats)}", host)
+        try:
+            async with redlock(nodes, host) as holder:
+                grant = granted(await holder.try_acquire(host.request(ttl=TTL)))
+                waiter = host.request(ttl=TTL)
+                await queue_up(waiting, waiter)
+                assert [nat.forget_subscriptions() for nat in nats] == [1, 1, 1]
+                await holder.release(grant)
 
-    async def scenario(host: StubHost) -> None:
-        with ExitStack() as opened:
-            nats = [opened.enter_context(closing(Nat(node))) for node in nodes.nodes]
-            waiting = open_redlock(f"redlock://{','.join(nat.address for nat in nats)}", host)
-            try:
-                async with redlock(nodes, host) as holder:
-                    grant = granted(await holder.try_acquire(host.request(ttl=TTL)))
-                    waiter = host.request(ttl=TTL)
-                    await queue_up(waiting, waiter)
-                    assert [nat.forget_subscriptions() for nat in nats] == [1, 1, 1]
-                    await holder.release(grant)
-
-                    assert await waiter.wake.wait(30.0)
-                    granted(await waiting.try_acquire(waiter))
-            finally:
-                await waiting.close()
-
-    face.run(scenario)
+                assert await waiter.wake.wait(30.0)
+                granted(await waiting.try_acquire(waiter))
+        finally:
+            await waiting.close()
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff\xfe", b"", b" ", b"nobody 12", b"nobody x"])
-def test_rubbish_on_the_channel_keeps_nobody_from_being_told(nodes: RedisNodes, face: Face, rubbish: bytes) -> None:
+async def test_rubbish_on_the_channel_keeps_nobody_from_being_told(
+    nodes: RedisNodes, host: StubHost, rubbish: bytes
+) -> None:
     """Anybody may publish there: no bytes end the listening."""
+    async with redlock(nodes, host) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=TTL)))
+        waiter = host.request(ttl=TTL)
+        await queue_up(backend, waiter)
+        channels = [node.listener.channel for node in nodes_of(backend).all]
+        for node, channel in zip(nodes.nodes, channels, strict=True):
+            assert channel is not None
+            with redis.Redis(host=node.host, port=node.port) as client:
+                assert client.publish(channel, rubbish) == 1
+        await backend.release(grant)
 
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host) as backend:
-            grant = granted(await backend.try_acquire(host.request(ttl=TTL)))
-            waiter = host.request(ttl=TTL)
-            await queue_up(backend, waiter)
-            channels = [node.listener.channel for node in nodes_of(backend).all]
-            for node, channel in zip(nodes.nodes, channels, strict=True):
-                assert channel is not None
-                with redis.Redis(host=node.host, port=node.port) as client:
-                    assert client.publish(channel, rubbish) == 1
-            await backend.release(grant)
-
-            assert await waiter.wake.wait(20.0)
-            assert [node.listener.channel for node in nodes_of(backend).all] == channels
-
-    face.run(scenario)
+        assert await waiter.wake.wait(20.0)
+        assert [node.listener.channel for node in nodes_of(backend).all] == channels
 
 
 @pytest.mark.parametrize("calls_count", [1, 20], ids=["new", "steady"])
@@ -106,24 +95,21 @@ def test_threads_share_the_connections_that_are_being_opened(
     assert caplog.messages == []
 
 
-def test_caller_with_little_time_does_not_count_as_an_outage(nodes: RedisNodes) -> None:
+@sync_only
+async def test_caller_with_little_time_does_not_count_as_an_outage(nodes: RedisNodes, host: StubHost) -> None:
     """A node is down when it had its own time to answer, not when a caller had less."""
-
-    async def scenario(host: StubHost) -> None:
-        async with redlock(nodes, host, node_timeout=30.0) as backend:
-            granted(await backend.try_acquire(host.request("first")))
-            nodes.nodes[0].pause()
-            try:
-                request = host.request("second")
-                request.answer_by = host.runtime.now() + 0.5
-                granted(await backend.try_acquire(request))
-                assert all(node.up for node in nodes_of(backend).all)
-            finally:
-                nodes.nodes[0].resume()
-            later = granted(await backend.try_acquire(host.request("third")))
-            assert len(later.state.voters) == 3
-
-    Face("sync").run(scenario)
+    async with redlock(nodes, host, node_timeout=30.0) as backend:
+        granted(await backend.try_acquire(host.request("first")))
+        nodes.nodes[0].pause()
+        try:
+            request = host.request("second")
+            request.answer_by = host.runtime.now() + 0.5
+            granted(await backend.try_acquire(request))
+            assert all(node.up for node in nodes_of(backend).all)
+        finally:
+            nodes.nodes[0].resume()
+        later = granted(await backend.try_acquire(host.request("third")))
+        assert len(later.state.voters) == 3
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain port", "TLS port"])

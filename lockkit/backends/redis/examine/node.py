@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from lockkit.backends.redis.examine.rights import examine_rights
-from lockkit.backends.redis.examine.server import RedisServer
+from lockkit.backends.redis.examine.server import RedisServer, examine_rights
 from lockkit.backends.redis.handshake import VERSION_MIN, is_sentinel, version_of
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import is_loopback
-from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import LockError
 
@@ -139,64 +137,55 @@ SENTINEL_GIVEN = Check(
 )
 
 
-async def examine_server(
-    examination: Examination, server: RedisServer, *, in_cluster: bool = False, votes: bool = False
-) -> None:
+async def examine_server(server: RedisServer, *, in_cluster: bool = False, votes: bool = False) -> None:
     """Examine one server after `RedisServer.look`."""
     facts = server.facts
     version = facts.get("valkey_version") or facts.get("redis_version")
     if version is not None:
-        examination.note(f"version of {server.label}", f"{facts.get('server_name', 'redis')} {version}")
+        server.examination.note(f"version of {server.label}", f"{facts.get('server_name', 'redis')} {version}")
     if is_sentinel(facts):
-        examination.find(
-            SENTINEL_GIVEN,
-            server.label,
-            "The server runs as a Sentinel.",
-            f"Use redis+sentinel://{server.label}/NAME_OF_THE_MASTER",
+        server.find(
+            SENTINEL_GIVEN, "The server runs as a Sentinel.", f"Use redis+sentinel://{server.label}/NAME_OF_THE_MASTER"
         )
         return
-    _examine_access(examination, server)
+    _examine_access(server)
     if server.target.form != "unix" and await server.lets_anybody_in():
-        examination.find(
+        server.find(
             NO_PASSWORD,
-            server.label,
             "The user default needs no password.",
             "redis-cli ACL SETUSER default resetpass '>A_PASSWORD', and give it in the URL; or ACL SETUSER default off "
             "and a separate user for the locks",
         )
-    _examine_state(examination, server, in_cluster=in_cluster)
-    await _examine_persistence(examination, server, votes=votes)
-    await _examine_replication(examination, server)
-    await examine_rights(examination, server, marks=votes)
-    await examination.time(server.label, server.ping)
+    _examine_state(server, in_cluster=in_cluster)
+    await _examine_persistence(server, votes=votes)
+    await _examine_replication(server)
+    await examine_rights(server, marks=votes)
+    await server.examination.time(server.label, server.ping)
     try:
-        offset, doubt = await timing.clock_offset(examination.runtime, server.clock)
+        offset, doubt = await timing.clock_offset(server.examination.runtime, server.clock)
     except LockError:
         return  # the right to TIME is missing, which is a separate finding
-    timing.judge_clock(examination, server.label, offset, doubt)
+    timing.judge_clock(server.examination, server.label, offset, doubt)
 
 
-def _examine_access(examination: Examination, server: RedisServer) -> None:
+def _examine_access(server: RedisServer) -> None:
     target = server.target
     if target.form == "tcp" and not is_loopback(str(target.arguments["host"])):
-        examination.find(
+        server.find(
             NO_TLS,
-            server.label,
             "The connection crosses a network and is not encrypted.",
-            f"Set tls-port in redis.conf, and use {_with_tls(examination.url.scheme)}://…",
+            f"Set tls-port in redis.conf, and use {_with_tls(server.examination.url.scheme)}://…",
         )
-    unverified = target.unverified(examination.runtime.kind)
+    unverified = target.unverified(server.examination.runtime.kind)
     if unverified == "certificate":
-        examination.find(
+        server.find(
             CERTIFICATE_UNVERIFIED,
-            server.label,
             "The URL has ssl_cert_reqs=none: any certificate is accepted.",
             "Leave it out, and name the authority: ssl_ca_certs=/path/of/ca.pem",
         )
     elif unverified == "host":
-        examination.find(
+        server.find(
             HOST_UNVERIFIED,
-            server.label,
             "The URL has ssl_check_hostname=false: a certificate for any host is accepted.",
             "Leave it out, and use the name or address that the server's certificate has",
         )
@@ -207,12 +196,11 @@ def _with_tls(scheme: str) -> str:
     return {"redlock": "redlocks"}.get(base, "rediss") + plus + driver
 
 
-def _examine_state(examination: Examination, server: RedisServer, *, in_cluster: bool) -> None:
+def _examine_state(server: RedisServer, *, in_cluster: bool) -> None:
     facts, label = server.facts, server.label
     if not facts:
-        examination.find(
+        server.find(
             HIDDEN,
-            label,
             "The user may not run INFO.",
             f"redis-cli ACL SETUSER {server.target.arguments.get('username') or 'default'} +info",
         )
@@ -220,72 +208,68 @@ def _examine_state(examination: Examination, server: RedisServer, *, in_cluster:
     # Valkey says there which version of Redis it is compatible with.
     version = facts.get("redis_version", "")
     if version and version_of(version) < VERSION_MIN:
-        examination.find(VERSION, label, f"The server is Redis {version}.", "Upgrade it to 6.2 or later, or to Valkey.")
+        server.find(VERSION, f"The server is Redis {version}.", "Upgrade it to 6.2 or later, or to Valkey.")
     if facts.get("cluster_enabled") == "1" and not in_cluster:
-        examination.find(CLUSTER_NODE, label, "The server runs as a node of a Cluster.", f"Use redis+cluster://{label}")
-    _examine_memory(examination, server)
+        server.find(CLUSTER_NODE, "The server runs as a node of a Cluster.", f"Use redis+cluster://{label}")
+    _examine_memory(server)
     connected, most = int(facts.get("connected_clients", 0)), int(facts.get("maxclients", 0))
     if most and connected > FULL * most:
-        examination.find(
+        server.find(
             CONNECTIONS,
-            label,
             f"{connected} of {most} connections are in use.",
             f"redis-cli CONFIG SET maxclients {2 * most}; CLIENT LIST shows the connections",
         )
 
 
-def _examine_memory(examination: Examination, server: RedisServer) -> None:
-    facts, label = server.facts, server.label
+def _examine_memory(server: RedisServer) -> None:
+    facts = server.facts
     limit, used = int(facts.get("maxmemory", 0)), int(facts.get("used_memory", 0))
     policy = facts.get("maxmemory_policy", "noeviction")
     if limit and policy != "noeviction":
         # The volatile-… policies too: locks have an expiry.
-        examination.find(
+        server.find(
             EVICTION,
-            label,
             f"maxmemory is {limit} bytes and maxmemory-policy is {policy}.",
             "redis-cli CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE; or give the locks a server of "
             "their own",
         )
     if limit and used > FULL * limit:
-        examination.find(
+        server.find(
             MEMORY,
-            label,
             f"{100 * used // limit} % of maxmemory are used.",
             f"redis-cli CONFIG SET maxmemory {2 * limit}, then CONFIG REWRITE; or remove data",
         )
 
 
-async def _examine_persistence(examination: Examination, server: RedisServer, *, votes: bool) -> None:
-    facts, label = server.facts, server.label
+async def _examine_persistence(server: RedisServer, *, votes: bool) -> None:
+    facts = server.facts
     save, appendfsync = await server.setting("save"), await server.setting("appendfsync")
     if save is None or appendfsync is None:
-        examination.find(
+        server.find(
             HIDDEN,
-            label,
             "The user may not run CONFIG GET: save, appendfsync and min-replicas-to-write were not looked at.",
             f"Run the doctor as a user with the right: redis-cli ACL SETUSER "
             f"{server.target.arguments.get('username') or 'default'} '+config|get'",
         )
-    await _examine_saving(examination, server, save)
+    await _examine_saving(server, save)
     if votes or not facts:
         return
     if facts.get("aof_enabled") == "1":
         if appendfsync == "no":
             advice = "redis-cli CONFIG SET appendfsync everysec (or always), then CONFIG REWRITE"
-            examination.find(APPENDFSYNC_NO, label, "appendfsync is no.", advice)
+            server.find(APPENDFSYNC_NO, "appendfsync is no.", advice)
         elif appendfsync == "everysec":
             advice = "redis-cli CONFIG SET appendfsync always, then CONFIG REWRITE, if the cost of a flush is bearable"
-            examination.find(APPENDFSYNC_EVERYSEC, label, "appendfsync is everysec.", advice)
+            server.find(APPENDFSYNC_EVERYSEC, "appendfsync is everysec.", advice)
         return
     advice = "redis-cli CONFIG SET appendonly yes, then CONFIG REWRITE"
     if save == "":
-        examination.find(NO_PERSISTENCE, label, "appendonly is no, and there are no snapshots (save).", advice)
+        server.find(NO_PERSISTENCE, "appendonly is no, and there are no snapshots (save).", advice)
     elif save is not None:
-        examination.find(SNAPSHOTS_ONLY, label, f"appendonly is no, and snapshots are made by: save {save}.", advice)
+        server.find(SNAPSHOTS_ONLY, f"appendonly is no, and snapshots are made by: save {save}.", advice)
 
 
-async def _examine_saving(examination: Examination, server: RedisServer, save: str | None) -> None:
+async def _examine_saving(server: RedisServer, save: str | None) -> None:
     """Check whether the last attempt to save failed: then the server refuses writes (MISCONF)."""
     facts = server.facts
     snapshot_failed = facts.get("rdb_last_bgsave_status") == "err" and bool(save)
@@ -293,39 +277,35 @@ async def _examine_saving(examination: Examination, server: RedisServer, save: s
         snapshot_failed = False
     if snapshot_failed or facts.get("aof_last_write_status") == "err":
         what = "snapshot" if snapshot_failed else "write to the append-only file"
-        examination.find(
+        server.find(
             WRITES_REFUSED,
-            server.label,
             f"The last {what} failed.",
             "Check the server's log: mostly the disk is full, or its directory (CONFIG GET dir) is not writable",
         )
 
 
-async def _examine_replication(examination: Examination, server: RedisServer) -> None:
-    facts, label = server.facts, server.label
+async def _examine_replication(server: RedisServer) -> None:
+    facts = server.facts
     if not facts:
         return
     if facts.get("role") == "slave":
         master = f"{facts.get('master_host')}:{facts.get('master_port')}"
-        examination.find(
+        server.find(
             REPLICA,
-            label,
             f"The server is a replica of {master}.",
             f"Give the master's address, {master}, or let Sentinels find it: redis+sentinel://…",
         )
         return
-    replicas_count, wanted = int(facts.get("connected_slaves", 0)), examination.options.get("replicas") or 0
+    replicas_count, wanted = int(facts.get("connected_slaves", 0)), server.examination.options.get("replicas") or 0
     if wanted > replicas_count:
-        examination.find(
+        server.find(
             REPLICAS_MISSING,
-            label,
             f"The URL asks for replicas={wanted}, and {replicas_count} follow the server.",
             f"Attach {wanted - replicas_count} more (redis-cli -h REPLICA REPLICAOF …), or lower replicas=",
         )
     if 0 < wanted < replicas_count:
-        examination.find(
+        server.find(
             REPLICAS_NOT_ALL,
-            label,
             f"The URL asks for replicas={wanted}, and {replicas_count} follow the server.",
             f"Name all of them: ?replicas={replicas_count}",
         )
@@ -335,16 +315,14 @@ async def _examine_replication(examination: Examination, server: RedisServer) ->
     # INFO has this field only where the setting is in force.
     guarded = "min_slaves_good_slaves" in facts if least is None else least != "0"
     if guarded or wanted:
-        examination.find(
+        server.find(
             FAILOVER,
-            label,
             f"Replicas that follow the server: {replicas_count}.",
             "Let storage refuse lower tokens (docs: how-to/guard-your-storage.md), or use redlock:// or etcd://",
         )
     else:
-        examination.find(
+        server.find(
             FAILOVER_UNGUARDED,
-            label,
             f"Replicas that follow the server: {replicas_count}; min-replicas-to-write is 0, and the URL has no "
             "replicas=.",
             "redis-cli CONFIG SET min-replicas-to-write 1, then CONFIG REWRITE, on master and replicas; "

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import cast
 
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import open_connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
 from lockkit.backends.redis.handshake import info_fields
-from lockkit.backends.redis.node import open_node
+from lockkit.backends.redis.keys import lock_key, side_key
+from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
-from lockkit.runtime import Runtime
+from lockkit.doctor.examination import Examination
+from lockkit.doctor.findings import Check, Severity
 
 _SECTIONS = ("server", "clients", "memory", "persistence", "replication", "cluster")
 
@@ -21,18 +24,24 @@ class RedisServer:
     One server.
 
     Attributes:
+        examination: What examines it.
         target: Where it is. **Holds the password.**
         label: The same for messages.
         facts: What INFO says, after `look`; empty where that is denied.
     """
 
-    def __init__(self, runtime: Runtime, target: Target) -> None:
-        """Connect to nothing yet."""
+    def __init__(self, examination: Examination, target: Target) -> None:
+        self.examination = examination
+        runtime = examination.runtime
         self.target = target
         self.label = target.label
         self.facts: Mapping[str, str] = {}
         self._runtime = runtime
-        self._node = open_node(runtime, target)
+        self._node = RedisNode(runtime, target)
+
+    def find(self, check: Check, seen: str, fix: str) -> None:
+        """Note a finding about this server."""
+        self.examination.find(check, self.label, seen, fix)
 
     async def look(self) -> None:
         """Read INFO."""
@@ -82,7 +91,7 @@ class RedisServer:
         except DRIVER_ERRORS:
             return False
         try:
-            reply = await self._runtime.io(connection.call(pack("PING")))
+            reply = await connection.call(pack("PING"))
         except DRIVER_ERRORS:
             return False
         finally:
@@ -98,3 +107,117 @@ def pairs(reply: Reply) -> dict[str, str]:
     """Read a flat list of names and values, as SENTINEL gives it."""
     words = [cast("bytes", word).decode("utf-8", "replace") for word in cast("list[Reply]", reply)]
     return dict(zip(words[::2], words[1::2], strict=True))
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+RIGHTS = Check(
+    "redis-rights",
+    Severity.ERROR,
+    "Locks cannot be taken, renewed or released, or waiters are not woken: the server refuses what lockkit sends.",
+    "backends/redis.md#url-and-options",
+)
+
+SHARE_RIGHTS = Check(
+    "redis-share-rights",
+    Severity.WARNING,
+    "Read locks and semaphores cannot be used: the server refuses what lockkit sends for them. Locks work.",
+    "backends/redis.md#url-and-options",
+)
+
+
+async def examine_rights(server: RedisServer, *, marks: bool = False) -> None:
+    """Find commands, keys and channels that the server would refuse, without running any command."""
+    prefix = server.examination.options["prefix"]
+    needed = _commands(prefix, replicas=bool(server.examination.options.get("replicas")), marks=marks)
+    commands = needed if marks else [*needed, *_share_commands(prefix)]
+    words: list[str | int] = []
+    for command in commands:
+        words += (len(command), *command)
+    script = files("lockkit.backends.redis.examine").joinpath("rights.lua").read_text("utf-8")
+    reply = await server.ask("EVAL", script, 0, *words)
+    if isinstance(reply, ServerSaid):
+        if reply.code == "NOPERM":
+            await _find(RIGHTS, server, "The user may not run scripts (EVAL).", ["eval", "evalsha"])
+        return
+    if reply == -1:
+        return  # before Redis 7 a user cannot be asked about; a missing right then shows as an error that names it
+    indexes = [cast("int", index) - 1 for index in cast("list[object]", reply)]
+    for check, refused in (
+        (RIGHTS, [commands[index] for index in indexes if index < len(needed)]),
+        (SHARE_RIGHTS, [commands[index] for index in indexes if index >= len(needed)]),
+    ):
+        if refused:
+            shown = ", ".join(" ".join(command[:2]) for command in refused)
+            names = sorted({_rule(command) for command in refused})
+            await _find(check, server, f"The user may not run: {shown}.", names)
+
+
+async def _find(check: Check, server: RedisServer, seen: str, names: Sequence[str]) -> None:
+    who = await server.ask("ACL", "WHOAMI")
+    user = who.decode() if isinstance(who, bytes) else str(server.target.arguments.get("username") or "default")
+    prefix = server.examination.options["prefix"]
+    rules = [
+        f"'~{prefix}:*'" if prefix else "'~*'",
+        f"'~{{{prefix}*'",
+        f"'&{prefix}:wake:*'",
+        *(f"'+{name}'" for name in names),
+    ]
+    server.find(check, seen, f"redis-cli ACL SETUSER {user} {' '.join(rules)}")
+
+
+def _rule(command: Sequence[str]) -> str:
+    return "pubsub|numsub" if command[0] == "PUBSUB" else command[0].lower()
+
+
+def _commands(prefix: str, *, replicas: bool, marks: bool) -> list[tuple[str, ...]]:
+    """Give what `lockkit.backends.redis.backend` sends, by itself or in its scripts; see the page on it."""
+    lock = lock_key(prefix, "x")
+    fence, queue = (side_key(lock, what) for what in ("fence", "queue"))
+    channel = f"{prefix}:wake:x"
+    commands: list[tuple[str, ...]] = [
+        ("EVALSHA", "0" * 40, "1", lock),
+        ("SET", lock, "x", "NX", "PX", "1"),
+        ("GET", lock),
+        ("MGET", lock, fence),
+        ("SET", fence, "x", "PX", "1", "GET"),
+        ("EXISTS", lock),
+        ("DEL", lock),
+        ("PEXPIRE", lock, "1"),
+        ("PTTL", lock),
+        ("TIME",),
+        ("RPUSH", queue, "x"),
+        ("LPOP", queue),
+        ("LPOS", queue, "x"),
+        ("LRANGE", queue, "0", "1"),
+        ("LREM", queue, "0", "x"),
+        ("PUBLISH", channel, "x"),
+        ("SUBSCRIBE", channel),
+        ("PUBSUB", "NUMSUB", channel),
+    ]
+    if replicas:
+        commands.append(("WAIT", "1", "1"))
+    if marks:
+        mark = f"{{{prefix}}}:redlock"
+        commands += [("MGET", mark), ("SET", mark, "x")]
+    return commands
+
+
+def _share_commands(prefix: str) -> list[tuple[str, ...]]:
+    """Give what the scripts send for readers and permits besides."""
+    lock = lock_key(prefix, "x")
+    shares, leases, queue = (side_key(lock, what) for what in ("shares", "leases", "queue"))
+    return [
+        ("ZADD", shares, "1", "x"),
+        ("ZREM", shares, "x"),
+        ("ZSCORE", shares, "x"),
+        ("ZCOUNT", shares, "0", "1"),
+        ("ZRANGE", shares, "0", "1"),
+        ("ZRANGEBYSCORE", shares, "0", "1"),
+        ("LPUSH", queue, "x"),
+        ("HSET", leases, "x", "x"),
+        ("HGET", leases, "x"),
+        ("HDEL", leases, "x"),
+        ("HEXISTS", leases, "x"),
+        ("HKEYS", leases),
+    ]

@@ -1,0 +1,7 @@
+"""Runs coroutine functions once for each API."""
+
+from __future__ import annotations
+
+from tests.backends.redis.faces import face, host, pytest_pyfunc_call
+
+__all__ = ["face", "host", "pytest_pyfunc_call"]

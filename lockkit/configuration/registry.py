@@ -89,7 +89,7 @@ _SQL_MODES = {
 }
 
 
-def _sql(kind: str, extra: str, *modes: str) -> Builtin:
+def _sql(kind: str, extra: str | None, *modes: str) -> Builtin:
     return Builtin(
         f"{_SQL_MODES['table']}:{kind}Table",
         extra=extra,
@@ -103,7 +103,7 @@ def _sql(kind: str, extra: str, *modes: str) -> Builtin:
 
 _POSTGRESQL = _sql("Postgresql", "postgresql", "table", "row", "advisory")
 _MYSQL = _sql("Mysql", "mysql", "table", "row", "advisory")
-_SQLITE = _sql("Sqlite", "sql", "table")
+_SQLITE = _sql("Sqlite", None, "table")
 
 BUILTIN: Mapping[str, Builtin] = MappingProxyType(
     {

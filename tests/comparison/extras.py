@@ -44,10 +44,6 @@ def _connect(url: str) -> str:
     return f"import lockkit; lockkit.connect({url!r})"
 
 
-def _engine(url: str) -> str:
-    return f"import sqlalchemy; sqlalchemy.create_engine({url!r})"
-
-
 def _integration(name: str) -> str:
     return f"import lockkit.integrations.{name}"
 
@@ -57,9 +53,9 @@ IMPORTS = {
     "redis": Imports(_connect("redis://host"), "import redis; redis.Redis()"),
     "zookeeper": Imports(_connect("zookeeper://host"), "from kazoo.client import KazooClient; KazooClient()"),
     "etcd": Imports(_connect("etcd://host"), "import grpc, google.protobuf.message"),
-    "sql": Imports(_connect("sqlite:///locks.db"), _engine("sqlite:///locks.db")),
-    "postgresql": Imports(_connect("postgresql://host/db"), _engine("postgresql+psycopg://host/db")),
-    "mysql": Imports(_connect("mysql://host/db"), _engine("mysql+pymysql://host/db")),
+    "sql": Imports("from lockkit.fencing import SqlGuard", "import sqlalchemy"),
+    "postgresql": Imports(_connect("postgresql://host/db"), "import psycopg"),
+    "mysql": Imports(_connect("mysql://host/db"), "import pymysql"),
     "cli": Imports("import lockkit.cli.app", "import typer, rich"),
     "prometheus": Imports(_integration("prometheus"), "import prometheus_client"),
     "opentelemetry": Imports(_integration("opentelemetry"), "import opentelemetry.trace, opentelemetry.metrics"),

@@ -15,7 +15,7 @@ ADDS = {
     "redis": "[Redis](../backends/redis.md) and [Redlock](../backends/redlock.md)",
     "zookeeper": "[ZooKeeper](../backends/zookeeper.md)",
     "etcd": "[etcd](../backends/etcd.md)",
-    "sql": "[SQLite](../backends/sql_table.md), and guards over SQLAlchemy",
+    "sql": "[guards, updates and `lock_in`](../how-to/guard-your-storage.md) over SQLAlchemy",
     "postgresql": "[PostgreSQL](../backends/sql_table.md)",
     "mysql": "[MariaDB and MySQL](../backends/sql_table.md)",
     "cli": "[the command `lockkit`](cli.md)",
@@ -40,8 +40,8 @@ HEAD = """\
 # Extras
 
 lockkit itself depends on no other package.
-`pip install lockkit` has the [memory](../backends/memory.md) and [file](../backends/file.md) backends, and all
-integrations that are not listed here.
+`pip install lockkit` has the [memory](../backends/memory.md), [file](../backends/file.md) and
+[SQLite](../backends/sql_table.md) backends, and all integrations that are not listed here.
 An extra brings what one backend or integration needs: `pip install "lockkit[redis]"`, or several at once,
 `pip install "lockkit[redis,cli]"`.
 lockkit is not on the package index yet: in a clone, write `.` in place of `lockkit`, as in `pip install ".[redis]"`.

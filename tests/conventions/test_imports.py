@@ -99,11 +99,11 @@ OWN = {
     "redlock": {"redis"},
     "zookeeper": {"kazoo"},
     "etcd": {"grpc", "google"},
-    "postgresql": {"sqlalchemy", "psycopg", "psycopg_binary"},
-    "mysql": {"sqlalchemy", "pymysql", "aiomysql"},
-    "sqlite": {"sqlalchemy", "aiosqlite"},
+    "postgresql": {"psycopg", "psycopg_binary"},
+    "mysql": {"pymysql"},
+    "sqlite": set[str](),
 }
-DRIVERS = set[str]().union(*OWN.values())
+DRIVERS = {"sqlalchemy"}.union(*OWN.values())
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file", *OWN])

@@ -32,7 +32,7 @@ import ssl
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -59,6 +59,7 @@ NO_ANSWER = "no answer in time"
 CLOSED_HERE = "the connection was closed here"
 _NOT_SENT = "nothing was taken in time"
 _CLOSED = "the server closed the connection"
+_TOO_MANY = "a reply to no command"
 _NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -132,11 +133,20 @@ class Connection:
 
     async def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """Send a command and return its reply. Error replies are values."""
-        sent = self.send(packed, 1, until)
-        if sent.future is None:  # not by `answer`: a coroutine less, and each lock comes here twice
-            self._await_replies(sent, until)
-            return sent.replies[0]
-        return (await self.answer(sent, until))[0]
+        if self._loop is not None or self.error is not None:
+            return (await self.answer(self.send(packed, 1, until), until))[0]
+        # Sync, in few steps: each lock comes here twice, and nobody else uses the connection meanwhile.
+        self._write(packed, until)
+        until = min(until, monotonic() + self.timeout)
+        while True:
+            replies = self._receive(until - monotonic())
+            if len(replies) == 1 and type(replies[0]) is not Push:
+                return replies[0]
+            found = [reply for reply in replies if type(reply) is not Push]
+            if len(found) > 1:
+                raise ConnectionError(_TOO_MANY)
+            if found:
+                return found[0]
 
     async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """Send several commands at once and return their replies."""
@@ -174,11 +184,9 @@ class Connection:
         replies, count = sent.replies, sent.count
         if len(replies) == count:
             return
-        now = monotonic()
-        left_seconds = min(until - now, self.timeout)
-        self._wait(left_seconds)
+        until = min(until, monotonic() + self.timeout)
         while len(replies) < count:
-            self._wait(now + left_seconds - monotonic())
+            self._wait(until - monotonic())
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -209,11 +217,11 @@ class Connection:
 
     def _write(self, packed: bytes, until: Instant) -> None:
         waiting = bool(self._unsent)
-        self._unsent = self._unsent + packed if waiting else packed
         try:
-            if not waiting:
-                self._flush()
-            if self._unsent and self._loop is None:
+            if not waiting and (packed := packed[self._taken(packed) :]) == b"":
+                return
+            self._unsent += packed
+            if self._loop is None:
                 self._flush_all(min(until, monotonic() + self.timeout))
         except OSError as error:
             self._fail(error)
@@ -221,13 +229,12 @@ class Connection:
         if self._unsent and not waiting and self._loop is not None:
             self._loop.add_writer(self._fd, self._writable)
 
-    def _flush(self) -> None:
-        """Send what the socket takes."""
+    def _taken(self, packed: bytes) -> int:
+        """Send what the socket takes; return how much that was."""
         try:
-            count = self._socket.send(self._unsent, self._flags)
+            return self._socket.send(packed, self._flags)
         except _NOT_READY:
-            return
-        self._unsent = self._unsent[count:] if count < len(self._unsent) else b""
+            return 0
 
     def _flush_all(self, until: Instant) -> None:
         """Wait until the socket has taken everything: sync only."""
@@ -236,13 +243,13 @@ class Connection:
         while self._unsent:
             if not poll.poll(max(0.0, until - monotonic()) * 1000):
                 raise TimeoutError(_NOT_SENT)
-            self._flush()
+            self._unsent = self._unsent[self._taken(self._unsent) :]
 
     def _writable(self) -> None:
         """Go on sending: async only."""
         assert self._loop is not None
         try:
-            self._flush()
+            self._unsent = self._unsent[self._taken(self._unsent) :]
         except OSError as error:
             self._fail(error)
         if not self._unsent:
@@ -252,36 +259,41 @@ class Connection:
 
     def _wait(self, seconds: Seconds) -> None:
         """Wait until something arrives, and take it: sync only."""
+        for reply in self._receive(seconds):
+            self._take(reply)
+
+    def _receive(self, seconds: Seconds) -> Sequence[Reply]:
+        """Wait until something arrives; return the replies that are complete: sync only."""
         limited = self._blocks and seconds > WHOLE_SHARE * self.timeout
         if not limited and not self._poll(seconds * 1000 if seconds > 0 else 0):
             raise TimeoutError(NO_ANSWER)
-        self._read()
+        return self._read()
 
     def _readable(self) -> None:
         """Take what has arrived: async only."""
         try:
-            self._read()
+            for reply in self._read():
+                self._take(reply)
         except (OSError, ServerSaid) as error:
             self._fail(error)
 
-    def _read(self) -> None:
+    def _read(self) -> Sequence[Reply]:
         try:
             data = self._recv(READ_BYTES)
             while self._pending is not None and self._pending():
                 data += self._recv(READ_BYTES)  # decrypted already: no poll would tell
         except _NOT_READY:
-            return
+            return ()
         if not data:
             raise ConnectionResetError(_CLOSED)
-        for reply in self._parser.feed(data):
-            self._take(reply)
+        return self._parser.feed(data)
 
     def _take(self, reply: Reply) -> None:
         if type(reply) is Push and not self._subscribed:
             return
         if not self._expected:
             if not self._subscribed:
-                raise reply if isinstance(reply, ServerSaid) else ConnectionError("a reply to no command")
+                raise reply if isinstance(reply, ServerSaid) else ConnectionError(_TOO_MANY)
             self._messages.append(reply)
             self._news.set()
             return

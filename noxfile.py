@@ -382,6 +382,14 @@ def simulate_night(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Changes the code in 300 places, one at a time, and lists the changes that no test notices (`-- --count=50`)."""
+    install(session, "test")
+    install_servers(session, *SERVERS)
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measures (`nox -s bench -- URL…`); without URLs the two embedded backends."""
     install(session, "test")

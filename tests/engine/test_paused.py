@@ -118,7 +118,7 @@ def test_failing_renewals_are_no_pause() -> None:
     plan, watch = lease._record.renewal, client._engine.client
     for _ in range(12):
         pass_time(client, 6.0)
-        until(lambda: plan.in_flight is None and watch.watch_at > watch.runtime.now())
+        until(lambda: not plan.in_flight and watch.watch_at > watch.runtime.now())
     until(lambda: bool(told))
     assert told == ["expired"]
     client.close()

@@ -288,20 +288,6 @@ class TestEncoding:
         ):
             lock_in(connection, "席位")
 
-    def test_charset_that_converts_names_is_refused_by_mariadb(self, bases: Bases) -> None:
-        """The server converts names to the connection's charset on their way to the column."""
-
-        def convert(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's
-            connection.cursor().execute("SET character_set_connection = latin1")
-
-        with bases["mariadb"].engine() as engine:
-            sa.event.listen(engine, "connect", convert)
-            with (
-                lockkit.from_client(engine) as client,
-                pytest.raises(lockkit.ConfigurationError, match="charset latin1"),
-            ):
-                client.lock(NAME).acquire(timeout=60)
-
 
 def in_latin1(connection: Any, _: object) -> None:  # noqa: ANN401 - any driver's
     """Speak LATIN1 from now on."""

@@ -64,18 +64,21 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: typer.Context, name: str) -> Any:  # type: ignore[override] # noqa: ANN401
         """Give the command of that name, or None."""
         command = super().get_command(ctx, name)
-        if command is not None or name not in (more := _more_commands()):
+        if command is not None:
             return command
+        entry = _more_commands().get(name)
+        if entry is None:
+            if name in _TOOLS and not ctx.resilient_parsing:  # as completion does
+                ctx.fail(f"{name!r} is a command of lockkit-tools: pip install lockkit-tools")
+            return None
         holder = _make_app(TyperGroup)
-        more[name].load()(holder)
+        entry.load()(holder)
         return typer.main.get_group(holder).commands[name]
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
         """Find the command; of a word that other programs have for it, say what it is here."""
         if args[0] in _MEANT and not ctx.resilient_parsing:  # as completion does
             ctx.fail(f"No such command {args[0]!r}. Did you mean {_MEANT[args[0]]}?")
-        if args[0] in _TOOLS and args[0] not in _more_commands():
-            ctx.fail(f"{args[0]!r} is a command of lockkit-tools: pip install lockkit-tools")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -265,18 +264,6 @@ class WatchOptions:
     interval: Annotated[float, time_option("How often to ask the backend.", _interval)] = 1.0
     once: Annotated[bool, typer.Option("--once", help="Ask once, print what is held, and end.")] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabOptions:
-    """The options of ``lockkit lab``."""
-
-    backend: str | None = None
-    fenced: bool | None = None
-    seed: int = 1
-    svg: Path | None = None
-    html: Path | None = None
-    as_json: bool = False
 
 
 def taking(options: type[Any]) -> Callable[[Callable[..., R]], Callable[..., R]]:

@@ -139,14 +139,11 @@ class Connection:
         self._write(packed, until)
         until = min(until, monotonic() + self.timeout)
         while True:
-            replies = self._receive(until - monotonic())
-            if len(replies) == 1 and type(replies[0]) is not Push:
-                return replies[0]
-            found = [reply for reply in replies if type(reply) is not Push]
-            if len(found) > 1:
+            replies = [reply for reply in self._receive(until - monotonic()) if type(reply) is not Push]
+            if len(replies) > 1:
                 raise ConnectionError(_TOO_MANY)
-            if found:
-                return found[0]
+            if replies:
+                return replies[0]
 
     async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """Send several commands at once and return their replies."""

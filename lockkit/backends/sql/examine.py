@@ -49,7 +49,7 @@ READ_ONLY = Check(
 TLS_UNVERIFIED = Check(
     "sql-tls-unverified",
     _WARNING,
-    "Whoever stands between client and server can pretend to be the server: read the login, grant and free locks.",
+    "An attacker between client and server can pretend to be the server: read the login, grant and free locks.",
     _SQL,
 )
 NO_TLS = Check(

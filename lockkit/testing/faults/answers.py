@@ -11,9 +11,9 @@ from lockkit.testing.faults.base import (
     FaultCases,
     Faults,
     connect_calm,
+    during_fault,
     expect_message,
     expect_no_second_holder,
-    struck,
     survives,
 )
 from lockkit.testing.faults.outages import NOTICE_SECONDS, outage_ttl, told
@@ -140,7 +140,7 @@ class LateAnswers(FaultCases):
         async with client.lock(name, ttl=ttl, timeout=PATIENCE):
             pass
 
-        async with struck(driver, lambda: faults.delay(0.9), faults.heal):
+        async with during_fault(driver, lambda: faults.delay(0.9), faults.heal):
             try:
                 lease = await client.lock(name, ttl=ttl).try_acquire(0.2)
             except lockkit.BackendUnavailable as error:
@@ -166,7 +166,7 @@ class LateAnswers(FaultCases):
         reasons: list[str] = []
         lease = await client.lock(held, ttl=ttl, on_lost=lambda _, reason: reasons.append(reason)).acquire(PATIENCE)
 
-        async with struck(driver, lambda: faults.delay(ttl + 0.2), faults.heal):
+        async with during_fault(driver, lambda: faults.delay(ttl + 0.2), faults.heal):
             acquiring = driver.spawn(self._believed(client, wanted, ttl))
             await told(lease, reasons, ttl + NOTICE_SECONDS)
             assert not await acquiring.result()

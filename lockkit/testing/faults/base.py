@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -133,7 +133,7 @@ class FaultCases(Cases):
 
     backend_part = (
         "Raise `BackendUnavailable` whenever it is unknown what the server did, by `answer_by` at latest, and "
-        "`ConfigurationError` for what trying again cannot mend. `abandon` removes what a request may have left."
+        "`ConfigurationError` for what a retry cannot fix. `abandon` removes what a request may have left."
     )
 
     @pytest.fixture
@@ -171,13 +171,13 @@ async def connect_calm(driver: FaceDriver, faults: Faults) -> aio.Client:
 
 
 @asynccontextmanager
-async def struck(driver: FaceDriver, strike: object, mend: object) -> AsyncIterator[None]:
-    """Have a fault meanwhile; also a case that fails in it closes its clients at a server that answers."""
-    await driver.call(strike)  # type: ignore[arg-type]
+async def during_fault(driver: FaceDriver, begin: Callable[[], None], end: Callable[[], None]) -> AsyncIterator[None]:
+    """Hold a fault for a block, and end it even if the case fails: its clients are closed at a server that answers."""
+    await driver.call(begin)
     try:
         yield
     finally:
-        await driver.call(mend)  # type: ignore[arg-type]
+        await driver.call(end)
 
 
 async def survives(driver: FaceDriver, lease: aio.Lease) -> bool:

@@ -13,9 +13,9 @@ from lockkit.testing.faults.base import (
     FaultCases,
     Faults,
     connect_calm,
+    during_fault,
     expect_message,
     expect_no_second_holder,
-    struck,
     survives,
 )
 from lockkit.testing.stopwatch import Stopwatch
@@ -71,7 +71,7 @@ class Outages(FaultCases):
         await self._outage(driver, faults, faults.freeze, faults.thaw)
 
     async def _outage(
-        self, driver: FaceDriver, faults: Faults, strike: Callable[[], None], mend: Callable[[], None]
+        self, driver: FaceDriver, faults: Faults, begin: Callable[[], None], end: Callable[[], None]
     ) -> None:
         ttl, long = outage_ttl(driver), driver.timing.long
         holder, leaver, warm, cold = [await driver.connect() for _ in range(4)]
@@ -89,7 +89,7 @@ class Outages(FaultCases):
         reasons: list[str] = []
         lease = await holder.lock(held, ttl=ttl, on_lost=lambda _, reason: reasons.append(reason)).acquire(PATIENCE)
 
-        async with struck(driver, strike, mend):
+        async with during_fault(driver, begin, end):
             calls = [
                 driver.spawn(fails(call, within, faults.secret))
                 for call, within in (
@@ -144,7 +144,7 @@ class Outages(FaultCases):
             lease = await holder.lock(name, ttl=2 * ttl).acquire(PATIENCE)
             waiting = driver.spawn(waiter.lock(name, ttl=driver.timing.long).acquire(2 * PATIENCE))
             await driver.until_waiting(waiter, name)
-            async with struck(driver, faults.freeze, faults.thaw):
+            async with during_fault(driver, faults.freeze, faults.thaw):
                 await driver.sleep(ttl / 3)
             await driver.answered(lease.extend)
             assert not waiting.done
@@ -161,7 +161,7 @@ class Outages(FaultCases):
         reasons: list[str] = []
         lease = await holder.lock(name, ttl=ttl, on_lost=lambda _, reason: reasons.append(reason)).acquire(PATIENCE)
 
-        async with struck(driver, faults.partition, faults.heal):
+        async with during_fault(driver, faults.partition, faults.heal):
             waiting = driver.spawn(self._acquire(calm, lease, driver.timing.long))
             await told(lease, reasons, ttl + NOTICE_SECONDS)
             second = await waiting.result(2 * PATIENCE)
@@ -189,7 +189,7 @@ class Restarts(FaultCases):
         waiting = driver.spawn(other.lock(name, ttl=ttl).acquire(2 * PATIENCE))
         await driver.until_waiting(other, name)
 
-        async with struck(driver, faults.stop, faults.start):
+        async with during_fault(driver, faults.stop, faults.start):
             pass
 
         await expect_no_second_holder(driver, lease, calm)
@@ -213,7 +213,7 @@ class Restarts(FaultCases):
             faults.stop()
             faults.erase()
 
-        async with struck(driver, erase, faults.start):
+        async with during_fault(driver, erase, faults.start):
             pass
 
         await told(lease, reasons, ttl + NOTICE_SECONDS)
@@ -234,7 +234,7 @@ class Restarts(FaultCases):
         waiting = driver.spawn(other.lock(name, ttl=ttl).acquire(2 * PATIENCE))
         await driver.until_waiting(other, name)
 
-        async with struck(driver, faults.stop_one, faults.start):
+        async with during_fault(driver, faults.stop_one, faults.start):
             assert await driver.answered(lease.confirm)
             await driver.answered(lease.extend)
             assert not waiting.done

@@ -6,14 +6,14 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import FaceDriver, case
-from lockkit.testing.faults.base import FaultCases, Faults, expect_message, struck
+from lockkit.testing.faults.base import FaultCases, Faults, during_fault, expect_message
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Target
 from lockkit.testing.timing import PATIENCE
 
 
 class Refusals(FaultCases):
-    """What trying again cannot mend is said at once, without a password."""
+    """What a retry cannot fix raises `ConfigurationError` at once, and shows no password."""
 
     @case(faults=["wrong_password"])
     async def test_wrong_password(self, driver: FaceDriver, faults: Faults) -> None:
@@ -46,7 +46,7 @@ class Refusals(FaultCases):
         ttl = driver.timing.long
         lease = await client.lock(driver.name(), ttl=ttl).acquire(PATIENCE)
 
-        async with struck(driver, faults.fill, faults.heal):
+        async with during_fault(driver, faults.fill, faults.heal):
             with pytest.raises(lockkit.BackendUnavailable) as caught:
                 await client.lock(driver.name(), ttl=ttl).acquire(0.5)
             expect_message(caught.value, faults.secret)

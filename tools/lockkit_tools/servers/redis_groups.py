@@ -254,7 +254,7 @@ class RedisSentinels(ServerGroup):
         return None
 
     def _ask_for_failover(self, old: RedisServer) -> None:
-        """Asks the first Sentinel to fail over from `old`, unless it did or is at it."""
+        """Asks the first Sentinel to fail over from `old`, unless it has begun or finished to do so."""
         sentinel = self._running_sentinels()[0]
         if self._node_at(sentinel.master_address()) is not old:
             return

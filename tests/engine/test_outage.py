@@ -84,7 +84,9 @@ def in_jeopardy(leases: Sequence[Any]) -> int:
 def check_lines(lines: list[str]) -> None:
     """One about the leases that could not be renewed, one about the end."""
     about = [line for line in lines if "renewal" in line]
-    assert sum(f"renewal of {LEASES} locks" in line and f"of {LEASES} held at" in line for line in about) == 1, about
+    # The batch that fails first may be a smaller one: where the acquisitions took a third of the ttl.
+    assert sum(f"of {LEASES} held at" in line for line in about) == 1, about
+    assert re.match(r"renewal of \d+ locks ", about[0]), about
     assert "nearest deadline" in about[0]
     assert sum("work again after" in line and f"{LEASES} renewed again, 0 lost" in line for line in about) == 1, about
     assert len(lines) <= 10, lines

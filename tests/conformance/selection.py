@@ -2,13 +2,23 @@
 Which cases a run without ``--nightly`` leaves out, on which targets.
 
 With ``--nightly`` (``nox -s conformance``) every case runs on every target. Users who run `lockkit.testing.conformance`
-on a backend of their own always get every case. What is left out is listed here by name, so a new case runs on every
-target until somebody adds it to a list.
+on a backend of their own always get every case. What is left out is listed here, by the name of the case
+or of its group.
 """
 
 from __future__ import annotations
 
 from lockkit.testing.conformance import cases
+from lockkit.testing.conformance.crashes import Crashes
+from lockkit.testing.conformance.election import Elections
+from lockkit.testing.conformance.expiry import Expiry
+from lockkit.testing.conformance.inspection import Arguments, Inspection
+from lockkit.testing.conformance.lifetime import Closing, Leftovers
+from lockkit.testing.conformance.names import Names
+from lockkit.testing.conformance.once import Onces
+from lockkit.testing.conformance.queueing import Queueing
+from lockkit.testing.conformance.release import Releasing
+from lockkit.testing.conformance.waiting import GivingUp
 from lockkit.testing.faults import FaultSuite
 from tests.conformance.inputs import Inputs
 from tests.conformance.leases import Blocks, Losses
@@ -43,33 +53,14 @@ VARIANTS = {
 }
 """Targets with the code of another one, that differ from it by the number of servers, how one is found, or protocol."""
 
-TOPOLOGY_FREE = frozenset(
-    {
-        # Checked, rounded or counted by the code that both share, from the capabilities that both have.
-        "test_accepted_ttls",
-        "test_accepted_long_ttls",
-        "test_client_has_a_default_ttl",
-        "test_unknown_option_is_refused",
-        "test_text_as_metadata",
-        "test_remaining_counts_down_and_never_exceeds_the_ttl",
-        "test_holder_never_believes_longer_than_the_ttl",
-        "test_wall_clock_decides_nothing_at_the_client",
-        "test_extend_sets_the_time_left_and_never_adds",
-        # The same requests as in cases that stay; only the client makes something else of the answers.
-        "test_max_hold_ends_renewal",
-        "test_wait_beyond_the_ttl_is_told_once",
-        "test_dropped_lease_warns_and_is_free_after_its_ttl",
-        "test_lock_object_shared_by_two_keeps_their_leases_apart",
-        "test_lease_can_be_released_by_another_actor",
-        "test_timeout_is_over_neither_early_nor_only_with_the_ttl",
-        "test_waiters_of_one_client_cost_the_backend_one",
-        "test_actors_of_one_client_exclude_each_other",
-        "test_errors_can_be_pickled",
-        "test_close_can_be_called_twice",
-        "test_asyncio_client_belongs_to_one_event_loop",
-        "test_key_is_done_only_when_the_block_says_so",
-    }
-)
+
+class OriginalCases(
+    Expiry, Releasing, GivingUp, Queueing, Names, Inspection, Arguments, Closing, Leftovers, Crashes, Elections, Onces
+):
+    """Groups that ask the same of every topology: by the same scripts, requests and sessions."""
+
+
+TOPOLOGY_FREE = frozenset(cases(OriginalCases)) - ENGINE_OWNED - {"test_only_the_present_holder_writes_a_note"}
 """Further cases that a target of `VARIANTS` leaves to the one whose code it has."""
 
 TOPOLOGY_FAULTS = frozenset(

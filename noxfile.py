@@ -406,7 +406,9 @@ def comparison(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """
-    Builds sdist and wheel, and tries both where nothing else is installed: on this Python and on the newest other one.
+    Builds sdist and wheel of lockkit and of its tools, and tries them where nothing else is installed.
+
+    lockkit's on this Python and on the newest other one, with the tools' wheel.
 
     Also builds clones that have a tag and that have none: the version comes from there.
     """
@@ -418,12 +420,17 @@ def build(session: nox.Session) -> None:
     version = wheel.name.split("-")[1]
     if sdist.name != f"lockkit-{version}.tar.gz":
         session.error(f"{sdist.name} and {wheel.name} have different versions")
-    session.run("twine", "check", "--strict", str(wheel), str(sdist))
+    session.run("python", "-m", "build", "--outdir", str(dist / "tools"), "tools")
+    tools = [*(dist / "tools").glob("*.whl"), *(dist / "tools").glob("*.tar.gz")]
+    session.run("twine", "check", "--strict", str(wheel), str(sdist), *map(str, tools))
+    if any(version not in file.name for file in tools):
+        session.error(f"{', '.join(file.name for file in tools)}: not of version {version}")
     write_bill_of_materials(wheel, sdist)
     folder = Path(session.create_tmp())
     for python in [sys.executable, *OTHER_PYTHONS[:1]]:
         # From the sdist for the current Python, without a repository around it; the wheel for the other one.
-        try_package(session, python, sdist if python == sys.executable else wheel, folder / "environment", version)
+        package = sdist if python == sys.executable else wheel
+        try_packages(session, python, (package, tools[0]), folder / "environment", version)
     for tag, expected in (("v9.8.7", r"9\.8\.7"), (None, r".*\.dev\d.*")):
         built = build_clone(session, folder / "clone", tag)
         if not re.fullmatch(expected, built):
@@ -490,8 +497,9 @@ with lockkit.connect("memory://") as client, client.lock("x") as lease:
 """
 
 
-def try_package(session: nox.Session, python: str, package: Path, folder: Path, version: str) -> None:
-    """Installs a package into an empty environment, imports it there, and calls its command."""
+def try_packages(session: nox.Session, python: str, packages: tuple[Path, Path], folder: Path, version: str) -> None:
+    """Installs lockkit into an empty environment, imports it there, and calls its command; then with the tools."""
+    package, tools = packages
     session.run("python", "-m", "virtualenv", "--quiet", "--clear", "--python", python, str(folder))
     bin_folder = folder.absolute() / "bin"
     session.run(str(bin_folder / "pip"), "install", "--quiet", str(package), external=True)
@@ -500,6 +508,9 @@ def try_package(session: nox.Session, python: str, package: Path, folder: Path, 
         session.run(str(bin_folder / "python"), "-I", "-c", SMOKE, version, external=True)
         session.run(str(bin_folder / "pip"), "install", "--quiet", f"{package}[cli]", external=True)
         session.run(str(bin_folder / "lockkit"), "--version", external=True)
+        session.run(str(bin_folder / "lockkit"), "bench", "--help", external=True, success_codes=[2], silent=True)
+        session.run(str(bin_folder / "pip"), "install", "--quiet", str(tools), external=True)
+        session.run(str(bin_folder / "lockkit"), "bench", "--help", external=True, silent=True)
 
 
 def build_clone(session: nox.Session, folder: Path, tag: str | None) -> str:

@@ -13,7 +13,9 @@ from lockkit.backend import Busy, Grant, Host, Renewal, Request
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, monotonic
+from lockkit.testing.target import Face
 
+RUNTIMES: dict[Face, type[Runtime]] = {"blocking": BlockingRuntime, "asyncio": AsyncioRuntime}
 _spaces = itertools.count()
 
 

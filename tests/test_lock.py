@@ -209,7 +209,7 @@ async def test_methods_of_a_lock_name_their_parameter_too(driver: FaceDriver) ->
         with pytest.raises(TypeError, match=r"positional argument"):
             await method(1, 2, 3)
         with pytest.raises(lockkit.ConfigurationError, match="use timeout=0"):
-            await method(False)  # as redis-py's acquire(False)
+            await method(False)  # noqa: FBT003 - as redis-py's acquire(False)
 
     assert await client.holders("a") == []
 

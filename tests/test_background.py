@@ -17,8 +17,8 @@ from lockkit.background import Background
 from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import MovableClock, fail, pass_time, scripted
-from tests.tries import until, until_async, until_renewed, until_renewed_async
+from tests.engine.scripted import Gate, MovableClock, fail, pass_time, scripted
+from tests.tries import beside, until, until_async, until_renewed, until_renewed_async
 
 SOON = 0.6
 """The ttl of a lease that is to be lost, seconds."""
@@ -82,23 +82,6 @@ def test_wake_up_in_the_instant_of_the_end_is_not_missed() -> None:
     until(lambda: len(done) == 3000)
 
 
-def test_thread_that_cannot_be_started_is_tried_again_with_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flag does not say "running" for ever."""
-    system = NoThreads(monkeypatch)
-    system.refused["lockkit-test"] = 1
-    done = threading.Event()
-
-    async def work() -> None:
-        done.set()
-
-    background = Background(BlockingRuntime(), "lockkit-test", work)
-    with pytest.raises(RuntimeError, match="new thread"):
-        background.start()
-    background.start()
-
-    assert done.wait(PATIENCE)
-
-
 # -- renewals and losses -----------------------------------------------------------------------------------------------
 
 
@@ -111,33 +94,30 @@ def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
     def drop() -> None:
         number = 0
         while not stop.is_set():
-            for _ in range(200):
-                number += 1
-                # Without a lease object nobody warns; the record is dropped in this thread all the same.
-                lease = client.lock(f"{threading.get_ident()}/{number}", ttl=30).acquire()
-                client._engine.leases.dropped(lease._record)
+            number += 1
+            # Without a lease object nobody warns; the record is dropped in this thread all the same.
+            lease = client.lock(f"{threading.get_ident()}/{number}", ttl=30).acquire()
+            client._engine.leases.dropped(lease._record)
 
     interval = sys.getswitchinterval()
-    many = [client.lock(f"many/{number}", ttl=60).acquire() for number in range(5000)]
-    threads = [threading.Thread(target=drop) for _ in range(2)]
+    many = [client.lock(f"many/{number}", ttl=60).acquire() for number in range(2000)]
     sys.setswitchinterval(1e-5)  # other threads come by often
     try:
-        for thread in threads:
-            thread.start()
-        end = time.monotonic() + 3.0
+        dropping = [beside(drop) for _ in range(2)]
+        end = time.monotonic() + 1.0
         while time.monotonic() < end:
             client._engine.confirm_soon()
             time.sleep(0.001)
     finally:
         sys.setswitchinterval(interval)
         stop.set()
-        for thread in threads:
-            thread.join()
+    for each in dropping:
+        each.result(PATIENCE)
 
     # It goes on: a loss is told, and the lease is renewed.
     assert client.lock("lost", ttl=SOON, renew=False).acquire().wait_lost(PATIENCE)
     until_renewed(kept, begin=client._engine.confirm_soon)
-    assert len(many) == 5000
+    assert len(many) == 2000
     client.close()
 
 
@@ -238,15 +218,13 @@ class SlowHandler(logging.Handler):
     def __init__(self, client: lockkit.Client) -> None:
         super().__init__()
         self.client = client
-        self.entered = threading.Event()
-        self.go_on = threading.Event()
+        self.gate = Gate()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Handle one record."""
         if "renewal" in record.getMessage():
-            self.entered.set()
             with self.client.lock("log", ttl=1000, timeout=PATIENCE):
-                self.go_on.wait(2 * PATIENCE)
+                self.gate()
 
 
 def test_handler_that_blocks_delays_no_loss_and_no_lock() -> None:
@@ -261,13 +239,13 @@ def test_handler_that_blocks_delays_no_loss_and_no_lock() -> None:
         lost = threading.Event()
         lease = client.lock("x", ttl=LONG, on_lost=lambda *_: lost.set()).acquire()
         pass_time(client, 25.0)
-        assert handler.entered.wait(PATIENCE)
+        handler.gate.reached()
         pass_time(client, 36.0)
         assert lost.wait(PATIENCE)
         assert lease.lost
         with client.lock("y", ttl=LONG, renew=False) as other:
             assert other.held
     finally:
-        handler.go_on.set()
+        handler.gate.open.set()
         logger.removeHandler(handler)
     client.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
-import gc
 import logging
 import os
 import threading
@@ -21,10 +20,11 @@ import lockkit
 from lockkit import LockEvent, observers
 from lockkit.errors import BackendUnavailable
 from lockkit.observers import CALLS
-from lockkit.runtime import AsyncioRuntime
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import fail, once, scripted
-from tests.tries import begin_to_wait, until, until_async, wait_for_observers
+from tests.faces import both_faces, scripted_for
+from tests.tries import begin_to_wait, beside, until, until_async, wait_for_observers
 
 
 @pytest.fixture(autouse=True)
@@ -92,17 +92,20 @@ def client() -> Iterator[lockkit.Client]:
 # -- which events there are ------------------------------------------------------------------------------------------
 
 
-def test_acquire_and_release_are_seen_before_the_calls_return(client: lockkit.Client, recorder: Recorder) -> None:
-    """What an observer has counted is up to date when the call returns."""
+@both_faces
+async def test_acquire_and_release_are_seen_before_the_calls_return(driver: FaceDriver, recorder: Recorder) -> None:
+    """What an observer has counted is up to date when the call returns; all get the same object, so it is frozen."""
+    client = await driver.connect(ttl=PATIENCE)
     before = time.time()
 
-    lease = client.lock("a", label="letters").acquire()
+    lease = await client.lock("a", label="letters").acquire()
     assert recorder.calls == ["granted"]
-    lease.release()
-    assert recorder.calls == ["granted", "released"]
+    await lease.extend()
+    await lease.release()
+    assert recorder.calls == ["granted", "renewed", "released"]
 
-    granted, released = (event for _, event in recorder.events)
-    assert (granted.name, granted.template, granted.backend) == ("a", "letters", "memory://observers")
+    granted, _, released = (event for _, event in recorder.events)
+    assert (granted.name, granted.template, granted.backend) == ("a", "letters", client.url)
     assert (granted.mode, granted.token, granted.owner) == ("exclusive", lease.token, lease.owner)
     assert granted.waited is not None
     assert 0 <= granted.waited < PATIENCE
@@ -111,59 +114,39 @@ def test_acquire_and_release_are_seen_before_the_calls_return(client: lockkit.Cl
     assert released.held is not None
     assert 0 < released.held < PATIENCE
     assert before <= granted.at <= released.at <= time.time()
-
-
-def test_event_is_frozen(client: lockkit.Client, recorder: Recorder) -> None:
-    """All observers get the same object."""
-    with client.lock("a"):
-        pass
-
     with pytest.raises(dataclasses.FrozenInstanceError):
-        recorder.events[0][1].name = "b"  # type: ignore[misc]
+        granted.name = "b"  # type: ignore[misc]
 
 
-def test_wait_that_ends_with_the_lock(client: lockkit.Client, recorder: Recorder) -> None:
-    """One `waiting`, then `granted` with the whole wait."""
-    held = client.lock("a").acquire()
-    thread = threading.Thread(target=lambda: client.lock("a").acquire().release())
-    thread.start()
-    recorder.await_call("waiting")
-    held.release()
-    thread.join(PATIENCE)
-
-    assert recorder.calls.count("waiting") == 1
-    assert sorted(recorder.calls) == ["granted", "granted", "released", "released", "waiting"]
-
-
-def test_waiter_that_waits_twice_tells_it_once(client: lockkit.Client, recorder: Recorder) -> None:
+@both_faces
+async def test_waiter_that_waits_twice_tells_it_once(driver: FaceDriver, recorder: Recorder) -> None:
     """First behind another call of its client, then at the backend."""
-    held = client.lock("a").acquire()
-    leases: list[lockkit.Lease] = []
-    threads = [threading.Thread(target=lambda: leases.append(client.lock("a").acquire())) for _ in range(2)]
-    for number, thread in enumerate(threads, 1):
-        thread.start()
-        until(partial(_waits, recorder, number))
-    held.release()
-    until(lambda: len(leases) == 1 and client._engine.acquisitions.waiting)
+    client = await driver.connect(ttl=PATIENCE)
+    held = await client.lock("a").acquire()
+    calls = []
+    for number in (1, 2):
+        calls.append(driver.spawn(client.lock("a").acquire()))
+        await driver.eventually(partial(_count, recorder, "waiting", number), "it waits")
+    await held.release()
+    await driver.eventually(lambda: bool(client._engine.acquisitions.waiting), "the second is at the backend")
+    for call in calls:
+        await (await call.result()).release()
 
-    leases.pop().release()
-    for thread in threads:
-        thread.join(PATIENCE)
-    leases.pop().release()
-
-    assert recorder.calls.count("waiting") == 2
+    assert sorted(recorder.calls) == ["granted"] * 3 + ["released"] * 3 + ["waiting"] * 2
 
 
-def _waits(recorder: Recorder, number: int) -> bool:
-    return recorder.calls.count("waiting") == number
+def _count(recorder: Recorder, call: str, number: int) -> bool:
+    return recorder.calls.count(call) == number
 
 
-def test_busy_lock_refuses(client: lockkit.Client, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+@both_faces
+async def test_busy_lock_refuses(driver: FaceDriver, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single try does not wait; a timed wait does, and both are refused as busy."""
     begin_to_wait(monkeypatch)
-    with client.lock("a"):
-        assert client.lock("a").try_acquire() is None
-        assert client.lock("a").try_acquire(0.01) is None
+    client = await driver.connect(ttl=PATIENCE)
+    async with client.lock("a"):
+        assert await client.lock("a").try_acquire() is None
+        assert await client.lock("a").try_acquire(0.01) is None
 
     assert recorder.calls == ["granted", "refused", "waiting", "refused", "released"]
     refused = [event for call, event in recorder.events if call == "refused"]
@@ -172,17 +155,24 @@ def test_busy_lock_refuses(client: lockkit.Client, recorder: Recorder, monkeypat
     assert refused[1].waited >= 0.01
 
 
-def test_backend_that_does_not_answer_refuses(recorder: Recorder) -> None:
-    """The request without an answer is undone, and the caller is refused as unavailable."""
-    client, backend = scripted()
-    backend.after["try_acquire"] = fail(BackendUnavailable("gone"))
+@pytest.mark.parametrize(
+    ("error", "reason"), [(BackendUnavailable("gone"), "unavailable"), (asyncio.CancelledError(), "cancelled")]
+)
+@both_faces
+async def test_request_without_an_answer_is_undone_and_refused(
+    driver: FaceDriver, recorder: Recorder, error: BaseException, reason: str
+) -> None:
+    """Each call that was begun has an end."""
+    client, backend = scripted_for(driver)
+    backend.after["try_acquire"] = fail(error)
 
-    with pytest.raises(BackendUnavailable):
-        client.lock("a").acquire(timeout=0)
+    async with client:
+        with pytest.raises(type(error)):
+            await client.lock("a").acquire(timeout=0)
 
-    assert recorder.calls == ["undone", "refused"]
-    assert recorder.events[0][1].owner is not None
-    assert recorder.events[1][1].reason == "unavailable"
+        assert recorder.await_call("refused").reason == reason
+        assert recorder.calls == ["undone", "refused"]
+        assert recorder.events[0][1].owner is not None
 
 
 def test_renewals_jeopardy_and_recovery(recorder: Recorder) -> None:
@@ -200,14 +190,6 @@ def test_renewals_jeopardy_and_recovery(recorder: Recorder) -> None:
     event = recorder.await_call("jeopardy")
     assert (event.token, event.reason) == (lease.token, "unavailable")
     assert event.held is not None
-
-
-def test_extension_is_a_renewal(client: lockkit.Client, recorder: Recorder) -> None:
-    """`extend` moves the deadline as the background does."""
-    with client.lock("a") as lease:
-        lease.extend(2 * PATIENCE)
-
-    assert recorder.calls == ["granted", "renewed", "released"]
 
 
 def test_loss_has_its_reason_and_no_release(client: lockkit.Client, recorder: Recorder) -> None:
@@ -255,9 +237,12 @@ def test_release_without_an_answer_is_told_once(recorder: Recorder) -> None:
     assert recorder.calls == ["granted", "released", "granted", "released"]
 
 
-def test_closing_a_client_ends_its_leases(recorder: Recorder) -> None:
-    """A lease is released with its client; one under which a body runs is lost."""
+def test_leases_that_are_closed_and_dropped(recorder: Recorder) -> None:
+    """A lease is released with its client, or by the garbage collector; one under which a body runs is lost."""
     client = lockkit.connect("memory://observers-close", ttl=PATIENCE)
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        client.lock("dropped").acquire()
+    assert recorder.await_call("released").reason == "dropped"
     lease = client.lock("a").acquire()
     with pytest.raises(lockkit.LockLost), client.lock("b"):
         client.close()
@@ -265,29 +250,6 @@ def test_closing_a_client_ends_its_leases(recorder: Recorder) -> None:
     assert recorder.await_call("released").reason == "closed"
     assert recorder.await_call("lost").reason == "session"
     assert not lease.held
-
-
-def test_lease_that_is_dropped(client: lockkit.Client, recorder: Recorder) -> None:
-    """The garbage collector ends it."""
-    with pytest.warns(ResourceWarning, match="dropped without release"):
-        _drop(client)
-
-    assert recorder.await_call("released").reason == "dropped"
-
-
-def _drop(client: lockkit.Client) -> None:
-    client.lock("dropped").acquire()
-    gc.collect()
-
-
-def test_reentrance_is_one_lease(client: lockkit.Client, recorder: Recorder) -> None:
-    """Entering again acquires nothing."""
-    lock = client.lock("a", reentrant=True)
-
-    with lock, lock:
-        pass
-
-    assert recorder.calls == ["granted", "released"]
 
 
 def test_modes_and_names_of_readers_and_permits(client: lockkit.Client, recorder: Recorder) -> None:
@@ -315,18 +277,12 @@ def test_permits_that_are_locks_of_slots(recorder: Recorder, monkeypatch: pytest
 
     assert recorder.calls == ["granted", "granted", "waiting", "refused", "released", "released"]
     assert {(event.name, event.mode) for _, event in recorder.events} == {("b", "permit")}
-
-
-def test_permit_of_slots_that_is_had_again_is_one_lease(recorder: Recorder) -> None:
-    """As a lock that is entered again: what counts leases would count it twice, and its end once."""
-    client, backend = scripted()
-    backend.capabilities = dataclasses.replace(backend.capabilities, permits="slots")
-    semaphore = client.semaphore("b", limit=2, reentrant=True)
-
-    with semaphore as outer, semaphore as inner:
-        assert inner is outer
-
-    assert recorder.calls == ["granted", "released"]
+    # Entering again acquires nothing: what counts leases would count it twice, and its end once.
+    for reentrant in (client.semaphore("b", limit=2, reentrant=True), client.lock("a", reentrant=True)):
+        recorder.events.clear()
+        with reentrant as outer, reentrant as inner:
+            assert inner is outer
+        assert recorder.calls == ["granted", "released"]
 
 
 # -- templates -------------------------------------------------------------------------------------------------------
@@ -374,67 +330,26 @@ def test_template_is_the_decorators_name_with_its_fields(client: lockkit.Client,
     ]
 
 
-def test_name_without_template_has_no_label(client: lockkit.Client, recorder: Recorder) -> None:
-    """`template` falls back to the name; what counts locks can tell."""
-    with client.lock("seat:12A"):
-        pass
-
-    event = recorder.events[0][1]
-    assert (event.template, event.label) == ("seat:12A", None)
-
-
-def test_elections_and_once_take_a_label(client: lockkit.Client, recorder: Recorder) -> None:
-    """As locks do."""
-    with client.election("boss", label="bosses").campaign(timeout=PATIENCE):
+def test_labels(client: lockkit.Client, recorder: Recorder) -> None:
+    """Elections and once take one; without, `template` falls back to the name; it is a short text."""
+    with client.election("boss", label="bosses").campaign(timeout=PATIENCE), client.lock("seat"):
         pass
     with client.once("charge:18", keep=PATIENCE, label="charges") as attempt:
         attempt.done(None)
 
-    granted = [(event.name, event.template) for call, event in recorder.events if call == "granted"]
-    assert granted == [("boss", "bosses"), ("charge:18", "charges")]
-
-
-@pytest.mark.parametrize("label", ["", 7, "x" * 256])
-def test_label_is_a_short_text(client: lockkit.Client, label: Any) -> None:  # noqa: ANN401 - wrong on purpose
-    """Bad input is refused where it comes in."""
-    with pytest.raises(lockkit.ConfigurationError, match="label"):
-        client.lock("a", label=label)
+    granted = [(event.name, event.template, event.label) for call, event in recorder.events if call == "granted"]
+    assert granted == [
+        ("boss", "bosses", "bosses"),
+        ("seat", "seat", None),
+        ("charge:18", "charges", "charges"),
+    ]
+    wrongs: list[Any] = ["", 7, "x" * 256]
+    for wrong in wrongs:
+        with pytest.raises(lockkit.ConfigurationError, match="label"):
+            client.lock("a", label=wrong)
 
 
 # -- asyncio ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.asyncio
-async def test_asyncio(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same events; seen before the calls return."""
-    begin_to_wait(monkeypatch)
-    async with await lockkit.aio.connect("memory://observers-aio", ttl=PATIENCE) as client:
-
-        @client.lock("seat:{seat}")
-        async def book(seat: str) -> str:
-            return seat
-
-        async with client.lock("a") as lease:
-            assert recorder.calls == ["granted"]
-            assert await client.lock("a").try_acquire(0.01) is None
-            await lease.extend()
-        await book("12A")
-
-    assert recorder.calls == ["granted", "waiting", "refused", "renewed", "released", "granted", "released"]
-    assert recorder.events[-1][1].template == "seat:{seat}"
-
-
-@pytest.mark.asyncio
-async def test_cancelled_wait_is_refused(recorder: Recorder) -> None:
-    """Each `waiting` has an end."""
-    async with await lockkit.aio.connect("memory://observers-aio", ttl=PATIENCE) as client, client.lock("a"):
-        task = asyncio.create_task(client.lock("a").acquire())
-        await until_async(lambda: "waiting" in recorder.calls)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-        assert recorder.await_call("refused").reason == "cancelled"
 
 
 @pytest.mark.asyncio
@@ -491,28 +406,20 @@ def stuck() -> Iterator[Stuck]:
         stuck.gate.set()
 
 
-def test_observer_that_blocks_for_ever_delays_no_renewal(stuck: Stuck, recorder: Recorder) -> None:
-    """A lease stays held; other observers see its renewals."""
-    with lockkit.connect("memory://stuck", ttl=10 * PATIENCE) as client, client.lock("a") as lease:
-        assert stuck.called.wait(PATIENCE)
+@both_faces
+async def test_observer_that_blocks_for_ever_delays_no_renewal(
+    driver: FaceDriver, stuck: Stuck, recorder: Recorder
+) -> None:
+    """A lease stays held; other observers see its renewals; no event loop stands still."""
+    client = await driver.connect(ttl=10 * PATIENCE)
+    async with client.lock("a") as lease:
+        await driver.eventually(stuck.called.is_set, "the observer blocks")
         for _ in range(3):
             recorder.events.clear()
             client._engine.confirm_soon()
-            recorder.await_call("renewed")
+            await driver.eventually(lambda: "renewed" in recorder.calls, "it is renewed")
         lease.check()
-        client.lock("b").acquire().release()
-
-
-@pytest.mark.asyncio
-async def test_observer_that_blocks_for_ever_does_not_block_the_loop(stuck: Stuck, recorder: Recorder) -> None:
-    """As above, with asyncio."""
-    async with await lockkit.aio.connect("memory://stuck-aio", ttl=10 * PATIENCE) as client, client.lock("a") as lease:
-        await until_async(stuck.called.is_set)
-        for _ in range(3):
-            recorder.events.clear()
-            client._engine.confirm_soon()
-            await until_async(lambda: "renewed" in recorder.calls)
-        lease.check()
+        await (await client.lock("b").acquire()).release()
 
 
 def test_only_the_first_call_waits_for_an_observer_that_blocks(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -595,11 +502,7 @@ def test_nothing_waits_for_an_observer_whose_thread_is_the_parents(recorder: Rec
     thread.join(PATIENCE)
     channel.forked()
 
-    flushing = threading.Thread(target=channel.flush, args=(1e9,), daemon=True)
-    flushing.start()
-    flushing.join(PATIENCE)
-
-    assert not flushing.is_alive()
+    beside(channel.flush, 1e9).result(PATIENCE)
 
 
 def _channel(observer: object) -> observers.Channel:
@@ -655,34 +558,24 @@ def test_observer_may_use_locks_itself(client: lockkit.Client) -> None:
 
 
 def test_all_calls_are_optional(client: lockkit.Client) -> None:
-    """An observer has those that it needs."""
+    """An observer has those that it needs, or derives from the protocol; added twice, it is called once."""
     seen: list[str] = []
 
     class OnlyReleased:
         def released(self, event: LockEvent) -> None:
             seen.append(event.name)
 
-    with observed(OnlyReleased()), observed(object()), client.lock("a"):
-        client.lock("a").try_acquire()
-
-    assert seen == ["a"]
-
-
-def test_derived_observer_has_all_calls(client: lockkit.Client) -> None:
-    """The protocol is also a base class."""
-
     class Derived(lockkit.Observer):
-        seen = 0
-
         def granted(self, event: LockEvent, /) -> None:
-            del event
-            self.seen += 1
+            seen.append(f"granted {event.name}")
 
     derived = Derived()
-    with observed(derived):
-        client.lock("a").acquire().release()
+    with observed(OnlyReleased()), observed(object()), observed(derived):
+        lockkit.add_observer(derived)
+        with client.lock("a"):
+            client.lock("a").try_acquire()
 
-    assert derived.seen == 1
+    assert seen == ["granted a", "a"]
     assert all(callable(getattr(derived, call)) for call in CALLS)
 
 
@@ -706,28 +599,8 @@ def test_context_is_that_of_the_caller(client: lockkit.Client) -> None:
 # -- adding and removing ---------------------------------------------------------------------------------------------
 
 
-def test_adding_twice_is_adding_once(client: lockkit.Client, recorder: Recorder) -> None:
-    """No event is counted twice."""
-    lockkit.add_observer(recorder)
-    client.lock("a").acquire().release()
-
-    assert recorder.calls == ["granted", "released"]
-
-
-def test_removed_observer_is_not_called(client: lockkit.Client) -> None:
-    """Without observers a lock looks at one None."""
-    recorder = Recorder()
-    lockkit.remove_observer(recorder)
-    with observed(recorder):
-        assert observers.active is not None
-    client.lock("a").acquire().release()
-
-    assert recorder.calls == []
-    assert observers.active is None
-
-
 def test_removed_observer_has_seen_everything(client: lockkit.Client) -> None:
-    """Also what no call waits for."""
+    """Also what no call waits for; then its thread ends. Without observers a lock looks at one None."""
     seen: list[str | None] = []
 
     class Slow:
@@ -735,49 +608,33 @@ def test_removed_observer_has_seen_everything(client: lockkit.Client) -> None:
             time.sleep(0.05)
             seen.append(event.reason)
 
-    with observed(Slow()):
+    slow = Slow()
+    with observed(slow):
+        thread = _channel(slow)._thread
         lease = client.lock("a").acquire()
         client.break_lock("a")
         assert lease.lost
 
     assert seen == ["broken"]
+    assert observers.active is None
+    assert thread is not None
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
-def test_removing_an_observer_that_blocks_takes_no_longer(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And in an event loop, nothing waits for it."""
-    monkeypatch.setattr(observers, "LAST_SECONDS", 0.01)
-    with lockkit.connect("memory://stuck") as client:
-        client.lock("a").acquire().release()
+@both_faces
+async def test_removing_an_observer_that_blocks_takes_no_longer(
+    driver: FaceDriver, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an event loop nothing waits for it: that would keep renewals from being sent."""
+    monkeypatch.setattr(observers, "LAST_SECONDS", 1e9 if driver.face == "asyncio" else 0.01)
+    client = await driver.connect()
+    await (await client.lock("a").acquire()).release()
 
     lockkit.remove_observer(stuck)
 
     assert observers.active is None
     assert not stuck.gate.is_set()
-
-
-@pytest.mark.asyncio
-async def test_removing_an_observer_does_not_block_the_loop(stuck: Stuck, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep renewals from being sent."""
-    monkeypatch.setattr(observers, "LAST_SECONDS", 1e9)
-    async with await lockkit.aio.connect("memory://stuck-aio") as client:
-        await (await client.lock("a").acquire()).release()
-
-    lockkit.remove_observer(stuck)  # would wait for ever
-
-    assert observers.active is None
-
-
-def test_thread_of_a_removed_observer_ends() -> None:
-    """Nothing stays."""
-    recorder = Recorder()
-    lockkit.add_observer(recorder)
-    thread = _channel(recorder)._thread
-    assert thread is not None
-
-    lockkit.remove_observer(recorder)
-    thread.join(PATIENCE)
-
-    assert not thread.is_alive()
 
 
 def test_what_cannot_observe_is_refused() -> None:
@@ -809,17 +666,3 @@ def test_observers_see_the_locks_of_a_forked_child(recorder: Recorder) -> None:
 
     assert status == 0
     assert recorder.calls == []
-
-
-@pytest.mark.asyncio
-async def test_observer_sees_the_runtime_of_asyncio_without_a_server(recorder: Recorder) -> None:
-    """A request that is cancelled before its answer is withdrawn, and that is told."""
-    client, backend = scripted(AsyncioRuntime())
-    backend.after["try_acquire"] = once(fail(asyncio.CancelledError()))
-
-    with pytest.raises(asyncio.CancelledError):
-        await client.lock("a").acquire()
-
-    assert recorder.await_call("refused").reason == "cancelled"
-    assert recorder.calls == ["undone", "refused"]
-    await client.close()

@@ -12,6 +12,8 @@ from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from tests.backends.redis.support import Face
 from tests.backends.support import StubHost
 
+FACES = "sync", "asyncio"
+
 
 def test_one_run_at_a_time() -> None:
     """Who asks while a run is under way waits for that one."""
@@ -33,8 +35,8 @@ def test_one_run_at_a_time() -> None:
         assert len(runs) == 2
         assert not background.under_way
 
-    Face("sync").run(scenario)
-    Face("asyncio").run(scenario)
+    for face in FACES:
+        Face(face).run(scenario)
 
 
 def test_exception_is_logged_and_the_next_start_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,8 +59,8 @@ def test_exception_is_logged_and_the_next_start_begins_anew(caplog: pytest.LogCa
         assert done == [1]
         caplog.clear()
 
-    Face("sync").run(scenario)
-    Face("asyncio").run(scenario)
+    for face in FACES:
+        Face(face).run(scenario)
 
 
 def test_no_thread_to_run_in(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.timing import PATIENCE
-from tests.tries import begin_to_wait, until
+from tests.tries import begin_to_wait, beside, until
 
 
 @pytest.fixture
@@ -24,22 +24,7 @@ def client() -> Iterator[lockkit.Client]:
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run an event loop in a thread of its own, so that a deadlock fails the test and does not hang it."""
-    outcome: list[BaseException | None] = []
-
-    def target() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            outcome.append(error)
-        else:
-            outcome.append(None)
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE)
-    assert outcome, "the event loop hangs"
-    if outcome[0] is not None:
-        raise outcome[0]
+    beside(asyncio.run, main()).result(2 * PATIENCE)
 
 
 async def while_held(lock: lockkit.Lock, body: Callable[[], Awaitable[None]]) -> None:
@@ -95,45 +80,30 @@ def test_timed_wait_for_a_task_of_the_same_loop_names_what_helps(
     assert "reentrant" not in message
 
 
-def test_timed_wait_of_a_task_for_itself_names_reentrant(client: lockkit.Client) -> None:
-    """There it helps."""
+def test_task_that_would_wait_for_itself_is_told_of_reentrant(
+    client: lockkit.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the error, and as a warning at the beginning of a wait that ends; a thread without a loop is not refused."""
+    begin_to_wait(monkeypatch)
+
+    def timed_waits(who: str) -> None:
+        for timeout in (0, 0.01):
+            with pytest.raises(lockkit.LockTimeout, match=rf"{who}.*reentrant=True"):
+                client.lock("twice").acquire(timeout)
 
     async def main() -> None:
-        with client.lock("own"), pytest.raises(lockkit.LockTimeout, match=r"this same task.*reentrant=True"):
-            client.lock("own").acquire(0.01)
+        with client.lock("twice"):
+            timed_waits("this same task")
+            with pytest.raises(lockkit.LockError, match=r"this same task, which would wait for itself.*reentrant=True"):
+                client.lock("twice").acquire()
 
     run(main)
-
-
-def test_decorated_coroutine_functions_of_one_loop_do_not_hang(client: lockkit.Client) -> None:
-    """The second call says what is wrong; the first one ends as if nothing had been."""
-    gate: list[asyncio.Event] = []
-
-    @client.lock("decorated")
-    async def work() -> str:
-        await gate[0].wait()
-        return "done"
-
-    async def main() -> None:
-        gate.append(asyncio.Event())
-        first, second = asyncio.create_task(work()), asyncio.create_task(work())
-        await asyncio.wait([second])
-        gate[0].set()
-        assert await first == "done"
-        with pytest.raises(lockkit.LockError, match=r"lockkit\.aio"):
-            await second
-
-    run(main)
-
-
-def test_task_that_would_wait_for_itself_is_told_of_reentrant(client: lockkit.Client) -> None:
-    """It holds the lock, and asks for it again."""
-
-    async def main() -> None:
-        with client.lock("twice"), pytest.raises(lockkit.LockError, match=r"this same task.*reentrant=True"):
-            client.lock("twice").acquire()
-
-    run(main)
+    with client.lock("twice"):
+        timed_waits("this same thread")
+        assert "this same thread holds" in caplog.text
+        caplog.clear()
+        assert beside(client.lock("twice").try_acquire, 0.1).result(PATIENCE) is None
+        assert "same thread" not in caplog.text
 
 
 def test_reentrant_lock_does_not_let_another_task_of_the_thread_in(client: lockkit.Client) -> None:
@@ -154,42 +124,6 @@ def test_reentrant_lock_does_not_let_another_task_of_the_thread_in(client: lockk
             assert inner is outer
 
     run(again)
-
-
-def test_calls_that_end_by_themselves_work_in_a_loop(client: lockkit.Client) -> None:
-    """A free lock (a notebook runs its cells in an event loop), a single try, and a wait with a timeout."""
-    lock = client.lock("free")
-
-    async def body() -> None:
-        with client.lock("another"):
-            assert lock.try_acquire() is None
-            with pytest.raises(lockkit.LockTimeout):
-                lock.acquire(timeout=0.01)
-
-    run(lambda: while_held(lock, body))
-    assert not lock.locked()
-
-
-def test_wait_for_another_thread_works_in_a_loop(client: lockkit.Client) -> None:
-    """It blocks the loop, but it ends."""
-    lock = client.lock("other thread")
-    lease = lock.acquire()
-    waiting = threading.Event()
-
-    def release() -> None:
-        waiting.wait(PATIENCE)
-        lease.release()
-
-    async def main() -> None:
-        thread = threading.Thread(target=release)
-        thread.start()
-        asyncio.get_running_loop().call_soon(waiting.set)
-        await asyncio.sleep(0)
-        with lock:
-            pass
-        thread.join()
-
-    run(main)
 
 
 @pytest.mark.parametrize("use", ["enters", "releases"])
@@ -271,34 +205,6 @@ def test_task_that_leaves_its_block_releases_its_own_lease(client: lockkit.Clien
             last_is_in.set()
             await leaving
             assert set(records) == {own}
-
-    run(main)
-    assert not records
-
-
-def test_release_of_a_threading_lock_ends_the_acquisition_of_its_own_task(client: lockkit.Client) -> None:
-    """As for threads: ``release()`` without a block."""
-    lock = client.semaphore("permits", 2).as_threading_lock()
-    records = client._engine.leases.records
-
-    async def main() -> None:
-        acquired, last_has_it = asyncio.Event(), asyncio.Event()
-
-        async def first() -> None:
-            assert lock.acquire()
-            acquired.set()
-            await last_has_it.wait()
-            lock.release()
-
-        releasing = asyncio.create_task(first())
-        await acquired.wait()
-        others = set(records)
-        assert lock.acquire()
-        (own,) = set(records) - others
-        last_has_it.set()
-        await releasing
-        assert set(records) == {own}
-        lock.release()
 
     run(main)
     assert not records

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
-from typing import Literal, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar, cast
 
 import pytest
 
@@ -45,6 +47,20 @@ async def until_async(condition: Callable[[], T | Literal[False] | None], second
             return found
         assert not late, f"did not come true within {seconds:g} s: {condition}"
         await asyncio.sleep(LOOK_SECONDS)
+
+
+def beside(function: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Call in another thread, which the end of the tests does not wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised by `Future.result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="beside", daemon=True).start()
+    return future
 
 
 def wait_for_observers(patch: pytest.MonkeyPatch) -> None:

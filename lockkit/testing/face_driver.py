@@ -34,9 +34,11 @@ from typing import Any, Generic, TypeVar, cast
 
 import lockkit
 from lockkit import aio, sync
+from lockkit.aio import lock as aio_lock
 from lockkit.aio.once import Attempt, Once
 from lockkit.backend import Capabilities
 from lockkit.runtime import drive, monotonic
+from lockkit.sync import lock as sync_lock
 from lockkit.sync.once import Attempt as SyncAttempt
 from lockkit.sync.once import Once as SyncOnce
 from lockkit.testing.processes import Worker
@@ -384,7 +386,7 @@ def _twins() -> dict[type, type]:
     return {one: others[one.__name__] for one in public if isinstance(one, type) and one.__name__ in others}
 
 
-TWINS = _twins()
+TWINS = {**_twins(), sync_lock.Attempt: aio_lock.Attempt}
 
 
 def adapt(value: Any) -> Any:  # noqa: ANN401 - whatever the sync API gives

@@ -13,7 +13,10 @@ from lockkit.backend import Busy, Grant, Host, Renewal, Request
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, monotonic
+from lockkit.testing.target import Face
+from lockkit.testing.timing import PATIENCE
 
+RUNTIMES: dict[Face, type[Runtime]] = {"blocking": BlockingRuntime, "asyncio": AsyncioRuntime}
 _spaces = itertools.count()
 
 
@@ -46,12 +49,10 @@ class ScriptedBackend(MemoryBackend):
     def __init__(self, space: str, host: Host) -> None:
         """Start without hooks."""
         super().__init__(space, host)
+        self.space = space
         self.calls: list[str] = []
         self.before: dict[str, Callable[[], None]] = {}
         self.after: dict[str, Callable[[], None]] = {}
-        self.contenders = 0
-        self.contenders_max = 0
-        self._count = threading.Lock()
 
     def _enter(self, what: str) -> None:
         self.calls.append(what)
@@ -60,14 +61,7 @@ class ScriptedBackend(MemoryBackend):
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
         self._enter("try_acquire")
-        with self._count:
-            self.contenders += 1
-            self.contenders_max = max(self.contenders, self.contenders_max)
-        try:
-            outcome = await super().try_acquire(request)
-        finally:
-            with self._count:
-                self.contenders -= 1
+        outcome = await super().try_acquire(request)
         self.after.get("try_acquire", _nothing)()
         return outcome
 
@@ -118,6 +112,27 @@ def once(hook: Callable[[], None]) -> Callable[[], None]:
             left.pop()()
 
     return first
+
+
+class Gate:
+    """A hook that hangs until it is opened, then perhaps raises; `reached` waits for its call."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        """Shut it."""
+        self.open = threading.Event()
+        self._entered = threading.Event()
+        self._error = error
+
+    def __call__(self) -> None:
+        """Hang."""
+        self._entered.set()
+        self.open.wait(2 * PATIENCE)
+        if self._error is not None:
+            raise self._error
+
+    def reached(self) -> None:
+        """Wait until it is called."""
+        assert self._entered.wait(PATIENCE)
 
 
 def scripted(runtime: Runtime | None = None, space: str | None = None, **options: Any) -> tuple[Any, ScriptedBackend]:

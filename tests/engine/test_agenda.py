@@ -253,14 +253,8 @@ class _Counted:
     def __init__(self, records: Counting) -> None:
         self.records = records
 
-    def __iter__(self) -> Iterator[LeaseRecord]:
-        return self._count(iter(dict.values(self.records)))
-
     def __reversed__(self) -> Iterator[LeaseRecord]:
-        return self._count(reversed(dict.values(self.records)))
-
-    def _count(self, records: Iterator[LeaseRecord]) -> Iterator[LeaseRecord]:
-        for record in records:
+        for record in reversed(dict.values(self.records)):
             self.records.looks += 1
             yield record
 
@@ -281,18 +275,6 @@ def test_watch_looks_at_what_is_due_and_not_at_what_is_held() -> None:
 
     assert short.held
     assert records.looks <= 100 * 4
-
-
-def test_leases_that_are_released_at_once_are_never_planned() -> None:
-    """Most are: planning them would cost each of them."""
-    watched = Watched()
-    for _ in range(1000):
-        watched.release(watched.acquire(30.0))
-
-    assert len(watched.renewer._agenda) == 0
-    watched.acquire(30.0)
-    watched.wake()
-    assert len(watched.renewer._agenda) == 1
 
 
 class Changing(dict[str, LeaseRecord]):
@@ -351,23 +333,6 @@ def test_leases_renewed_together_stay_together() -> None:
     for outcome in (Renewed(), Renewed(), Unknown(TimeoutError()), Renewed(), Renewed()):
         watched.wake_until_due()
         assert len(watched.renew(outcome)) == 1000
-
-
-def test_each_lease_of_a_batch_that_hangs_is_lost_at_its_own_deadline() -> None:
-    """They went together; their deadlines are not the same."""
-    watched = Watched()
-    early, late = watched.acquire(30.0), watched.acquire(30.5)
-    watched.runtime.time = watched.renewer._wake_at
-    assert set(watched.wake()[1]) == {early, late}
-
-    for record in (early, late):
-        expired: list[LeaseRecord] = []
-        while not expired:
-            watched.runtime.time = watched.renewer._wake_at
-            expired, due = watched.wake()
-            assert not due
-        assert expired == [record]
-        assert watched.runtime.time == record.valid_until
 
 
 def test_clients_do_not_stay_in_step() -> None:

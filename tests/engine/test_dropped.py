@@ -70,25 +70,6 @@ async def forgotten_task(client: Client) -> None:
     await asyncio.wait([asyncio.create_task(acquire(client))])
 
 
-async def result_too_late(client: Client) -> None:
-    """Another thread gives up before the loop has the lease."""
-    loop, given_up, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    async def late() -> lockkit.Lease | lockkit.aio.Lease:
-        await given_up.wait()
-        ended.set()
-        return await acquire(client)
-
-    def ask() -> None:
-        future = asyncio.run_coroutine_threadsafe(late(), loop)
-        with pytest.raises(TimeoutError):
-            future.result(0)
-
-    await asyncio.to_thread(ask)
-    given_up.set()
-    await ended.wait()
-
-
 async def failed_task(client: Client) -> None:
     """The lease is in the traceback."""
 
@@ -112,7 +93,7 @@ async def failed_task_with_reentry(client: Client) -> None:
 
 
 WAYS: list[Callable[[Client], Awaitable[None]]] = [
-    gather_with_a_failure, forgotten_task, result_too_late, failed_task, failed_task_with_reentry,
+    gather_with_a_failure, forgotten_task, failed_task, failed_task_with_reentry,
 ]  # fmt: skip
 
 

@@ -6,9 +6,6 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,13 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine import renewal
 from lockkit.engine.engine import EXIT_SECONDS, Engine
 from lockkit.errors import BackendUnavailable, LockError, LockLost
 from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import RedisServer, wait_until
 from tests.engine.scripted import fail, scripted
-from tests.tries import until, until_async, until_renewed, until_renewed_async
+from tests.tries import beside, until, until_async, until_renewed, until_renewed_async
 
 LONG = 60.0
 
@@ -32,34 +27,34 @@ LONG = 60.0
 # -- close -------------------------------------------------------------------------------------------------------------
 
 
-def test_body_whose_client_is_closed_by_another_thread_raises_lock_lost() -> None:
-    """It was not protected to its end; it was told so at once."""
-    client = lockkit.connect("memory://closed-by-another")
+def test_close_by_another_thread_loses_the_lease_of_a_body_and_releases_others() -> None:
+    """The body was not protected to its end, and is told so at once; all leases go in one request, with one bound."""
+    client, backend = scripted()
     told: list[str] = []
-    inside, closed = threading.Event(), threading.Event()
-    raised: list[BaseException] = []
+    calls: list[tuple[int, float]] = []
+    release_all = backend.release_all
 
-    def work() -> None:
-        try:
-            with client.lock("x", ttl=LONG, on_lost=lambda _, reason: told.append(reason)) as lease:
-                inside.set()
-                assert lease.wait_lost(PATIENCE)
-                assert closed.wait(PATIENCE)
-                assert not lease.held
-        except LockLost as error:
-            raised.append(error)
+    async def noted(grants: Any, answer_by: float) -> None:  # noqa: ANN401 - a sequence
+        calls.append((len(grants), answer_by - client._engine.runtime.now()))
+        await release_all(grants, answer_by)
+        raise BackendUnavailable("hangs")
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert inside.wait(PATIENCE)
-    client.close()
-    closed.set()
-    thread.join(PATIENCE)
+    backend.release_all = noted  # type: ignore[method-assign]
+    others = [client.lock(f"y{number}", ttl=LONG).acquire() for number in range(10)]
+    with pytest.raises(LockLost), client.lock("x", ttl=LONG, on_lost=lambda _, reason: told.append(reason)) as lease:  # noqa: PT012
+        waiting = beside(others[0].wait_lost)
+        until(lambda: others[0]._record.lost_event is not None)
+        beside(client.close).result(PATIENCE)
+        assert lease.lost
 
-    assert len(raised) == 1
     until(lambda: told == ["session"])
-    with lockkit.connect("memory://closed-by-another") as other:
-        assert other.holders("x") == []
+    assert waiting.result(PATIENCE) is False  # released: nobody else had the lock
+    assert [(other.held, other.lost) for other in others] == [(False, False)] * 10
+    others[0].release()
+    ((count, seconds),) = calls
+    assert count == 11
+    assert 0.0 < seconds < 5.0
+    assert lockkit.connect(backend.url).holders("x") == []
 
 
 @pytest.mark.parametrize("ending", ["closed", "idle"])
@@ -67,44 +62,20 @@ def test_watch_does_not_stay_until_a_released_lease_would_have_been_due(
     monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     """Twenty minutes, here: its thread ends with the client, or soon after the last lease that it looked at."""
-
-    async def close(backend: MemoryBackend) -> None:
-        await backend._runtime.sleep(0.3)  # while the watch runs
-
-    monkeypatch.setattr(MemoryBackend, "close", close)
-    if ending == "idle":
-        monkeypatch.setattr(renewal, "LINGER", 0.1)
-    before = set(threading.enumerate())
+    monkeypatch.setattr(renewal, "LINGER", 0.1 if ending == "idle" else 3600.0)
     client = lockkit.connect("memory://watched")
+    renewer = client._engine.renewer
     lease = client.lock("x", ttl=3600).acquire()
-    wait_until(lambda: None if lease._record.look_at is not None else "the watch has not seen it yet")
+    until_renewed(lease, begin=client._engine.confirm_soon)
+    until(lambda: lease._record.look_at is not None)
     lease.release()
     if ending == "closed":
         client.close()
     else:
         client.lock("y", ttl=0.05, renew=False).acquire().wait_lost()
 
-    def left() -> str | None:
-        watches = [thread for thread in set(threading.enumerate()) - before if thread.name == "lockkit-watch"]
-        return f"{watches} still run" if watches else None
-
-    wait_until(left)
-    client.close()
-
-
-def test_threads_end_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not linger, though they would for an hour without `close`."""
-    monkeypatch.setattr(renewal, "LINGER", 3600.0)
-    client = lockkit.connect("memory://threads-end")
-    lease = client.lock("x", ttl=LONG).acquire()
-    until_renewed(lease, begin=client._engine.confirm_soon)
-    renewer = client._engine.renewer
-    assert renewer._watching.running
-    assert renewer._renewing.running
-
-    client.close()
-
     until(lambda: not renewer._watching.running and not renewer._renewing.running)
+    client.close()
 
 
 def test_lease_that_comes_when_the_watch_ends_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,19 +102,6 @@ def test_lease_that_comes_when_the_watch_ends_is_watched(monkeypatch: pytest.Mon
     client.close()
 
 
-def test_wait_for_the_loss_ends_with_the_client() -> None:
-    """False: the lease was released, nobody else had the lock."""
-    client = lockkit.connect("memory://wait-lost")
-    lease = client.lock("x", ttl=LONG).acquire()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lease.wait_lost)
-        until(lambda: lease._record.lost_event is not None)
-
-        client.close()
-
-        assert waiting.result(PATIENCE) is False
-
-
 def test_nothing_is_started_for_a_client_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that leaves late finds the connections closed: its request ends with its ttl."""
     client, backend = scripted()
@@ -154,18 +112,6 @@ def test_nothing_is_started_for_a_client_that_is_closed(monkeypatch: pytest.Monk
     client._engine.cleanups.add(LONG, backend.ping)
 
     assert started == []
-
-
-def test_lease_without_a_body_is_released_by_close() -> None:
-    """Nothing runs under it that could be unprotected."""
-    client = lockkit.connect("memory://closed")
-    lease = client.lock("x", ttl=LONG).acquire()
-
-    client.close()
-
-    assert not lease.held
-    assert not lease.lost
-    lease.release()
 
 
 def test_close_by_two_threads_at_once_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,79 +132,57 @@ def test_close_by_two_threads_at_once_is_no_error(monkeypatch: pytest.MonkeyPatc
         client.ping()
 
 
-def test_close_that_was_cancelled_can_be_finished() -> None:
-    """The second call goes on where the first was cut short."""
+@pytest.mark.parametrize("where", ["release_all", "close"])
+def test_close_that_was_cancelled_can_be_finished(where: str) -> None:
+    """The second call goes on where the first was cut short; connections that are being closed are closed."""
     client, backend = scripted(AsyncioRuntime())
     ended: list[str] = []
     close, release_all = backend.close, backend.release_all
-    hang = [True]
-
-    async def slow_release_all(grants: Any, answer_by: float) -> None:  # noqa: ANN401 - a sequence
-        if hang.pop():
-            hang.append(False)
-            await asyncio.sleep(60)
-        await release_all(grants, answer_by)
-
-    async def noted_close() -> None:
-        ended.append("closed")
-        await close()
-
-    backend.release_all = slow_release_all  # type: ignore[method-assign]
-    backend.close = noted_close  # type: ignore[method-assign]
-
-    async def run() -> None:
-        lease = await client.lock("x", ttl=LONG).acquire()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.close(), 0.1)
-        assert ended == []
-        assert not lease.held
-        with pytest.raises(LockError, match="closed"):
-            client.lock("y")
-        await client.close()
-        await client.close()
-
-    asyncio.run(run())
-
-    assert ended == ["closed"]
-    other, _ = scripted(space=backend.url.removeprefix("memory://"))
-    assert other.holders("x") == []
-
-
-def test_close_that_is_cancelled_at_its_end_closes_the_connections_all_the_same() -> None:
-    """No further call would: everything is released, so the client counts as closed."""
-    client, backend = scripted(AsyncioRuntime())
-    close = backend.close
 
     async def run() -> None:
         closing, go_on, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async def slow_close() -> None:
+        async def slow(what: str) -> None:
             closing.set()
-            await go_on.wait()
+            if what == where and not ended:
+                ended.append("cut")
+                await go_on.wait()
+
+        async def slow_release_all(grants: Any, answer_by: float) -> None:  # noqa: ANN401 - a sequence
+            await slow("release_all")
+            await release_all(grants, answer_by)
+
+        async def slow_close() -> None:
+            await slow("close")
             await close()
             closed.set()
 
-        backend.close = slow_close  # type: ignore[method-assign]
-        await client.ping()
+        backend.release_all, backend.close = slow_release_all, slow_close  # type: ignore[method-assign]
+        lease = await client.lock("x", ttl=LONG).acquire()
         task = asyncio.create_task(client.close())
-        await closing.wait()
+        await until_async(lambda: bool(ended))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        with pytest.raises(LockError, match="closed"):
-            await client.ping()
-        await client.close()
+        assert not lease.held
         assert not closed.is_set()
+        with pytest.raises(LockError, match="closed"):
+            client.lock("y")
         go_on.set()
-        await asyncio.wait_for(closed.wait(), 20)
+        await client.close()
+        await client.close()
+        await asyncio.wait_for(closed.wait(), PATIENCE)
 
     asyncio.run(run())
+
+    other, _ = scripted(space=backend.space)
+    assert other.holders("x") == []
 
 
 def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_again() -> None:
     """Else the requests whose answers were lost would hold their locks for a ttl."""
     client, backend = scripted(AsyncioRuntime())
-    space = backend.url.removeprefix("memory://")
+    space = backend.space
     abandon = backend.abandon
     names = ("a", "b")
 
@@ -298,41 +222,6 @@ def test_close_that_is_cancelled_while_it_undoes_goes_on_with_that_when_called_a
 
     with lockkit.connect(f"memory://{space}") as other:
         assert [other.lock(name).locked() for name in names] == [False, False]
-
-
-def test_close_gives_the_backend_all_leases_and_one_deadline() -> None:
-    """So that a server can end them together; the bound counts once, not for each."""
-    client, backend = scripted()
-    calls: list[tuple[int, float]] = []
-
-    async def release_all(grants: Any, answer_by: float) -> None:  # noqa: ANN401 - a sequence
-        calls.append((len(grants), answer_by - client._engine.runtime.now()))
-        raise BackendUnavailable("hangs")
-
-    backend.release_all = release_all  # type: ignore[method-assign]
-    leases = [client.lock(f"y{number}", ttl=LONG).acquire() for number in range(100)]
-
-    client.close()
-
-    ((count, seconds),) = calls
-    assert count == len(leases)
-    assert 0.0 < seconds < 5.0
-
-
-# -- leaving a block ---------------------------------------------------------------------------------------------------
-
-
-def test_release_that_failed_at_the_end_of_a_block_is_repeated() -> None:
-    """The next holder need not wait for the ttl: the comparison of the owner makes repeating safe."""
-    client, backend = scripted()
-    backend.before["release"] = fail(BackendUnavailable("away for a moment"))
-
-    with client.lock("x", ttl=600):
-        pass
-    del backend.before["release"]
-
-    client.lock("x", ttl=LONG, timeout=PATIENCE).acquire().release()
-    client.close()
 
 
 # -- the end of an event loop ------------------------------------------------------------------------------------------
@@ -412,27 +301,6 @@ def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""
     command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_exit_releases_what_is_held_at_a_server() -> None:
-    """On every Python: since 3.12 no thread can be started then. The process's death frees nothing at Redis."""
-    with RedisServer() as server:
-        run = python(
-            """
-            import sys, lockkit
-            from lockkit.engine import engine
-            engine.EXIT_SECONDS = 30  # the machine may stand still
-            clients = [lockkit.connect(sys.argv[1]) for _ in range(3)]
-            leases = [client.lock(f"{number}:{name}", ttl=600).acquire()
-                      for number, client in enumerate(clients) for name in range(5)]
-            """,
-            server.url,
-        )
-        assert run.returncode == 0, run.stderr
-        assert run.stderr == ""
-        with lockkit.connect(server.url) as other:
-            held = [f"{number}:{name}" for number in range(3) for name in range(5) if other.holders(f"{number}:{name}")]
-    assert held == []
 
 
 @pytest.mark.parametrize(
@@ -532,11 +400,3 @@ def test_sys_exit_within_a_loop_releases(tmp_path: Any) -> None:  # noqa: ANN401
     with lockkit.connect(url) as client:
         assert client.holders("x") == []
         assert client.holders("y") == []
-
-
-def test_dropped_leases_do_not_hold_up_the_exit() -> None:
-    """Time passes for nobody when nothing is held."""
-    started = time.monotonic()
-    run = python("import lockkit; lockkit.connect('memory://').lock('x').acquire().release()")
-    assert run.returncode == 0, run.stderr
-    assert time.monotonic() - started < 20

@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import pickle
-import threading
-from collections.abc import Callable
+import secrets
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from lockkit.backend import Busy, Grant, Holder, Request
 from lockkit.engine import acquisition
 from lockkit.engine.lookup import holder_of
 from lockkit.errors import BackendUnavailable, LockHolder, LockTimeout
-from lockkit.runtime import AsyncioRuntime, drive
+from lockkit.runtime import drive
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import ScriptedBackend, scripted
+from tests.engine.scripted import Gate, ScriptedBackend, scripted
+from tests.faces import both_faces, scripted_for
 from tests.test_validation import HOSTILE
-from tests.tries import until
+from tests.tries import beside, until
 
 WAIT = 0.02
 
@@ -38,8 +40,7 @@ class Silent(ScriptedBackend):
     """Refuses without saying who holds the lock, as a server does, and counts who asks."""
 
     asked = 0
-    answer: threading.Event | None = None
-    error: BackendUnavailable | None = None
+    answer: Gate | None = None
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         """See `LockBackend.try_acquire`."""
@@ -50,59 +51,53 @@ class Silent(ScriptedBackend):
         """See `LockBackend.holders`."""
         self.asked += 1
         if self.answer is not None:
-            self.answer.wait(PATIENCE)
-        if self.error is not None:
-            raise self.error
+            await asyncio.to_thread(self.answer) if in_event_loop() else self.answer()
         return [*await super().holders(name)]
 
 
-def silent(space: str, **arguments: Any) -> tuple[Any, Any, Silent]:
+def in_event_loop() -> bool:
+    """Tell whether to block would stop others."""
+    return asyncio._get_running_loop() is not None
+
+
+async def silent(driver: FaceDriver, *, answer: Gate | None = None) -> tuple[Any, Any, Silent]:
     """Make a client that holds the lock ``x``, another one, and that one's silent backend."""
-    holding, _ = scripted(space=space)
-    client, backend = scripted(space=space, **arguments)
+    space = f"holder-{secrets.token_hex(4)}"
+    holding, _ = scripted_for(driver, space)
+    client, backend = scripted_for(driver, space)
     backend.__class__ = Silent
     assert isinstance(backend, Silent)
+    backend.answer = answer
     return holding, client, backend
 
 
 @pytest.mark.usefixtures("patient")
-def test_timeout_of_a_wait_names_the_holder() -> None:
-    """The backend is asked once; the error survives pickling."""
-    holding, client, backend = silent("holder-wait")
-    with holding, client, holding.lock("x", metadata="nightly import") as lease:
-        with pytest.raises(LockTimeout, match=r"is busy \(held by host .*, pid \d+, text 'nightly import'\)") as caught:
-            client.lock("x").acquire(timeout=WAIT)
+@both_faces
+async def test_timeout_of_a_wait_names_the_holder(driver: FaceDriver) -> None:
+    """The backend is asked once, also for those that never were at the head of the line; the error can be pickled."""
+    holding, client, backend = await silent(driver)
+    async with holding, client, holding.lock("x", metadata="nightly import") as lease:
+        calls = [driver.spawn(client.lock("x").acquire(timeout=0.1)) for _ in range(5)]
+        for call in calls:
+            with pytest.raises(LockTimeout, match=r"is busy \(held by host .*, pid \d+, text 'nightly .*'\)") as caught:
+                await call.result()
 
-        holder = caught.value.holder
-        assert holder is not None
-        assert (holder.owner, holder.host, holder.pid) == (lease.owner, os.uname().nodename, os.getpid())
-        assert (holder.text, holder.metadata["text"]) == ("nightly import", "nightly import")
-        assert backend.asked == 1
-        assert pickle.loads(pickle.dumps(caught.value)).holder == holder  # noqa: S301 - our own bytes
-
-
-@pytest.mark.asyncio
-@pytest.mark.usefixtures("patient")
-async def test_timeout_of_an_async_wait_names_the_holder() -> None:
-    """As in the sync API."""
-    holding, client, backend = silent("holder-async", runtime=AsyncioRuntime())
-    with holding, holding.lock("x", metadata="import"):
-        async with client:
-            with pytest.raises(LockTimeout) as caught:
-                await client.lock("x").acquire(timeout=WAIT)
-
-            assert caught.value.holder is not None
-            assert caught.value.holder.text == "import"
-            assert backend.asked == 1
+            holder = caught.value.holder
+            assert holder is not None
+            assert (holder.owner, holder.host, holder.pid) == (lease.owner, os.uname().nodename, os.getpid())
+            assert (holder.text, holder.metadata["text"]) == ("nightly import", "nightly import")
+            assert pickle.loads(pickle.dumps(caught.value)).holder == holder  # noqa: S301 - our own bytes
+        assert 1 <= backend.asked <= len(calls)
 
 
-def test_single_try_asks_nobody() -> None:
+@both_faces
+async def test_single_try_asks_nobody(driver: FaceDriver) -> None:
     """It has one round trip; so does what returns None instead of the error."""
-    holding, client, backend = silent("holder-single")
-    with holding, client, holding.lock("x"):
+    holding, client, backend = await silent(driver)
+    async with holding, client, holding.lock("x"):
         with pytest.raises(LockTimeout) as caught:
-            client.lock("x").acquire(timeout=0)
-        assert client.lock("x").try_acquire(timeout=WAIT) is None
+            await client.lock("x").acquire(timeout=0)
+        assert await client.lock("x").try_acquire(timeout=WAIT) is None
 
         assert caught.value.holder is None
         assert backend.asked == 0
@@ -120,77 +115,44 @@ def test_single_try_names_the_holder_where_the_refusal_does() -> None:
             assert one is client or "'known'" in str(caught.value)
 
 
-def test_backend_that_hangs_delays_the_error_no_longer_than_its_answer_may() -> None:
-    """The error comes without the holder."""
-    holding, client, backend = silent("holder-hangs")
-    backend.answer = threading.Event()
-    with holding, client, holding.lock("x"):
-        with pytest.raises(LockTimeout) as caught:
-            client.lock("x").acquire(timeout=WAIT)
-        assert not backend.answer.is_set()
-        backend.answer.set()
-
-    assert caught.value.holder is None
-
-
-def test_backend_that_cannot_be_asked_changes_nothing() -> None:
-    """The lock was busy: that is the error."""
-    holding, client, backend = silent("holder-down")
-    backend.error = BackendUnavailable("down")
-    with holding, client, holding.lock("x"), pytest.raises(LockTimeout, match="is busy: waited") as caught:
-        client.lock("x").acquire(timeout=WAIT)
-
-    assert caught.value.holder is None
-
-
-@pytest.mark.usefixtures("patient")
-def test_waiters_that_time_out_in_the_queue_of_the_client_name_the_holder() -> None:
-    """Also those that never were at the head, which no answer of the backend has reached."""
-    holding, client, _ = silent("holder-many")
-    errors: list[LockTimeout] = []
-
-    def wait() -> None:
-        with pytest.raises(LockTimeout) as caught:
-            client.lock("x").acquire(timeout=0.1)
-        errors.append(caught.value)
-
-    with holding, client, holding.lock("x") as lease:
-        _run_together(wait, 5)
-
-    assert [error.holder.owner for error in errors if error.holder is not None] == [lease.owner] * 5
+@pytest.mark.parametrize("error", [None, BackendUnavailable("down")])
+@both_faces
+async def test_backend_that_does_not_say_who_holds_changes_nothing(
+    driver: FaceDriver, error: BackendUnavailable | None
+) -> None:
+    """It hangs, and delays the error no longer than its answer may take; or it fails."""
+    gate = Gate(error)
+    if error is not None:
+        gate.open.set()
+    holding, client, _ = await silent(driver, answer=gate)
+    async with holding, client, holding.lock("x"):
+        with pytest.raises(LockTimeout, match="is busy: waited") as caught:
+            await client.lock("x").acquire(timeout=WAIT)
+        assert caught.value.holder is None
+        assert gate.open.is_set() is (error is not None)
+        gate.open.set()
 
 
 def test_lookups_at_one_time_share_one_question() -> None:
     """A crowd that times out together does not all ask the server."""
-    holding, client, backend = silent("holder-share")
-    answer = backend.answer = threading.Event()
+    client, backend = scripted()
+    backend.__class__ = Silent
+    assert isinstance(backend, Silent)
+    gate = backend.answer = Gate()
     lookups = client._engine.acquisitions.lookups
-    found: list[LockHolder | None] = []
 
-    def release_answer() -> None:
-        until(lambda: "x" in lookups._pending and len(lookups._pending["x"].done._sleepers) == 2)
-        answer.set()
+    def asks() -> Future[LockHolder | None]:
+        return beside(lambda: drive(lookups.ask(backend, "x", PATIENCE)))
 
-    with holding, client, holding.lock("x") as lease:
-        first = threading.Thread(target=lambda: found.append(drive(lookups.ask(backend, "x", PATIENCE))))
-        first.start()
+    with client, client.lock("x") as lease:
+        calls = [asks()]
         until(lambda: "x" in lookups._pending)
-        releasing = threading.Thread(target=release_answer)
-        releasing.start()
-        found.append(drive(lookups.ask(backend, "x", PATIENCE)))
-        first.join(PATIENCE)
-        releasing.join(PATIENCE)
+        calls += [asks() for _ in range(3)]
+        until(lambda: len(lookups._pending["x"].done._sleepers) == 4)
+        gate.open.set()
 
-        assert [holder.owner for holder in found if holder is not None] == [lease.owner] * 2
+        assert [getattr(call.result(PATIENCE), "owner", None) for call in calls] == [lease.owner] * 4
     assert backend.asked == 1
-
-
-def _run_together(function: Callable[[], None], count: int) -> None:
-    threads = [threading.Thread(target=function) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
 
 
 def test_foreign_holder_is_named_by_its_owner() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from math import inf
 
 import pytest
@@ -13,9 +12,7 @@ from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import wait_until
-from tests.interrupts import elsewhere
-from tests.tries import until
+from tests.tries import beside, until
 
 
 def lines(monkeypatch: pytest.MonkeyPatch) -> LocalQueues:
@@ -24,21 +21,18 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> LocalQueues:
     return LocalQueues(BlockingRuntime())
 
 
-def nobody() -> None:
-    """Warn of nothing."""
-
-
 def wait(line: LocalQueues, name: str, place: Ticket, seconds: float = PATIENCE) -> bool:
     """Wait for one's turn."""
-    return drive(line.wait_for_turn(name, place, BlockingRuntime().now() + seconds, inf, nobody))
+    return drive(line.wait_for_turn(name, place, BlockingRuntime().now() + seconds, inf, lambda: None))
 
 
 def test_turns_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First come, first served."""
+    """First come, first served; nobody waits for another lock."""
     line = lines(monkeypatch)
     places = [Ticket() for _ in range(3)]
     assert [line.enter("x", place, wait=True) for place in places] == [True, False, False]
     assert line.behind("x") == 2
+    assert line.enter("y", Ticket(), wait=True)
 
     assert not wait(line, "x", places[2], 0.0)
     line.leave("x", places[0])
@@ -57,27 +51,13 @@ def test_next_in_line_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     head, second = Ticket(), Ticket()
     line.enter("x", head, wait=True)
     line.enter("x", second, wait=True)
-    came = threading.Event()
-
-    def stand() -> None:
-        if wait(line, "x", second, 100.0):
-            came.set()
-
-    waiter = threading.Thread(target=stand, daemon=True)
-    waiter.start()
+    waiter = beside(wait, line, "x", second, 100.0)
     turn = second.turn
     assert isinstance(turn, _BlockingEvent)
-    wait_until(lambda: None if turn._sleepers else "it does not sleep yet")
+    until(lambda: turn._sleepers)
     line.leave("x", head)
 
-    assert came.wait(20)
-
-
-def test_other_names_have_lines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for another lock."""
-    line, first, second = lines(monkeypatch), Ticket(), Ticket()
-    assert line.enter("x", first, wait=True)
-    assert line.enter("y", second, wait=True)
+    assert waiter.result(20) is True
 
 
 def test_head_that_gives_up_at_once_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,26 +94,20 @@ def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:
     head, second = Ticket(), Ticket()
     line.enter("x", head, wait=True)
     line.enter("x", second, wait=True)
-    came: list[bool] = []
 
-    def stand() -> None:
-        came.append(wait(line, "x", second, 100.0))
+    def stand() -> bool:
+        came = wait(line, "x", second, 100.0)
         line.leave("x", second)
+        return came
 
-    waiter = threading.Thread(target=stand)
-    waiter.start()
+    waiter = beside(stand)
+    closing = beside(lambda: drive(line.close(inf)))
+    until(lambda: line._closed)
+    assert waiter.result(PATIENCE) is False
+    assert not closing.done()
+    line.leave("x", head)
 
-    def leave() -> None:
-        until(lambda: line._closed)
-        line.leave("x", head)
-
-    leaver = threading.Thread(target=leave)
-    leaver.start()
-    assert elsewhere(lambda: drive(line.close(inf))), "the last who leaves wakes it"
-    waiter.join(PATIENCE)
-    leaver.join(PATIENCE)
-
-    assert came == [False]
+    closing.result(PATIENCE)
 
 
 @pytest.mark.parametrize("timeout", [None, 0])

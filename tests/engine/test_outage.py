@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-import lockkit
-import lockkit.aio
 from lockkit.errors import BackendUnavailable
-from lockkit.runtime import AsyncioRuntime
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import RedisServer, require
-from tests.engine.scripted import MovableClock, ScriptedBackend, fail, pass_time, scripted
-from tests.tries import until, until_async
+from tests.engine.scripted import MovableClock, ScriptedBackend, fail, once, pass_time, scripted
+from tests.faces import both_faces, scripted_for
+from tests.tries import beside, until
 
-FACES = ["sync", "asyncio"]
 CALLS = 20
 LEASES = 2000
 LONG = 20.0
@@ -66,77 +60,44 @@ def slow_log() -> Iterator[list[str]]:
 # -- the log -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def restarted(server: RedisServer) -> Iterator[None]:
-    """Restart the server, which keeps its data, around a body."""
-    server.stop()
-    try:
-        yield
-    finally:
-        server.start()
-
-
 def in_jeopardy(leases: Sequence[Any]) -> int:
     """Count."""
     return sum(lease._record.renewal.in_jeopardy for lease in leases)
 
 
-def check_lines(lines: list[str]) -> None:
-    """One about the leases that could not be renewed, one about the end."""
-    about = [line for line in lines if "renewal" in line]
-    # The batch that fails first may be a smaller one: where the acquisitions took a third of the ttl.
-    assert sum(f"of {LEASES} held at" in line for line in about) == 1, about
-    assert re.match(r"renewal of \d+ locks ", about[0]), about
-    assert "nearest deadline" in about[0]
-    assert sum("work again after" in line and f"{LEASES} renewed again, 0 lost" in line for line in about) == 1, about
-    assert len(lines) <= 10, lines
-
-
-def test_restart_under_many_leases_writes_few_lines_and_loses_none(slow_log: list[str]) -> None:
+@both_faces
+async def test_outage_under_many_leases_writes_few_lines_and_loses_none(
+    driver: FaceDriver, slow_log: list[str]
+) -> None:
     """A line for each lease, each of 10 ms, would take longer than the ttl, and the retry would wait for all."""
-    require("redis", local=True)
-    with RedisServer(appendonly=True, appendfsync="always") as server, lockkit.connect(server.url) as client:
-        leases = [client.lock(f"x{number}", ttl=LONG).acquire() for number in range(LEASES)]
-        with restarted(server):
-            client._engine.confirm_soon()
-            until(lambda: in_jeopardy(leases) == LEASES)
-        until(lambda: in_jeopardy(leases) == 0)
-        assert all(lease.held for lease in leases)
-        until(lambda: any("work again" in line for line in tuple(slow_log)))
-    check_lines(slow_log)
+    client, backend = scripted_for(driver)
+    leases = [await client.lock(f"x{number}", ttl=LONG).acquire() for number in range(LEASES)]
+    backend.before["renew"] = fail(refused())
+    client._engine.confirm_soon()
+    await driver.eventually(lambda: in_jeopardy(leases) == LEASES, "all in jeopardy")
+    backend.before.clear()
+    await driver.eventually(lambda: in_jeopardy(leases) == 0, "all renewed again")
+    assert all(lease.held for lease in leases)
+    await driver.eventually(lambda: any("work again" in line for line in slow_log), "the line about the end")
+    await client.close()
+
+    about = [line for line in slow_log if "renewal" in line]
+    # The batch that fails first may be a smaller one: where the acquisitions took a third of the ttl.
+    assert re.match(rf"renewal of \d+ locks .* of {LEASES} held at .* to the nearest deadline; ", about[0]), about
+    assert re.search(rf"work again after .*: {LEASES} renewed again, 0 lost", about[1]), about
+    assert len(about) == 2, about
+    assert len(slow_log) <= 10, slow_log
 
 
 def test_line_about_one_lease_is_a_sentence(slow_log: list[str]) -> None:
     """It said "to the its deadline"."""
-    require("redis", local=True)
-    with RedisServer(appendonly=True) as server, lockkit.connect(server.url) as client:
-        lease = client.lock("a", ttl=LONG).acquire()
-        with restarted(server):
-            client._engine.confirm_soon()
-            until(lambda: any("renewal of lock 'a'" in line for line in tuple(slow_log)))
-        until(lambda: in_jeopardy([lease]) == 0)
+    client, backend = scripted()
+    backend.before["renew"] = once(fail(refused()))
+    with client.lock("a", ttl=LONG):
+        client._engine.confirm_soon()
+        line = until(lambda: next((line for line in slow_log if "renewal of lock 'a'" in line), None))
 
-    line = next(line for line in slow_log if "renewal of lock 'a'" in line)
-    assert re.search(r" of 1 held at redis://\S+ failed, \d+\.\d{3} s to its deadline; lockkit retries: ", line)
-
-
-def test_restart_under_many_leases_in_an_event_loop(slow_log: list[str]) -> None:
-    """As above: here a handler stops everything while it writes."""
-    require("redis", local=True)
-
-    async def run(server: RedisServer) -> None:
-        async with lockkit.aio.connect(server.url) as client:
-            leases = [await client.lock(f"x{number}", ttl=LONG).acquire() for number in range(LEASES)]
-            with restarted(server):
-                client._engine.confirm_soon()
-                await until_async(lambda: in_jeopardy(leases) == LEASES)
-            await until_async(lambda: in_jeopardy(leases) == 0)
-            assert all(lease.held for lease in leases)
-            await until_async(lambda: any("work again" in line for line in slow_log))
-
-    with RedisServer(appendonly=True, appendfsync="always") as server:
-        asyncio.run(run(server))
-    check_lines(slow_log)
+    assert re.search(r" of 1 held at memory://\S+ failed, \d+\.\d{3} s to its deadline; lockkit retries: ", line)
 
 
 def test_losses_of_an_outage_are_counted_in_a_line(slow_log: list[str]) -> None:
@@ -186,25 +147,14 @@ def test_failed_acquisitions_are_logged_once_until_the_server_answers(slow_log: 
 # -- how often the server is asked ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_waiting_calls_share_the_tries(face: str) -> None:
-    """Each tries at its beginning and at its end; between them they ask as often as one call would."""
-    client, backend = scripted(AsyncioRuntime() if face == "asyncio" else None)
-    backend.before["try_acquire"] = fail(refused())
-    watch = Stopwatch()
-    errors = acquire_all(client, timeout=2.0)
-    seconds = watch.stop()
+@both_faces
+async def test_waiting_calls_share_the_tries(driver: FaceDriver) -> None:
+    """
+    Each tries at its beginning; between, they ask as often as one call would, and all go on once one is answered.
 
-    assert all(isinstance(error, BackendUnavailable) for error in errors), errors
-    # A pause is half a second or more once it has doubled seven times.
-    assert CALLS <= backend.calls.count("try_acquire") <= 2 * CALLS + 7 + seconds / 0.5
-    assert "abandon" not in backend.calls  # nothing was sent
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_waiting_calls_go_on_when_one_of_them_is_answered(face: str) -> None:
-    """All of them, not one after each pause: twenty would take more than ten seconds."""
-    client, backend = scripted(AsyncioRuntime() if face == "asyncio" else None)
+    Not one after each pause: twenty would take more than ten seconds.
+    """
+    client, backend = scripted_for(driver)
     began = time.monotonic()
     tries: list[float] = []
 
@@ -214,32 +164,20 @@ def test_waiting_calls_go_on_when_one_of_them_is_answered(face: str) -> None:
             raise refused()
 
     backend.before["try_acquire"] = until_later
-    assert acquire_all(client, timeout=PATIENCE) == [None] * CALLS
+    calls = [driver.spawn(client.lock(f"x{number}").acquire(PATIENCE)) for number in range(CALLS)]
+    for call in calls:
+        await (await call.result()).release()
+    await client.close()
+
     answered = [at for at in tries if at >= 1.5]
     assert len(answered) == CALLS, "each asks once after the server is back"
-
-
-def acquire_all(client: Any, timeout: float) -> list[BaseException | None]:  # noqa: ANN401 - of either API
-    """Acquire and release as many locks at the same time; returns the errors."""
-
-    def run(number: int) -> None:
-        client.lock(f"x{number}", timeout=timeout).acquire().release()
-
-    async def run_async(number: int) -> None:
-        await (await client.lock(f"x{number}", timeout=timeout).acquire()).release()
-
-    async def all_of_them() -> list[BaseException | None]:
-        async with client:
-            return await asyncio.gather(*map(run_async, range(CALLS)), return_exceptions=True)
-
-    if isinstance(client, lockkit.aio.Client):
-        return asyncio.run(all_of_them())
-    with client, ThreadPoolExecutor(CALLS) as threads:
-        return [call.exception() for call in [threads.submit(run, number) for number in range(CALLS)]]
+    # A pause is half a second or more once it has doubled seven times.
+    assert CALLS <= len(tries) - len(answered) <= CALLS + 7 + answered[0] / 0.5
+    assert "abandon" not in backend.calls  # nothing was sent
 
 
 def test_error_of_one_lock_does_not_keep_others_from_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first in line fails each time, with the same words."""
+    """The first in line fails each time, with the same words; errors that name another server are another outage."""
     client, _ = scripted()
     failed = threading.Event()
     inner = ScriptedBackend.try_acquire
@@ -252,21 +190,14 @@ def test_error_of_one_lock_does_not_keep_others_from_trying(monkeypatch: pytest.
         return await inner(self, request)
 
     monkeypatch.setattr(ScriptedBackend, "try_acquire", try_acquire)
-    with client, ThreadPoolExecutor(2) as threads:
-        bad = threads.submit(client.lock("bad").acquire, 5.0)
-        good = threads.submit(client.lock("good").acquire, PATIENCE)
+    with client:
+        bad = beside(client.lock("bad").acquire, 5.0)
+        good = beside(client.lock("good").acquire, PATIENCE)
         assert good.result().held
         assert not bad.done()
-        assert isinstance(bad.exception(), BackendUnavailable)
-
-
-def test_other_errors_do_not_share_their_pauses() -> None:
-    """Where one of several servers is down, the locks at the others do not wait for it: errors name the server."""
-    client, _ = scripted()
-    context = client._engine.acquisitions
-    first, second = context.outage(refused("a is down")), context.outage(refused("b is down"))
-    assert first is not second
-    assert context.outage(refused("a is down")) is first
+        context = client._engine.acquisitions
+        assert context.outage(refused("a is down")) is not context.outage(refused("b is down"))
+        assert isinstance(bad.exception(PATIENCE), BackendUnavailable)
 
 
 def test_cleanups_of_a_dead_port_wait_for_longer() -> None:

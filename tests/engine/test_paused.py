@@ -15,8 +15,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.errors import BackendUnavailable
-from tests.engine.scripted import MovableClock, fail, pass_time, scripted
+from tests.engine.scripted import MovableClock, pass_time, scripted
 from tests.simulation.support import Stage, sleep
 from tests.tries import until, until_async
 
@@ -105,20 +104,5 @@ def test_lease_without_renewals_expires() -> None:
     lease = client.lock("x", ttl=10, renew=False, on_lost=lambda _, reason: told.append(reason)).acquire()
     pass_time(client, 20.0)
     until(lambda: lease.lost and bool(told))
-    assert told == ["expired"]
-    client.close()
-
-
-def test_failing_renewals_are_no_pause() -> None:
-    """The watch has looked at the lease all the time."""
-    client, backend = scripted(MovableClock())
-    backend.before["renew"] = fail(BackendUnavailable("down"))
-    told: list[str] = []
-    lease = client.lock("x", ttl=60, on_lost=lambda _, reason: told.append(reason)).acquire()
-    plan, watch = lease._record.renewal, client._engine.client
-    for _ in range(12):
-        pass_time(client, 6.0)
-        until(lambda: not plan.in_flight and watch.watch_at > watch.runtime.now())
-    until(lambda: bool(told))
     assert told == ["expired"]
     client.close()

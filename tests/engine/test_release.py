@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 
-import lockkit
-import lockkit.aio
+from lockkit.testing.face_driver import FaceDriver
+from tests.faces import both_faces
 
 
-def test_body_that_uses_up_the_stack_leaves_no_lock_held() -> None:
+@both_faces
+async def test_body_that_uses_up_the_stack_leaves_no_lock_held(driver: FaceDriver) -> None:
     """Each block that was entered again can be left again; one that could not kept the lock for its ttl."""
-    with lockkit.connect("memory://recursion") as client:
-        lock, reading = client.lock("x", reentrant=True), client.rwlock("y").read()
+    client = await driver.connect()
 
-        def nest(which: lockkit.Lock) -> None:
-            with which:
-                nest(which)
+    async def nest(which: Any) -> None:  # noqa: ANN401 - a lock
+        async with which:
+            await nest(which)
 
-        for which in (lock, reading):
-            with pytest.raises(RecursionError):
-                nest(which)
+    for which in (client.lock("x", reentrant=True), client.rwlock("y").read()):
+        with pytest.raises(RecursionError):
+            await nest(which)
 
-        assert [*client.names()] == []
-
-
-def test_coroutine_that_uses_up_the_stack_leaves_no_lock_held() -> None:
-    """As above, with asyncio."""
-
-    async def run() -> list[str]:
-        async with lockkit.aio.connect("memory://recursion") as client:
-            lock, reading = client.lock("x", reentrant=True), client.rwlock("y").read()
-
-            async def nest(which: lockkit.aio.Lock) -> None:
-                async with which:
-                    await nest(which)
-
-            for which in (lock, reading):
-                with pytest.raises(RecursionError):
-                    await nest(which)
-            return [name async for name in client.names()]
-
-    assert asyncio.run(run()) == []
+    assert [name async for name in client.names()] == []

@@ -15,7 +15,7 @@ def faces(*targets: str) -> tuple[str, ...]:
     return tuple(f"{suite}{target} -k {face}" for target in targets for face in ("asyncio", "'not asyncio'"))
 
 
-ENGINE = (f"tests/engine tests/primitives tests/sync tests/aio {EMBEDDED}", *faces("memory"), SIMULATION)
+ENGINE = (f"tests/engine tests/primitives tests/test_lock.py {EMBEDDED}", *faces("memory"), SIMULATION)
 STATE = ("tests/backends/test_lock_state*.py tests/backends/memory tests/backends/file", *faces("memory", "file"))
 LUA = (*faces("redis"), "tests/backends/redis/test_backend*.py tests/backends/redis/test_[irs]*.py")
 # The files, what is changed in them, of 300 mutants the least share, and arguments for pytest.

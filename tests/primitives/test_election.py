@@ -14,17 +14,17 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Gone, Grant, Holder
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
 from lockkit.primitives import election
 from lockkit.primitives.election import Leader
-from lockkit.runtime import AsyncioRuntime
+from lockkit.testing.face_driver import FaceDriver, waiting_count
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.simulation import Process
 from lockkit_tools.simulation.world import Cancelled
 from tests.engine.scripted import MovableClock, ScriptedBackend, fail, once, scripted
-from tests.engine.test_engine import waiting
+from tests.faces import both_faces
 from tests.simulation.support import Stage, sleep
-from tests.tries import until
+from tests.tries import beside
 
 DOWN = BackendUnavailable("connection refused")
 TTL = 3.0
@@ -45,7 +45,7 @@ def deadline(term: Any) -> float:  # noqa: ANN401 - of either face
     return at
 
 
-@pytest.mark.parametrize("value", ["10.0.0.7:80", {"port": 80}])
+@pytest.mark.parametrize("value", ["10.0.0.7:80", {"port": 80}, ""])
 @pytest.mark.parametrize(
     ("metadata", "shown"),
     [
@@ -55,31 +55,24 @@ def deadline(term: Any) -> float:  # noqa: ANN401 - of either face
         ({"value": "elsewhere"}, {"value": "elsewhere"}),
     ],
 )
-def test_metadata_of_a_leader_replace_all_but_its_value(metadata: object, shown: dict[str, Any], value: object) -> None:
+@both_faces
+async def test_metadata_of_a_leader_replace_all_but_its_value(
+    driver: FaceDriver,
+    metadata: Any,
+    shown: dict[str, Any],
+    value: object,  # noqa: ANN401 - wrong on purpose
+) -> None:
     """Observers would no longer know where the leader is. A new value replaces it."""
     expected = {"value": value, **shown}
-
-    with lockkit.connect("memory://") as client:
-        own = client.election("x", value=value)
-        with own.campaign(timeout=PATIENCE) as term:
-            term.update(metadata)  # type: ignore[arg-type]
-            leader = own.leader()
-            with pytest.raises(ConfigurationError, match="metadata must be a str"):
-                term.update(3)  # type: ignore[arg-type]
+    own = (await driver.connect()).election("x", value=value)
+    async with await own.campaign(timeout=PATIENCE) as term:
+        await term.update(metadata)
+        leader = await own.leader()
+        with pytest.raises(ConfigurationError, match="metadata must be a str"):
+            await term.update(3)  # type: ignore[arg-type]
     assert leader is not None
-    assert leader.value == expected["value"]
+    assert (leader.owner, leader.term, leader.value) == (term.owner, term.token, expected["value"])
     assert {key: each for key, each in leader.metadata.items() if key not in {"host", "pid", "started"}} == expected
-
-    async def main() -> None:
-        async with lockkit.aio.connect("memory://") as client:
-            own = client.election("x", value=value)
-            async with await own.campaign(timeout=PATIENCE) as term:
-                await term.update(metadata)  # type: ignore[arg-type]
-                leader = await own.leader()
-        assert leader is not None
-        assert leader.value == expected["value"]
-
-    asyncio.run(main())
 
 
 # -- must_stop -------------------------------------------------------------------------------------------------------
@@ -109,7 +102,7 @@ def test_leader_must_stop_grace_before_the_deadline(cut_at: float, grace: float 
 
 
 def test_must_stop_waits_as_long_as_it_is_told() -> None:
-    """False when the time is over, and not before."""
+    """False when the time is over, and not before; what is no time is refused."""
 
     async def story(stage: Stage, alice: Process) -> None:
         term = await stage.client(alice).election("x", ttl=TTL).campaign()
@@ -117,18 +110,12 @@ def test_must_stop_waits_as_long_as_it_is_told() -> None:
             began = alice.now()
             assert not await term.must_stop(seconds)
             assert alice.now() - began == pytest.approx(seconds, abs=1e-6)
+        for wrong in (-1, float("nan"), "soon"):
+            with pytest.raises(ConfigurationError):
+                await term.must_stop(wrong)
         await term.resign()
 
     play(story)
-
-
-@pytest.mark.parametrize("wrong", [-1, float("nan"), "soon"])
-def test_must_stop_refuses_what_is_no_time(wrong: object) -> None:
-    """As every wait."""
-    client, _ = scripted()
-    with client.election("x").campaign() as term, pytest.raises(ConfigurationError):
-        term.must_stop(wrong)
-    client.close()
 
 
 def test_must_stop_stays_true() -> None:
@@ -166,23 +153,6 @@ def test_blip_of_a_fifth_of_the_ttl_ends_no_term(begins: float) -> None:
 
     for seed in range(5):
         play(story, seed)
-
-
-def test_loss_wakes_must_stop() -> None:
-    """The backend says that the term has ended: at the next renewal, long before the deadline."""
-
-    async def story(stage: Stage, alice: Process) -> None:
-        client = stage.client(alice)
-        term = await client.election("x", ttl=30.0).campaign()
-        await client.break_lock("x")
-
-        assert await term.must_stop(15.0)
-
-        assert term.lost
-        with pytest.raises(LockLost):
-            await term.resign()
-
-    play(story)
 
 
 def test_resigning_wakes_must_stop_in_other_tasks() -> None:
@@ -273,16 +243,9 @@ def shorten(backend: ScriptedBackend, ttl: float) -> None:
 # -- campaign --------------------------------------------------------------------------------------------------------
 
 
-def test_campaign_times_out_while_another_leads() -> None:
-    """With the holder in the message."""
-    client, _ = scripted()
-    with client.election("x").campaign(), pytest.raises(LockTimeout, match="'x'"):
-        client.election("x").campaign(timeout=0)
-    client.close()
-
-
-def test_term_of_a_slow_grant_is_renewed_first() -> None:
-    """Else it would be over at once."""
+@pytest.mark.parametrize("gone", [False, True])
+def test_term_of_a_slow_grant_is_renewed_first(gone: bool) -> None:  # noqa: FBT001 - a parameter
+    """Else it would be over at once. If its lease died meanwhile, the candidate campaigns again."""
     clock = MovableClock()
     client, backend = scripted(clock)
 
@@ -290,67 +253,39 @@ def test_term_of_a_slow_grant_is_renewed_first() -> None:
         clock.added += 6.0
 
     backend.after["try_acquire"] = once(slow)
-
-    with client.election("x", ttl=10).campaign() as term:
-        assert not term.must_stop()
-        assert term.remaining() > 9
-
-    assert backend.calls.count("renew") >= 1
-    client.close()
-
-
-def test_term_that_ended_before_it_began_is_never_returned() -> None:
-    """The candidate campaigns again: its key died while it waited."""
-    clock = MovableClock()
-    client, backend = scripted(clock)
-
-    def slow() -> None:
-        clock.added += 6.0
-
-    backend.after["try_acquire"] = once(slow)
-    answers = [[Gone("session")]]
-    real = backend.renew
+    answers, real = [[Gone("session")]] * gone, backend.renew
 
     async def renew(grants: Any) -> Any:  # noqa: ANN401
         return answers.pop() if answers else await real(grants)
 
     backend.renew = renew  # type: ignore[method-assign]
-    # The first grant is gone at the server, too.
-    dead = client.election("x", ttl=10).campaign(timeout=PATIENCE)
-
-    assert not answers
-    assert dead.confirm()
-    assert not dead.must_stop()
-    dead.resign()
+    with client.election("x", ttl=10).campaign(timeout=PATIENCE) as term:
+        assert not answers
+        assert term.confirm()
+        assert not term.must_stop()
+        assert term.remaining() > 9
     client.close()
 
 
 # -- run -------------------------------------------------------------------------------------------------------------
 
 
-def test_run_returns_what_work_returned_and_resigns() -> None:
-    """It ended by itself."""
-    client, _ = scripted()
+@both_faces
+async def test_run_resigns_before_it_returns_or_raises_what_work_did(driver: FaceDriver) -> None:
+    """Another candidate can lead at once; the loss of another lock is an exception like any other."""
+    client = await driver.connect()
 
-    assert client.election("x").run(lambda term: ("done", term.token > 0)) == ("done", True)
+    async def work(term: Any) -> object:  # noqa: ANN401 - of either face
+        return ("done", term.token > 0)
 
-    assert client.holders("x") == []
-    client.close()
+    async def other_loss(_: object) -> None:
+        raise LockLost("another", name="y")
 
-
-def test_run_resigns_before_it_raises_what_work_raised() -> None:
-    """Another candidate can lead at once."""
-    client, backend = scripted()
-
-    def work(_: object) -> None:
-        raise ValueError("from work")
-
-    with pytest.raises(ValueError, match="from work"):
-        client.election("x").run(work)
-
-    assert backend.calls[-1] == "release"
-    assert client.holders("x") == []
-    client.close()
+    assert await client.election("x").run(work) == ("done", True)
+    assert await client.holders("x") == []
+    with pytest.raises(LockLost, match="another"):
+        await client.election("x").run(other_loss)
+    assert await client.holders("x") == []
 
 
 @pytest.mark.parametrize("notices", ["must_stop", "check", "not"])
@@ -375,20 +310,6 @@ def test_run_campaigns_again_after_a_loss(notices: str) -> None:
     assert client.election("x").run(work) == "result 2"
 
     assert terms[1] > terms[0]
-    client.close()
-
-
-def test_run_raises_the_loss_of_another_lock() -> None:
-    """That is an exception of the work."""
-    client, _ = scripted()
-
-    def work(_: object) -> None:
-        raise LockLost("another", name="y")
-
-    with pytest.raises(LockLost, match="another"):
-        client.election("x").run(work)
-
-    assert client.holders("x") == []
     client.close()
 
 
@@ -419,10 +340,9 @@ def test_closing_the_client_ends_the_term_of_a_run() -> None:
 
     def work(term: lockkit.Term) -> str:
         terms.append(term)
-        closer = threading.Thread(target=client.close)
-        closer.start()
+        closing = beside(client.close)
         assert term.must_stop(PATIENCE)
-        closer.join(PATIENCE)
+        closing.result(PATIENCE)
         return "result"
 
     with pytest.raises(LockError, match="closed"):
@@ -432,112 +352,74 @@ def test_closing_the_client_ends_the_term_of_a_run() -> None:
     assert term.lost
 
 
-def test_stop_ends_a_term() -> None:
+@both_faces
+async def test_stop_ends_a_term(driver: FaceDriver) -> None:
     """must_stop is True, and what the work returns then is returned."""
-    client, _ = scripted()
-    stop = threading.Event()
+    client = await driver.connect()
+    stop, begun = driver.stop_event(), driver.signal()
 
-    def work(term: Any) -> bool:  # noqa: ANN401
-        threading.Timer(0.1, stop.set).start()
-        return bool(term.must_stop(PATIENCE))
+    async def work(term: Any) -> bool:  # noqa: ANN401 - of either face
+        begun.set()
+        return bool(await term.must_stop(PATIENCE))
 
-    assert client.election("x").run(work, stop) is True
+    run = driver.spawn(client.election("x").run(work, stop))
+    await begun.wait()
+    stop.set()
 
-    assert client.holders("x") == []
-    client.close()
+    assert await run.result() is True
+    assert await client.holders("x") == []
+    assert await client.election("x").run(work, stop) is None
 
 
-def test_stop_ends_a_campaign_and_leaves_nothing_behind() -> None:
+@both_faces
+async def test_stop_ends_a_campaign_and_leaves_nothing_behind(driver: FaceDriver) -> None:
     """At the backend, and in the client's queue behind another candidate."""
-    client, backend = scripted()
-    stop, results = threading.Event(), list[object]()
-    threads = [
-        threading.Thread(target=lambda: results.append(client.election("x").run(lambda _: "led", stop)))
-        for _ in range(2)
-    ]
-    with client.election("x").campaign():
-        for thread in threads:
-            thread.start()
-        until(lambda: "wait" in backend.calls and waiting(client, 1))
+    client = await driver.connect()
+    stop = driver.stop_event()
+
+    async def work(_: object) -> str:
+        return "led"
+
+    async with await client.election("x").campaign():
+        runs = [driver.spawn(client.election("x").run(work, stop)) for _ in range(2)]
+        await driver.until_waiting(client, "x", 2)
         stop.set()
-        for thread in threads:
-            thread.join(PATIENCE)
+        assert [await run.result() for run in runs] == [None, None]
 
-    assert results == [None, None]
-    assert client._engine.acquisitions.waiting_count("x") == 0
-    assert client.election("x").run(lambda _: "led", stop) is None
-    client.close()
+    assert waiting_count(client, "x") == 0
 
 
-def test_asyncio_stop_ends_campaign_and_term() -> None:
-    """The same on asyncio."""
+def test_run_refuses_what_it_cannot_wait_for() -> None:
+    """Work that would be called and never run, and events of the other API: the leader would never stop."""
 
-    async def main() -> None:
-        client, _ = scripted(AsyncioRuntime())
-        stop = asyncio.Event()
-
-        async def work(term: Any) -> bool:  # noqa: ANN401
-            asyncio.get_running_loop().call_later(0.05, stop.set)
-            return bool(await term.must_stop(PATIENCE))
-
-        assert await client.election("x").run(work, stop) is True
-        stop.clear()
-        async with client.election("x").campaign():
-            asyncio.get_running_loop().call_later(0.05, stop.set)
-            assert await client.election("x").run(work, stop) is None
-        assert await client.election("x").run(work, stop) is None
-        assert await client.holders("x") == []
-        await client.close()
-        await asyncio.sleep(0)
-        assert not any("_follow" in repr(task) for task in asyncio.all_tasks())
-
-    asyncio.run(main())
-
-
-def test_run_refuses_a_coroutine_function_in_the_sync_api() -> None:
-    """It would be called and never run."""
-    client, backend = scripted()
-
-    async def work(_: object) -> None:
-        await asyncio.sleep(0)
+    async def coroutine(_: object) -> None: ...
 
     class Work:
-        async def __call__(self, _: object) -> None:
-            await asyncio.sleep(0)
+        async def __call__(self, _: object) -> None: ...
 
-    for given in (work, Work()):
-        with pytest.raises(ConfigurationError, match=r"lockkit\.aio"):
-            client.election("x").run(given)
-
-    assert backend.calls == []
-    client.close()
-
-
-@pytest.mark.parametrize("stop", [asyncio.Event(), object()])
-def test_run_refuses_a_stop_that_a_thread_cannot_wait_for(stop: Any) -> None:  # noqa: ANN401 - wrong types
-    """The leader would never stop."""
     client, backend = scripted()
-
-    with pytest.raises(ConfigurationError, match=r"takes a threading\.Event as stop, not (asyncio|builtins)\."):
-        client.election("x").run(lambda _: None, stop=stop)
-
+    refused: list[tuple[Any, Any, str]] = [
+        (coroutine, None, r"lockkit\.aio"),
+        (Work(), None, r"lockkit\.aio"),
+        (print, asyncio.Event(), r"takes a threading\.Event as stop, not asyncio\."),
+        (print, object(), r"takes a threading\.Event as stop, not builtins\."),
+    ]
+    for work, stop, said in refused:
+        with pytest.raises(ConfigurationError, match=said):
+            client.election("x").run(work, stop)
     assert backend.calls == []
     client.close()
 
-
-def test_async_run_refuses_what_would_block_the_event_loop() -> None:
-    """Waiting for an event of threads stops every task of the loop, also the one that would set it."""
-    stop: Any = threading.Event()
-    stop.set()  # so that this test does not hang if the event is waited for
+    set_already = threading.Event()
+    set_already.set()  # so that this test does not hang if the event is waited for
 
     async def main() -> None:
-        async with lockkit.aio.connect("memory://election-stop") as client:
-            election = client.election("x")
+        async with lockkit.aio.connect("memory://election-stop") as other:
+            contest: Any = other.election("x")
             with pytest.raises(ConfigurationError, match=r"takes an asyncio\.Event as stop, not threading\.Event"):
-                await election.run(lambda _: asyncio.sleep(0), stop)
-            nothing: Any = None
+                await contest.run(coroutine, set_already)
             with pytest.raises(ConfigurationError, match=r"the function that does the leader's work, not None"):
-                await election.run(nothing)
+                await contest.run(None)
 
     asyncio.run(main())
 
@@ -596,60 +478,14 @@ def test_resigning_in_another_task_ends_the_body_quietly() -> None:
     play(story)
 
 
-def test_cancellation_by_others_stays_one() -> None:
-    """Also when the term ends in the same instant."""
-
-    async def main() -> None:
-        client, _ = scripted(AsyncioRuntime())
-        entered = asyncio.Event()
-
-        async def body() -> None:
-            async with client.election("x").campaign(cancel_on_stop=True):
-                entered.set()
-                await asyncio.sleep(PATIENCE)
-
-        task = asyncio.create_task(body())
-        await entered.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await client.holders("x") == []
-        await client.close()
-
-    asyncio.run(main())
-
-
-def test_loss_that_the_body_does_not_notice_raises_at_its_end() -> None:
-    """As leaving a lock does."""
-    client, _ = scripted()
-    with pytest.raises(LockLost), client.election("x").campaign() as term:  # noqa: PT012 - as above
-        client.break_lock("x")
-        client._engine.confirm_soon()
-        assert term.wait_lost(PATIENCE)
-    client.close()
-
-
 # -- who leads -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [None, "10.0.0.7:80", {"host": "a", "ports": [1, 2]}, 7, ""])
-def test_leader_shows_the_value(value: object) -> None:
-    """With owner and term of its lease."""
-    client, _ = scripted()
-    contest = client.election("x", value=value)
-    assert contest.leader() is None
-    with contest.campaign() as term:
-        leader = contest.leader()
-
-    assert (leader.owner, leader.term, leader.value) == (term.owner, term.token, value)
-    assert leader.metadata == term.metadata
-    client.close()
 
 
 def test_leader_shows_the_text_of_a_foreign_client() -> None:
     """What etcdctl or kazoo stored; but not the text of a lock of lockkit's, which is another thing."""
     client, _ = scripted()
     contest = client.election("x")
+    assert contest.leader() is None
     with client.lock("x", metadata="text"):
         assert contest.leader().value is None
 
@@ -670,21 +506,25 @@ def serving(client: Any, answers: list[Holder | BaseException | None]) -> None: 
     client._engine._backend.holders = holders
 
 
-def test_observer_reports_each_change_once_and_never_an_older_term(caplog: pytest.LogCaptureFixture) -> None:
-    """A member that lags behind answers with an older leader: ignored. An outage: waited for."""
+@both_faces
+async def test_observer_reports_each_change_once_and_never_an_older_term(
+    driver: FaceDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member that lags behind answers with an older leader: ignored. An outage: waited for; other errors: raised."""
     one, two, three = (Holder(f"owner{term}", term, None, {"value": term}) for term in (1, 2, 3))
-    client, _ = scripted()
-    serving(client, [None, None, one, one, two, one, DOWN, DOWN, one, two, DOWN, None, three, three])
+    client = await driver.connect()
+    denied = ConfigurationError("wrong password")
+    serving(client, [None, None, one, one, two, one, DOWN, DOWN, one, two, DOWN, None, three, three, denied])
     caplog.set_level(logging.WARNING, "lockkit")
 
     leaders = client.election("x", ttl=0.1).observe()
-    seen = [next(leaders) for _ in range(5)]
+    seen = [await anext(leaders) for _ in range(5)]
 
     assert [leader and leader.term for leader in seen] == [None, 1, 2, None, 3]
     assert caplog.text.count("connection refused") == 2  # once for each outage
     assert caplog.text.count("ignored term 1, which is older than 2") == 1
-    client.close()
-    assert list(leaders) == []
+    with pytest.raises(ConfigurationError, match="wrong password"):
+        await anext(leaders)
 
 
 def test_observer_polls_with_pauses() -> None:
@@ -716,28 +556,20 @@ def test_observer_polls_with_pauses() -> None:
     play(story)
 
 
-def test_closing_the_client_ends_an_observer_that_waits() -> None:
+@both_faces
+async def test_closing_the_client_ends_an_observer_that_waits(driver: FaceDriver) -> None:
     """At once, without an error."""
-    client, _ = scripted()
+    client = await driver.connect()
     leaders = client.election("x").observe()
-    assert next(leaders) is None
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.extend(leaders))
-    thread.start()
-    until(lambda: bool(client._engine.client.sleeping))
-    client.close()
-    thread.join(PATIENCE)
+    assert await anext(leaders) is None
 
-    assert not thread.is_alive()
-    assert seen == []
+    async def read() -> list[Leader | None]:
+        return [leader async for leader in leaders]
+
+    reading = driver.spawn(read())
+    await driver.eventually(lambda: bool(client._engine.client.sleeping), "the observer waits")
+    await client.close()
+
+    assert await reading.result() == []
     with pytest.raises(LockError, match="closed"):
         client.election("x")
-
-
-def test_observer_raises_what_no_retry_can_fix() -> None:
-    """Such as wrong credentials."""
-    client, _ = scripted()
-    serving(client, [ConfigurationError("wrong password")])
-    with pytest.raises(ConfigurationError, match="wrong password"):
-        next(client.election("x").observe())
-    client.close()

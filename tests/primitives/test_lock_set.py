@@ -8,10 +8,9 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -25,85 +24,50 @@ from lockkit.engine.acquisition import UNDO_SECONDS_MIN
 from lockkit.engine.cleanup import RELEASE_SECONDS
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockLost, LockTimeout
 from lockkit.primitives.lock_set import NAMES_MAX
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, monotonic
+from lockkit.runtime import AsyncioRuntime, monotonic
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import wait_until
-from tests.engine.scripted import ScriptedBackend, fail, once, scripted
-from tests.tries import until_async
+from tests.engine.scripted import MovableClock, fail, once, scripted
+from tests.faces import both_faces, scripted_for
+from tests.tries import until, until_async
 
 DOWN = BackendUnavailable("down")
 
 
-def space(backend: ScriptedBackend) -> str:
-    """Name what another client must join to share its locks."""
-    return backend.url.removeprefix("memory://")
-
-
-def held(client: lockkit.Client, *names: str) -> list[str]:
+async def held(client: Any, *names: str) -> list[str]:  # noqa: ANN401 - with the interface of the async API
     """Return those of the names that are held by anybody."""
+    return [name for name in names if await client.holders(name)]
+
+
+def held_now(client: lockkit.Client, *names: str) -> list[str]:
+    """As `held`, in the sync API."""
     return [name for name in names if client.holders(name)]
-
-
-def state(leases: lockkit.LeaseSet) -> tuple[bool, bool]:
-    """Return whether a set is held, and whether it is lost."""
-    return leases.held, leases.lost
-
-
-def asked(backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the name of each request is added."""
-    names: list[str] = []
-    original = backend.try_acquire
-
-    async def note(request: Request) -> Grant | Busy:
-        names.append(request.name)
-        return await original(request)
-
-    monkeypatch.setattr(backend, "try_acquire", note)
-    return names
 
 
 # -- which locks -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [scripted, partial(scripted, AsyncioRuntime())])
+@pytest.mark.parametrize("api", [lockkit, aio])
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "options", "message"),
     [
-        ([], "at least one"),
-        ("acct:1", "single str"),
-        (b"acct:1", "single bytes"),
-        (7, "not int"),
-        ([f"n{number}" for number in range(NAMES_MAX + 1)], f"at most {NAMES_MAX}"),
-        (["a", ""], "empty"),
-        (["a", 7], "must be a str"),
+        ([], {}, "at least one"),
+        ("acct:1", {}, "single str"),
+        (b"acct:1", {}, "single bytes"),
+        (7, {}, "not int"),
+        ([f"n{number}" for number in range(NAMES_MAX + 1)], {}, f"at most {NAMES_MAX}"),
+        (["a", ""], {}, "empty"),
+        (["a", 7], {}, "must be a str"),
+        (["a"], {"ttl": -1}, "ttl"),
+        (["a"], {"timeout": -1}, "timeout"),
+        (["a"], {"on_lost": 7}, "on_lost"),
+        (["a"], {"metadata": 7}, "metadata"),
     ],
 )
-def test_wrong_names_are_refused(make: Callable[[], tuple[Any, ScriptedBackend]], names: object, message: str) -> None:
-    """At once, with nothing sent."""
-    client, backend = make()
-
-    with pytest.raises(ConfigurationError, match=message):
-        client.locks(names)
-
-    assert backend.calls == []
-
-
-@pytest.mark.parametrize("options", [{"ttl": -1}, {"timeout": -1}, {"on_lost": 7}, {"metadata": 7}])
-def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+def test_wrong_arguments_are_refused(api: ModuleType, names: object, options: dict[str, Any], message: str) -> None:
     """At the call that brought them in."""
-    client, _ = scripted()
-
-    with pytest.raises(ConfigurationError):
-        client.locks(["a"], **options)
-
-
-def test_a_hundred_names_are_accepted() -> None:
-    """The largest set; the same name again does not count."""
-    client, _ = scripted()
-    names = [f"n{number}" for number in range(NAMES_MAX)]
-
-    with client.locks([*names, "n0"]) as leases:
-        assert len(leases) == NAMES_MAX
+    with pytest.raises(ConfigurationError, match=message):
+        api.connect("memory://set-arguments").locks(names, **options)
 
 
 @pytest.mark.parametrize("module", [lockkit, aio])
@@ -122,17 +86,26 @@ def test_locks_of_both_apis_do_not_mix(module: ModuleType) -> None:
             module.locks(wrong)
 
 
-def test_order_is_by_bytes_whatever_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """UTF-8 bytes, not the code units of UTF-16, and not what a locale says; each name once."""
-    client, backend = scripted()
-    names = asked(backend, monkeypatch)
-    given = ["é", "z", "\U0001f600", "\uffff", "Z", "a", "z"]
+@both_faces
+async def test_order_is_by_bytes_whatever_was_given(driver: FaceDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """UTF-8 bytes, not the code units of UTF-16, and not what a locale says; each name once, of up to a hundred."""
+    client, backend = scripted_for(driver)
+    asked: list[str] = []
+    original = backend.try_acquire
 
-    with client.locks(given, timeout=PATIENCE) as leases:
-        assert [lease.name for lease in leases] == names
-        assert leases.names == tuple(names)
+    async def note(request: Request) -> Grant | Busy:
+        asked.append(request.name)
+        return await original(request)
 
-    assert names == ["Z", "a", "z", "é", "\uffff", "\U0001f600"]
+    monkeypatch.setattr(backend, "try_acquire", note)
+    given = ["é", "z", "\U0001f600", "\uffff", "Z", "a", "z", *(f"b{number:02}" for number in range(NAMES_MAX - 6))]
+
+    async with client, client.locks(given, timeout=PATIENCE) as leases:
+        assert [lease.name for lease in leases] == asked
+        assert leases.names == tuple(asked)
+        assert len(leases) == NAMES_MAX
+
+    assert [name for name in asked if not name.startswith("b")] == ["Z", "a", "z", "é", "\uffff", "\U0001f600"]
 
 
 def test_same_lock_of_two_clients_is_one() -> None:
@@ -163,10 +136,10 @@ def test_same_name_at_two_backends_is_two_locks() -> None:
         for lookup in (lambda: leases["a"], lambda: leases.tokens):
             with pytest.raises(ConfigurationError, match="several locks of the set have the name"):
                 lookup()
-        assert held(near, "a") == ["a"]
-        assert held(far, "a", "b") == ["a", "b"]
+        assert held_now(near, "a") == ["a"]
+        assert held_now(far, "a", "b") == ["a", "b"]
 
-    assert held(near, "a") + held(far, "a", "b") == []
+    assert held_now(near, "a") + held_now(far, "a", "b") == []
 
 
 # -- the leases ------------------------------------------------------------------------------------------------------
@@ -195,28 +168,35 @@ def test_leases_are_found_by_name_and_by_lock() -> None:
             leases.__reduce__()
 
 
-def test_set_is_held_as_long_as_all_are() -> None:
+@both_faces
+async def test_set_is_held_as_long_as_all_are(driver: FaceDriver) -> None:
     """Remaining is the least; what asks the backend asks for each."""
-    client, _ = scripted()
-    leases = lockkit.locks([client.lock("a", ttl=60), client.lock("b", ttl=30)], timeout=PATIENCE).acquire()
+    client = await driver.connect(ttl=60)
+    locks = client.locks(["a", "b"], timeout=PATIENCE)
+    leases = await locks.acquire()
+    await leases["b"].extend(30)
 
-    assert state(leases) == (True, False)
-    assert leases.confirm()
+    assert (leases.held, leases.lost) == (True, False)
+    assert await leases.confirm()
     assert 25 < leases.remaining() < 30
-    leases.extend(100)
+    await leases.extend(100)
     assert leases.remaining() > 60
     leases.check()
 
-    leases.release()
+    await leases.release()
 
-    assert state(leases) == (False, False)
+    assert (leases.held, leases.lost) == (False, False)
     assert leases.remaining() == 0.0
-    assert not leases.confirm()
-    for call in (leases.check, leases.extend):
-        with pytest.raises(LockLost, match="released"):
-            call()
-    leases.release()
-    assert held(client, "a", "b") == []
+    assert not await leases.confirm()
+    with pytest.raises(LockLost, match="released"):
+        leases.check()
+    with pytest.raises(LockLost, match="released"):
+        await leases.extend()
+    await leases.release()
+    assert await held(client, "a", "b") == []
+    again = await locks.try_acquire(PATIENCE)
+    assert again is not None
+    await again.release()
 
 
 def test_extend_refuses_a_wrong_ttl_before_anything_is_sent() -> None:
@@ -232,84 +212,49 @@ def test_extend_refuses_a_wrong_ttl_before_anything_is_sent() -> None:
     other.close()
 
 
-def test_loss_of_one_is_loss_of_the_set() -> None:
-    """The callback is called once, with the lease; leaving the block raises, and the other is released."""
-    client, _ = scripted()
+@both_faces
+async def test_loss_of_one_is_loss_of_the_set(driver: FaceDriver) -> None:
+    """Leaving the block raises, and the other is released. The callback is called once: "stop" happens once."""
+    client = await driver.connect()
     calls: list[tuple[str, str]] = []
-    told = threading.Event()
-
-    def on_lost(lease: lockkit.Lease, reason: str) -> None:
-        calls.append((lease.name, reason))
-        told.set()
-
-    with (  # noqa: PT012 - the block is what is tested
-        pytest.raises(LockLost, match="'b'"),
-        client.locks(["a", "b"], timeout=PATIENCE, on_lost=on_lost) as leases,
-    ):
-        client.break_lock("b")
-        assert not leases.confirm()
-        assert leases.lost
-        assert not leases.held
-        assert leases.remaining() == 0.0
-        with pytest.raises(LockLost, match="'b'"):
-            leases.check()
-        assert told.wait(PATIENCE)
-        assert leases["a"].held
-
-    assert len(calls) == 1
-    assert calls[0][0] == "b"
-    assert held(client, "a", "b") == []
-
-
-def test_callback_is_called_once_for_all_losses() -> None:
-    """It means "stop", and that does not happen twice."""
-    client, _ = scripted()
-    calls: list[str] = []
     each: list[str] = []
-    told = threading.Event()
 
-    def note(lease: lockkit.Lease, _: str) -> None:
-        each.append(lease.name)
-        if len(each) == 2:
-            told.set()
+    with pytest.raises(LockLost, match="'b'"):  # noqa: PT012 - the block is what is tested
+        async with client.locks(
+            ["a", "b", "c"], timeout=PATIENCE, on_lost=lambda lease, reason: calls.append((lease.name, reason))
+        ) as leases:
+            for lease in leases:
+                lease.on_lost(lambda lost, _: each.append(lost.name))
+            await client.break_lock("b")
+            assert not await leases.confirm()
+            assert (leases.held, leases.lost, leases.remaining()) == (False, True, 0.0)
+            with pytest.raises(LockLost, match="'b'"):
+                leases.check()
+            assert leases["a"].held
+            await driver.eventually(lambda: len(calls) == 1, "the callback of the set")
+            await client.break_lock("c")
+            assert not await leases["c"].confirm()
+            await driver.eventually(lambda: sorted(each) == ["b", "c"], "the callbacks of the leases")
 
-    with client.locks(["a", "b"], timeout=PATIENCE, raise_on_lost=False) as leases:
-        leases.on_lost(lambda lease, _: calls.append(lease.name))
-        for lease in leases:
-            lease.on_lost(note)
-        client.break_lock("a")
-        client.break_lock("b")
-        assert not leases.confirm()
-        assert told.wait(PATIENCE)
-
-    assert sorted(each) == ["a", "b"]
-    assert len(calls) <= 1  # its thread may not have run yet
-    wait_until(lambda: None if calls else "not called")
-    assert len(calls) == 1
+    assert calls == [("b", "broken")]
+    assert await held(client, "a", "b", "c") == []
 
 
-def test_decorator_fills_in_the_names_of_semaphores_too() -> None:
-    """They are apart from the locks of the same name."""
+def test_semaphores_in_a_set() -> None:
+    """They are apart from the locks of the same name: the object tells which, and the decorator fills in both."""
     with lockkit.connect("memory://set-with-semaphore") as client:
-
-        @lockkit.locks([client.semaphore("x:{number}", 2), client.lock("x:{number}")])
-        def look(number: int) -> tuple[int, bool]:
-            return client.semaphore(f"x:{number}", 2).available(), client.lock(f"x:{number}").locked()
-
-        assert look(7) == (1, True)
-        assert client.semaphore("x:7", 2).available() == 2
-
-
-def test_permit_in_a_set_is_found_by_the_semaphore_s_name() -> None:
-    """As a lease by that of its lock; with a lock of the same name, by the object."""
-    with lockkit.connect("memory://set-with-permits") as client:
         semaphore, lock = client.semaphore("x", 2), client.lock("x")
 
+        @lockkit.locks([client.semaphore("{name}", 2), client.lock("{name}")])
+        def look(name: str) -> tuple[int, bool]:
+            return client.semaphore(name, 2).available(), client.lock(name).locked()
+
+        assert look("x") == (1, True)
+        assert semaphore.available() == 2
         with lockkit.locks([semaphore, client.lock("y")]) as leases:
             assert leases.names == ("x", "y")
             assert leases["x"].slot == 0
             assert leases.tokens == {"x": leases["x"].token, "y": leases["y"].token}
-
         with lockkit.locks([semaphore, lock]) as leases:
             assert (leases[semaphore].mode, leases[lock].mode) == ("permit", "exclusive")
             with pytest.raises(lockkit.ConfigurationError, match="have the name 'x'"):
@@ -328,22 +273,23 @@ def test_set_for_reading_and_writing_writes(order: tuple[str, str]) -> None:
             assert leases["a"].mode == "exclusive"
 
 
-def test_reentrant_locks_are_counted() -> None:
+@both_faces
+async def test_reentrant_locks_are_counted(driver: FaceDriver) -> None:
     """The inner set is released, and the outer block still holds."""
-    client, _ = scripted()
+    client = await driver.connect()
     locks = client.locks(["a", "b"], timeout=PATIENCE, reentrant=True)
 
-    with client.lock("b", reentrant=True) as outer:
-        with locks as first:
-            with locks as second:
-                assert first["b"] is second["b"] is outer
+    async with client.lock("b", reentrant=True) as outer:
+        async with locks as first:
+            async with locks as second:
+                assert first["b"] == second["b"] == outer
             assert first.held
             assert not second.held
-            second.release()
+            await second.release()
             assert first.held
-        assert held(client, "a", "b") == ["b"]
+        assert await held(client, "a", "b") == ["b"]
         assert outer.held
-    assert held(client, "a", "b") == []
+    assert await held(client, "a", "b") == []
 
 
 def test_set_that_another_thread_enters_does_not_count_for_this_one() -> None:
@@ -358,153 +304,63 @@ def test_set_that_another_thread_enters_does_not_count_for_this_one() -> None:
             assert own is not leases["a"]
 
         pool.submit(leases.__exit__, None, None, None).result(PATIENCE)
-    assert held(client, "a", "b") == []
+    assert held_now(client, "a", "b") == []
 
 
-def test_decorated_function_holds_all_locks() -> None:
-    """The names come from the arguments; two that are equal are one."""
-    client, _ = scripted()
+@both_faces
+async def test_decorated_function_holds_all_locks(driver: FaceDriver) -> None:
+    """The names come from the arguments; two that are equal are one. What would run without the locks is refused."""
+    client = await driver.connect()
 
-    @client.locks(["acct:{source}", "acct:{target}"], timeout=PATIENCE)  # type: ignore[untyped-decorator]
-    def transfer(source: int, target: int) -> list[str]:
-        return held(client, f"acct:{source}", f"acct:{target}")
+    @client.locks(["acct:{source}", "acct:{target}"], timeout=PATIENCE)
+    async def transfer(source: int, target: int) -> list[str]:
+        return await held(client, f"acct:{source}", f"acct:{target}")
 
-    assert transfer(2, 1) == ["acct:2", "acct:1"]
-    assert transfer(2, target=2) == ["acct:2", "acct:2"]
-    assert held(client, "acct:1", "acct:2") == []
+    @functools.wraps(transfer)
+    def wrapper(source: int, target: int) -> Coroutine[Any, Any, list[str]]:
+        return transfer(source, target)
+
+    assert await transfer(2, 1) == ["acct:2", "acct:1"]
+    assert await transfer(2, target=2) == ["acct:2", "acct:2"]
+    assert await held(client, "acct:1", "acct:2") == []
     with pytest.raises(ConfigurationError, match="no parameter"):
         client.locks(["a", "{other}"])(transfer)
+    with pytest.raises(ConfigurationError, match="wraps a coroutine"):
+        client.locks(["a"])(wrapper)
 
 
-def test_decorated_coroutine_function_holds_all_locks() -> None:
-    """Of both APIs; what would run without the locks is refused."""
-
-    async def check(client: lockkit.Client | aio.Client) -> None:
-        decorate: Callable[[Callable[..., Any]], Callable[..., Any]] = client.locks(["a", "b"], timeout=PATIENCE)
-
-        async def names() -> list[str]:
-            await asyncio.sleep(0)
-            return sorted(record.grant.name for record in client._engine.leases.records.values())
-
-        @functools.wraps(names)
-        def wrapper() -> Coroutine[Any, Any, list[str]]:
-            return names()
-
-        assert await decorate(names)() == ["a", "b"]
-        assert not client._engine.leases.records
-        with pytest.raises(ConfigurationError, match="wraps a coroutine"):
-            decorate(wrapper)
-
-    asyncio.run(check(scripted()[0]))
-    asyncio.run(check(scripted(AsyncioRuntime())[0]))
+def test_plain_functions_are_decorated_by_the_sync_api_alone() -> None:
+    """In the async API nothing could wait."""
+    with lockkit.connect("memory://set-plain") as client:
+        assert client.locks(["a{number}", "b"])(lambda number: held_now(client, f"a{number}", "b"))(7) == ["a7", "b"]
     with pytest.raises(ConfigurationError, match="not a coroutine function"):
-        scripted(AsyncioRuntime())[0].locks(["a"])(state)
+        aio.connect("memory://set-plain").locks(["a"])(lambda: None)
 
 
 # -- all or nothing --------------------------------------------------------------------------------------------------
 
 
-def test_timeout_names_the_busy_lock_and_leaves_nothing() -> None:
-    """One timeout for all; try_acquire returns None."""
-    client, backend = scripted()
-    other, _ = scripted(space=space(backend))
+@both_faces
+async def test_timeout_names_the_busy_lock_and_leaves_nothing(driver: FaceDriver) -> None:
+    """One timeout for all, which is not that of a lock; try_acquire returns None."""
+    client, other = await driver.connect(), await driver.connect()
 
-    with other.lock("b"):
+    async with other.lock("b"):
         with pytest.raises(LockTimeout, match=r"3 locks.*lock 'b'.*busy") as caught:
-            client.locks(["c", "b", "a"], timeout=0.05).acquire()
+            await client.locks(["c", "b", "a"], timeout=0.05).acquire()
         assert caught.value.name == "b"
         assert caught.value.holder is not None
         assert caught.value.holder.pid == os.getpid()
-        assert held(client, "a", "c") == []
-        assert client.locks(["a", "b"]).try_acquire() is None
-        assert held(client, "a", "b", "c") == ["b"]
-    leases = client.locks(["c", "b", "a"]).try_acquire(PATIENCE)
-    assert leases is not None
-    leases.release()
+        assert await held(client, "a", "c") == []
+        assert await client.locks(["a", "b"]).try_acquire() is None
+        assert await held(client, "a", "b", "c") == ["b"]
 
 
-class SlowServer(BlockingRuntime):
-    """Real time, and what each answer is made to take."""
-
-    added = 0.0
-
-    def now(self) -> float:
-        """See `Runtime.now`."""
-        return monotonic() + self.added
-
-
-def test_one_timeout_is_for_all() -> None:
-    """What the first took is missing to the second."""
-    clock = SlowServer()
-    client, backend = scripted(clock)
-    other, _ = scripted(space=space(backend))
-
-    def answer() -> None:
-        clock.added += 3.0
-
-    with other.lock("b"):
-        backend.after["try_acquire"] = answer
-        with pytest.raises(LockTimeout, match="'b'"):
-            client.locks(["a", "b"], timeout=3.05, ttl=60).acquire()
-
-    assert "wait" not in backend.calls
-
-
-def test_timeout_of_the_set_counts_not_that_of_its_locks() -> None:
-    """The locks bring their ttl and the rest."""
+@pytest.mark.parametrize("failure", ["answer", "wait", "release"])
+def test_what_strikes_halfway_leaves_nothing(failure: str) -> None:
+    """The second is not answered; Ctrl-C in the wait for the last; or no answer to the release of the first."""
     client, backend = scripted()
-    other, _ = scripted(space=space(backend))
-
-    with other.lock("a"), pytest.raises(LockTimeout):
-        lockkit.locks([client.lock("a", timeout=None)], timeout=0).acquire()
-
-
-def test_waiting_keeps_the_smaller_ones() -> None:
-    """So nobody starves: a waiter keeps what it has, and its place in the queue."""
-    client, backend = scripted()
-    other, _ = scripted(space=space(backend))
-    blocker = other.lock("b").acquire(PATIENCE)
-    result: list[lockkit.LeaseSet] = []
-    waiter = threading.Thread(target=lambda: result.append(client.locks(["a", "b", "c"]).acquire()))
-    waiter.start()
-    wait_until(lambda: None if client._engine.acquisitions.waiting_count("b") else "it does not wait yet")
-
-    assert held(other, "a", "b", "c") == ["a", "b"]
-    blocker.release()
-    waiter.join(PATIENCE)
-
-    assert held(other, "a", "b", "c") == ["a", "b", "c"]
-    result[0].release()
-
-
-def test_what_was_lost_while_waiting_is_noticed_after_the_last_grant() -> None:
-    """The first ran out while the second was waited for: the body must not run."""
-    client, backend = scripted()
-    other, _ = scripted(space=space(backend))
-    blocker = other.lock("b").acquire(PATIENCE)
-    caught: list[BaseException] = []
-
-    def acquire() -> None:
-        try:
-            client.locks(["a", "b"]).acquire()
-        except LockLost as error:
-            caught.append(error)
-
-    waiter = threading.Thread(target=acquire)
-    waiter.start()
-    wait_until(lambda: None if client._engine.acquisitions.waiting_count("b") else "it does not wait yet")
-    (record,) = client._engine.leases.all()
-    client._engine.leases.lose(record, "taken")
-    blocker.release()
-    waiter.join(PATIENCE)
-
-    assert "lost lock 'a'" in str(caught[0])
-    assert held(other, "b") == []
-
-
-def test_outage_halfway_leaves_nothing() -> None:
-    """The second is not answered: the first is released."""
-    client, backend = scripted()
+    other, _ = scripted(space=backend.space)
     calls: list[None] = []
 
     def second_fails() -> None:
@@ -512,25 +368,67 @@ def test_outage_halfway_leaves_nothing() -> None:
         if len(calls) == 2:
             raise DOWN
 
-    backend.before["try_acquire"] = second_fails
+    expected: type[BaseException] = LockTimeout
+    with other.lock("c"):
+        if failure == "answer":
+            expected, backend.before["try_acquire"] = BackendUnavailable, second_fails
+        elif failure == "wait":
+            expected, backend.before["wait"] = KeyboardInterrupt, once(fail(KeyboardInterrupt()))
+        else:
+            backend.before["release"] = once(fail(DOWN))
+        with pytest.raises(expected):
+            client.locks(["a", "b", "c"], ttl=300, timeout=PATIENCE if failure == "wait" else 0).acquire()
 
-    with pytest.raises(BackendUnavailable):
-        client.locks(["a", "b"], timeout=0).acquire()
-
-    assert held(client, "a", "b") == []
+    until(lambda: not held_now(client, "a", "b", "c"))  # the background sends a release again
 
 
-def test_undoing_goes_on_in_the_background() -> None:
-    """The backend is away when the first lock is to be given back."""
-    client, backend = scripted()
-    other, _ = scripted(space=space(backend))
-    backend.before["release"] = once(fail(DOWN))
+def test_one_timeout_is_for_all() -> None:
+    """What the first took is missing to the second."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+    other, _ = scripted(space=backend.space)
 
-    with other.lock("b"), pytest.raises(LockTimeout):
-        client.locks(["a", "b"], ttl=300, timeout=0).acquire()
+    def answer() -> None:
+        clock.added += 3.0
 
-    wait_until(lambda: "still held" if held(client, "a") else None)
-    assert backend.calls.count("release") == 2
+    with other.lock("b"):
+        backend.after["try_acquire"] = answer
+        with pytest.raises(LockTimeout, match="'b'"):
+            lockkit.locks([client.lock(name, ttl=60, timeout=None) for name in "ab"], timeout=3.05).acquire()
+
+    assert "wait" not in backend.calls
+
+
+@both_faces
+async def test_waiting_keeps_the_smaller_ones(driver: FaceDriver) -> None:
+    """So nobody starves: a waiter keeps what it has, and its place in the queue."""
+    client, other = await driver.connect(), await driver.connect()
+    blocker = await other.lock("b").acquire()
+    waiter = driver.spawn(client.locks(["a", "b", "c"]).acquire())
+    await driver.until_waiting(client, "b")
+
+    assert await held(other, "a", "b", "c") == ["a", "b"]
+    await blocker.release()
+    leases = await waiter.result()
+
+    assert await held(other, "a", "b", "c") == ["a", "b", "c"]
+    await leases.release()
+
+
+@both_faces
+async def test_what_was_lost_while_waiting_is_noticed_after_the_last_grant(driver: FaceDriver) -> None:
+    """The first ran out while the second was waited for: the body must not run."""
+    client, other = await driver.connect(), await driver.connect()
+    blocker = await other.lock("b").acquire()
+    waiter = driver.spawn(client.locks(["a", "b"]).acquire())
+    await driver.until_waiting(client, "b")
+    (record,) = client._engine.leases.all()
+    client._engine.leases.lose(record, "taken")
+    await blocker.release()
+
+    with pytest.raises(LockLost, match="lost lock 'a'"):
+        await waiter.result()
+    assert await held(other, "b") == []
 
 
 # -- release ---------------------------------------------------------------------------------------------------------
@@ -540,23 +438,21 @@ def test_undoing_goes_on_in_the_background() -> None:
 def test_undoing_takes_no_longer_than_the_caller_has_time(monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
     """Half a second beyond the timeout, as for one lock, also if the server hangs when the others are given back."""
     client, backend = scripted()
-    other, _ = scripted(space=space(backend))
+    other, _ = scripted(space=backend.space)
     left: list[float] = []
-    release = backend.release
 
     async def hang(_: Grant, answer_by: float = inf) -> bool:
         if threading.current_thread() is threading.main_thread():  # else it goes on in the background
             left.append(answer_by - monotonic())
         raise BackendUnavailable("hangs")
 
-    monkeypatch.setattr(backend, "release", hang)
-    with other.lock("c"), pytest.raises(LockTimeout):
-        client.locks(["a", "b", "c"]).acquire(timeout=timeout)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "release", hang)
+        with other.lock("c"), pytest.raises(LockTimeout):
+            client.locks(["a", "b", "c"]).acquire(timeout=timeout)
     assert len(left) == 2
     assert max(left) < 0.5 + timeout
-
-    monkeypatch.setattr(backend, "release", release)
-    wait_until(lambda: str(held(client, "a", "b")) if held(client, "a", "b") else None)
+    until(lambda: not held_now(client, "a", "b"))
 
 
 def test_release_is_in_reverse_order_and_tries_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,16 +476,16 @@ def test_release_is_in_reverse_order_and_tries_each(monkeypatch: pytest.MonkeyPa
 
     assert released == ["d", "b", "a"]
     assert any("'b'" in note for note in caught.value.__notes__)
-    assert held(client, "a", "b", "c", "d") == ["b"]
+    assert held_now(client, "a", "b", "c", "d") == ["b"]
     leases.release()
-    assert held(client, "b") == []
+    assert held_now(client, "b") == []
     leases.release()
     assert released == ["d", "b", "a", "b"]
 
 
 def test_releases_at_a_server_that_hangs_share_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving a block takes about as long as with one lock, not that long for each."""
-    clock = SlowServer()
+    clock = MovableClock()
     client, backend = scripted(clock)
     tried: list[int] = []
 
@@ -610,7 +506,7 @@ def test_releases_at_a_server_that_hangs_share_one_time(monkeypatch: pytest.Monk
     assert clock.added - before <= RELEASE_SECONDS + len(names) * UNDO_SECONDS_MIN
     monkeypatch.undo()
     leases.release()
-    assert held(client, *names) == []
+    assert held_now(client, *names) == []
 
 
 def test_error_of_the_body_goes_on_with_notes() -> None:
@@ -632,7 +528,7 @@ def test_unreachable_at_the_end_of_a_good_body_is_logged(caplog: pytest.LogCaptu
         backend.before["release"] = once(fail(DOWN))
 
     assert "could not release lock 'b'" in caplog.text
-    wait_until(lambda: "still held" if held(client, "a", "b") else None)
+    until(lambda: not held_now(client, "a", "b"))
 
 
 # -- interrupts ------------------------------------------------------------------------------------------------------
@@ -642,7 +538,7 @@ def test_unreachable_at_the_end_of_a_good_body_is_logged(caplog: pytest.LogCaptu
 def test_interrupt_while_one_is_released_releases_the_others(end: str) -> None:
     """At the end of a block, by `release`, and when a set that timed out is undone."""
     client, backend = scripted()
-    other, _ = scripted(space=space(backend))
+    other, _ = scripted(space=backend.space)
     locks = client.locks(["a", "b", "c"], timeout=0)
     backend.before["release"] = once(fail(KeyboardInterrupt()))
 
@@ -658,28 +554,11 @@ def test_interrupt_while_one_is_released_releases_the_others(end: str) -> None:
         with other.lock("c"), pytest.raises(KeyboardInterrupt):
             locks.acquire()
 
-    assert held(client, "a", "b", "c") == []
+    assert held_now(client, "a", "b", "c") == []
     assert not client._engine.leases.records
 
 
-def test_interrupt_while_waiting_for_one_releases_the_others() -> None:
-    """Ctrl-C in the wait for the last."""
-    client, backend = scripted()
-    other, _ = scripted(space=space(backend))
-    backend.before["wait"] = once(fail(KeyboardInterrupt()))
-
-    with other.lock("c"), pytest.raises(KeyboardInterrupt):
-        client.locks(["a", "b", "c"]).acquire()
-
-    assert held(client, "a", "b", "c") == []
-
-
 # -- asyncio -----------------------------------------------------------------------------------------------------------
-
-
-async def aio_held(client: aio.Client, *names: str) -> list[str]:
-    """As `held`."""
-    return [name for name in names if await client.holders(name)]
 
 
 def test_cancelled_acquisition_leaves_none_held() -> None:
@@ -696,8 +575,8 @@ def test_cancelled_acquisition_leaves_none_held() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             await until_async(lambda: len(client._engine.leases.records) == 1)
-            assert await aio_held(client, "a", "b", "c") == ["c"]
-        assert await aio_held(client, "c") == []
+            assert await held(client, "a", "b", "c") == ["c"]
+        assert await held(client, "c") == []
 
     asyncio.run(main())
 
@@ -734,7 +613,7 @@ def test_cancellation_at_each_step_leaves_none_held(monkeypatch: pytest.MonkeyPa
             await task
         except asyncio.CancelledError:
             assert not finished
-        assert await aio_held(client, "a", "b") == [], count
+        assert await held(client, "a", "b") == [], count
         assert not client._engine.leases.records, count
         return finished
 
@@ -754,23 +633,6 @@ def test_cancel_on_lost_cancels_the_body_and_releases_the_others() -> None:
                 await client.break_lock("b")
                 assert not await leases.confirm()
                 await asyncio.sleep(PATIENCE)
-        assert await aio_held(client, "a", "b") == []
-
-    asyncio.run(main())
-
-
-def test_across_asyncio_clients() -> None:
-    """As in the sync API."""
-
-    async def main() -> None:
-        near, far = aio.connect("memory://aio-near"), aio.connect("memory://aio-far")
-        async with aio.locks([near.lock("a"), far.lock("a")], timeout=PATIENCE) as leases:
-            assert leases[near.lock("a")].token > 0
-            assert await aio_held(far, "a") == ["a"]
-            await leases.extend()
-        assert await aio_held(far, "a") == []
-        again = await aio.locks([near.lock("a")]).try_acquire(PATIENCE)
-        assert again is not None
-        await again.release()
+        assert await held(client, "a", "b") == []
 
     asyncio.run(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -148,22 +147,6 @@ def test_end_of_a_client_wakes_only_the_requests_that_watch_it(client: Listening
     assert woken(second)
 
 
-def test_two_requests_watch_the_same_client(client: Listening) -> None:
-    """Its end wakes both; a third request that stopped watching it sleeps on."""
-    requests = [client.request(owner) for owner in ("first", "second", "third")]
-    other = client.other_client()
-    for request in requests:
-        assert client.listener.watch(request.owner, other.id)
-    client.listener.unwatch("third")
-    client.listener.start()
-
-    other.close()
-
-    assert woken(requests[0])
-    assert woken(requests[1])
-    assert not requests[2].wake.is_set()
-
-
 def test_client_that_is_not_watched_any_more_wakes_no_request(client: Listening) -> None:
     """Also when its last events arrive after its number has been forgotten."""
     former, latter = client.request("former"), client.request("latter")
@@ -209,23 +192,6 @@ def test_lost_events_count_as_a_notification(client: Listening, monkeypatch: pyt
     assert request.wake.is_set()
 
 
-def test_listener_ends_when_nobody_waits(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle client has neither a thread nor an inotify instance; `start` says that the next request needs another."""
-    monkeypatch.setattr(wakeup, "LINGER_SECONDS", 0.01)
-    client.request("r")
-    before = set(threading.enumerate())  # some of tests before this one may end meanwhile
-    assert client.listener.start()
-    assert client.listener.start()
-    (thread,) = set(threading.enumerate()) - before
-
-    del client.requests["r"]
-    until(lambda: not thread.is_alive())
-
-    assert client.listener._inotify.fd == -1
-    client.request("again")
-    assert not client.listener.start()
-
-
 def test_listener_that_fails_wakes_all_requests(
     client: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,20 +209,6 @@ def test_listener_that_fails_wakes_all_requests(
     assert woken(request)
     assert not client.listener.start()
     until(lambda: "out of memory" in caplog.text)
-
-
-def test_listener_that_cannot_start_says_so(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time: a second caller must not rely on it either."""
-
-    def fail(*_: object) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(client.host.runtime, "spawn", fail)
-
-    with pytest.raises(RuntimeError, match="start new thread"):
-        client.listener.start()
-    assert not client.listener.start()
 
 
 def test_stopped_listener_closes_its_descriptor(client: Listening) -> None:

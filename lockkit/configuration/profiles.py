@@ -242,7 +242,15 @@ def _from_file(
         message = f'{path}: a profile must be a table: [{prefix}profiles.NAME] and below it url = "…"'
         raise ConfigurationError(message)
     if name not in profiles:
-        raise ConfigurationError(_missing_profile(path, f"[{prefix}profiles.{name}]", name, list(profiles), origin))
+        wanted = "nothing chooses a profile, and the profile 'default'"
+        if origin is not None:
+            wanted = f"{origin} asks for the profile {shown(name)}, which"
+        known = ", ".join(profiles) or "none"
+        message = (
+            f"{wanted} is not in {path}{nearest(name, list(profiles))}. Its profiles are {known}: choose one "
+            f"with LOCKKIT_ENV or profile=, or add [{prefix}profiles.{name}] with a url"
+        )
+        raise ConfigurationError(message)
     source = f"profile {name!r} in {path}"
     values = {key: _expand(key, value, source) for key, value in profiles[name].items()}
     url = values.pop("url", None)
@@ -250,19 +258,6 @@ def _from_file(
         message = f'{source}: url is missing or not a string: write url = "redis://…"'
         raise ConfigurationError(message)
     return _settings(url, values | {key: value for key, value in options.items() if value is not None}, source)
-
-
-def _missing_profile(path: Path, table: str, name: str, known: list[str], origin: str | None) -> str:
-    wanted = "nothing chooses a profile, and" if origin is None else f"{origin} asks for the profile {shown(name)},"
-    if not known:
-        return f"{wanted} {'but ' if origin else ''}{path} has no profiles: add {table} with a url"
-    there = f"Its profiles are {', '.join(known)}"
-    if origin is None:
-        return (
-            f"{wanted} {path} has no profile 'default'. {there}: choose one with LOCKKIT_ENV or profile=, or add "
-            f"{table}"
-        )
-    return f"{wanted} which {path} does not have{nearest(name, known)}. {there}"
 
 
 def _working_directory() -> Path:

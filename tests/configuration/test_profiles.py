@@ -122,8 +122,8 @@ NO_NAME = "without the name of a variable and a }"
 UNEXPANDED = ("redis://${HOST}/0", "redis://:${PASSWORD}@h", "${LOCK_URL}", "file:/${DIR", "redis://h/0?ttl=${T}")
 REFUSED = [
     # Never passed over, for a lock of this machine alone, where the others use a server.
-    Case(r"nothing chooses a profile, and .*toml has no profile 'default'. Its profiles are dev, prod: choose one with "
-         r"LOCKKIT_ENV or profile=, or add \[profiles.default\]", DEV),
+    Case(r"nothing chooses a profile, and the profile 'default' is not in .*toml. Its profiles are dev, prod: "
+         r"choose one with LOCKKIT_ENV or profile=, or add \[profiles.default\]", DEV),
     Case("LOCKKIT_URL is set but empty", environ={"LOCKKIT_URL": ""}),
     Case("LOCKKIT_ENV is set but empty", environ={"LOCKKIT_ENV": ""}),
     Case("LOCKKIT_CONFIG is set but empty", DEV, {"LOCKKIT_CONFIG": ""}),
@@ -131,11 +131,11 @@ REFUSED = [
     Case(r"missing.toml, which does not exist", DEV, {"LOCKKIT_CONFIG": "missing.toml"}, profile="dev"),
     Case(r"cannot read .*Is a directory", DEV, {"LOCKKIT_CONFIG": "../../below"}, profile="dev"),
     Case(r"which has no \[tool.lockkit\]", {PY: "[project]"}, {"LOCKKIT_CONFIG": f"../../{PY}"}),
-    Case(r"profile 'dev', which .*one\.conf does not have", DEV | {"one.conf": USUAL},
+    Case(r"profile 'dev', which is not in .*one\.conf", DEV | {"one.conf": USUAL},
          {"LOCKKIT_CONFIG": "../../one.conf"}, profile="dev"),
     Case(r"LOCKKIT_ENV asks for the profile 'prod', but neither .*/below/it nor .*\[profiles.prod\]",
          environ={"LOCKKIT_ENV": "prod"}),
-    Case(r"does not have. Its profiles are default", DEV | {"below/lockkit.toml": USUAL}, profile="dev"),
+    Case(r"which is not in .*Its profiles are default", DEV | {"below/lockkit.toml": USUAL}, profile="dev"),
     Case(r"'prdo'.*\(did you mean 'prod'\?\)\. Its profiles are dev, prod", DEV, profile="prdo"),
     *(Case("profile must be the name", DEV, profile=wrong) for wrong in ("", 1, b"dev", ["dev"])),
     # A URL in the place of a profile may have a password.
@@ -145,13 +145,13 @@ REFUSED = [
     # A URL is not a profile: its host would be looked for under the name ``${HOST}``.
     *(Case(r"the given url has a .* only a profile expands", url=wrong) for wrong in UNEXPANDED),
     *(Case(r"LOCKKIT_URL has a .* only a profile expands", environ={"LOCKKIT_URL": wrong}) for wrong in UNEXPANDED),
-    file("", r"has no profiles: add \[profiles.default\]"),
-    file("# nothing yet", "has no profiles"),
-    file("[profiles]", "has no profiles"),
+    file("", r"Its profiles are none: .*add \[profiles.default\]"),
+    file("# nothing yet", "Its profiles are none"),
+    file("[profiles]", "Its profiles are none"),
     file("url = 'redis://:hunter2@h'", r"unknown key 'url'.*\[profiles.default\]"),
     file(f"ttl = 5\n{USUAL}", r"unknown key 'ttl'.*\[profiles.default\]"),
     file("[profils.a]\nurl = 'memory:'", r"unknown key 'profils' \(did you mean 'profiles'\?\)"),
-    file("[tool.lockkit]", r"has no profiles: add \[tool.lockkit.profiles.default\]", PY),
+    file("[tool.lockkit]", r"Its profiles are none: .*add \[tool.lockkit.profiles.default\]", PY),
     file("[tool.lockkit]\nurl = 'memory:'", r"\[tool.lockkit.profiles.default\]", PY),
     file("[tool]\nlockkit = 1", r"tool.lockkit must be a table with \[tool.lockkit.profiles.NAME\]", PY),
     file(PY_DEV, "Its profiles are dev", PY),
@@ -191,7 +191,7 @@ def test_settings_that_are_wrong_are_refused(case: Case, root: Path, monkeypatch
 @pytest.mark.parametrize(
     ("text", "part", "place"),
     [
-        ("", "has no profiles", ""),
+        ("", "Its profiles are none", ""),
         ('[profiles.a]\nurl = "redsi://h"', "unknown URL scheme 'redsi'", " [profile 'a' in {path}]"),
         ('[profiles.a]\nurl = "memory://?tll=3"', "unknown option 'tll'", " [profile 'a' in {path}]"),
         ('[profiles.a]\nurl = "memory://"\ntll = 3', "unknown option 'tll'", " [profile 'a' in {path}]"),

@@ -243,7 +243,7 @@ def test_directory_that_may_not_be_made(
 
     monkeypatch.setattr(os, "mkdir", refuse)
 
-    expected = rf"{home}/\.local cannot be made, since this user may not write to {home}: .*LOCKKIT_STATE_DIR"
+    expected = rf"{home}/\.local cannot be made in {home} \(Permission denied\): .*LOCKKIT_STATE_DIR"
     with pytest.raises(ConfigurationError, match=expected):
         drive(connect(host, path=home / ".local" / "state" / "lockkit").ping())
 

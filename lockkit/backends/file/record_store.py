@@ -70,13 +70,7 @@ DAMAGED = "damaged"
 
 
 class RecordStore:
-    """
-    The records that one client uses.
-
-    Attributes:
-        held: Name and end of every lease of this client, by owner. Of one that expired until the next check of the
-            client file.
-    """
+    """The records that one client uses."""
 
     def __init__(self, runtime: Runtime, directory: Directory, client_file: ClientFile, url: str) -> None:
         """Open nothing yet."""
@@ -97,7 +91,6 @@ class RecordStore:
         self._files = {}
         self._recent: dict[str, None] = {}
         self._cleanup = Cleanup(self._directory, self._client_file.dead)
-        self.held: dict[str, tuple[str, float]] = {}
 
     def reopen(self) -> None:
         """Have all records opened again: another program may have replaced the directory."""
@@ -133,9 +126,6 @@ class RecordStore:
     def _check_client_file(self, now: float) -> None:
         self._client_file.check(now)
         self._cleanup.run(now)
-        for owner, (_, until) in tuple(self.held.items()):  # a copy: threads add others meanwhile
-            if until <= now:
-                self.held.pop(owner, None)
 
     async def update(
         self,
@@ -182,11 +172,6 @@ class RecordStore:
         """Log what was noticed under mutex and flock: a handler may be slow, or use a lock of this client."""
         while self._warnings:
             log.warning(*self._warnings.popleft())
-
-    def peek(self, name: str) -> LockState[FileClaim] | None:
-        """Read an open record without its flock, so that it may be out of date; None if that fails."""
-        file = self._files.get(name)
-        return None if file is None else file.peek()
 
     def must_look(self, name: str) -> bool:
         """
@@ -287,29 +272,23 @@ class RecordStore:
 
         The token starts again from the wall clock, which is above all tokens before.
         """
-        # With `forced` any time will do: the lock is about to be freed.
-        until = now + 1.0 if forced else self._possible_lease_end(file, error, now)
         state: LockState[FileClaim] = LockState()
-        if until > now:
+        if forced:
+            state.until = now + 1.0  # any time will do: the lock is about to be freed
+        else:
+            try:
+                state.until = now + live_ttl_max(self._directory)
+            except ValueError as unknown:
+                message = (
+                    f"the record {file.path} is damaged ({error}), and lockkit cannot tell when its lease ends "
+                    f"({unknown}). If nobody holds the lock: lockkit break {shown(file.name)}"
+                )
+                raise BackendUnavailable(message) from error
+            warning = "the record %s is damaged (%s); the lock is free in %.1f s"
+            self._warnings.append((warning, file.path, str(error), state.until - now))
+        if state.until > now:
             state.holder = FileClaim(DAMAGED, 0.0, "", '{"text":"the record was damaged"}')
-            state.until = until
         return state
-
-    def _possible_lease_end(self, file: RecordFile, error: DamagedError, now: float) -> float:
-        """When the last lease that a damaged record may have held has ended; `now` if there can be none."""
-        try:
-            ttl = live_ttl_max(self._directory, but=self._client_file.id)
-        except ValueError as unknown:
-            message = (
-                f"the record {file.path} is damaged ({error}), and lockkit cannot tell when its lease ends ({unknown})."
-                f" If nobody holds the lock: lockkit break {shown(file.name)}"
-            )
-            raise BackendUnavailable(message) from error
-        own = [until for name, until in self.held.copy().values() if name == file.name]
-        until = max([now + ttl, *own])
-        warning = "the record %s is damaged (%s); the lock is free in %.1f s", file.path, str(error), until - now
-        self._warnings.append(warning)
-        return until
 
     def _free_after_boot(self, file: RecordFile, state: LockState[FileClaim]) -> None:
         """Free a lock that was held when the machine was shut down."""

@@ -14,7 +14,7 @@ from lockkit.backends.file import record
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.backends.file.support import Connect
-from tests.backends.support import FakeClock, StubHost, granted
+from tests.backends.support import StubHost, granted
 
 
 def test_asking_makes_no_record(connect: Connect, frozen: StubHost, directory: Path) -> None:
@@ -81,14 +81,3 @@ def test_confirmation_says_why_a_lease_is_gone(connect: Connect, frozen: StubHos
 
     assert drive(second.release(other))
     assert drive(second.confirm(other)) == Gone("gone")
-
-
-def test_expired_leases_are_forgotten(connect: Connect, frozen: StubHost) -> None:
-    """A client that has its leases expire, and never releases one, remembers none of them."""
-    backend = connect(frozen)
-    assert isinstance(frozen.runtime, FakeClock)
-    for number in range(100):
-        granted(drive(backend.try_acquire(frozen.request(f"lock {number % 5}", ttl=1.0))))
-        frozen.runtime.time += 2.0
-
-    assert len(backend._store.held) == 1

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,33 +59,6 @@ class _Instances:
 def _refuse(self: Inotify) -> None:
     del self
     raise OSError(errno.EMFILE, "no more instances", "inotify")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
-def test_notification_wakes_only_the_request_that_it_concerns(connect: Connect, host: StubHost) -> None:
-    """Of all locks that a client waits for one is tried again; waiters further back in its queue stay asleep."""
-    holder, client, other = connect(host), connect(host), connect(host)
-    grants = {name: granted(drive(holder.try_acquire(host.request(name, ttl=LONG)))) for name in "abc"}
-    requests = {name: host.request(name, ttl=LONG) for name in "abc"}
-    for request in requests.values():
-        busy = drive(client.try_acquire(request))
-        assert isinstance(busy, Busy)
-    deeper = [host.request("b", ttl=LONG) for _ in range(3)]
-    for request in deeper:
-        assert isinstance(drive(other.try_acquire(request)), Busy)
-    # Starts the listener, and returns when the notification has arrived.
-    wait = threading.Thread(target=lambda: drive(client.wait(requests["b"], Busy(), host.runtime.now() + 30)))
-    woken = threading.Thread(target=lambda: drive(other.wait(deeper[0], Busy(), host.runtime.now() + 30)))
-    wait.start()
-    woken.start()
-
-    drive(holder.release(grants["b"]))
-
-    wait.join(40)
-    woken.join(40)
-    assert not wait.is_alive()
-    assert [requests[name].wake.is_set() for name in "ac"] == [False, False]
-    granted(drive(client.try_acquire(requests["b"])))
 
 
 def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
@@ -164,39 +136,24 @@ def test_readers_that_wait_do_not_each_read_the_record_now_and_then(
     assert 0 < len(looks) < 100  # of about 400
 
 
-@pytest.mark.parametrize("exhausted", ["instances", "watches", "threads"])
 def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
-    connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch, exhausted: str
+    connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With pauses that grow; not a thousand times a second. With inotify back, it is woken again."""
     holder, waiter = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
     attempts = 0
-    original = FileBackend._acquire
-
-    def count(self: FileBackend, *arguments: Any) -> Any:  # noqa: ANN401 - handed on
-        nonlocal attempts
-        attempts += self is waiter
-        return original(self, *arguments)
-
-    monkeypatch.setattr(FileBackend, "_acquire", count)
     request = host.request(ttl=LONG)
-    with pytest.MonkeyPatch.context() as shortage:
-        if exhausted == "instances":
-            shortage.setattr(Inotify, "__init__", _refuse)
-        elif exhausted == "watches":
-            shortage.setattr(Inotify, "add", _refuse_all_but_the_first(Inotify.add))
-        else:
-            shortage.setattr(host.runtime, "spawn", _no_thread)
-        busy = drive(waiter.try_acquire(request))
+    with monkeypatch.context() as shortage:
+        shortage.setattr(Inotify, "__init__", _refuse)
         until_at = host.runtime.now() + 1.0
         while host.runtime.now() < until_at:
+            busy = drive(waiter.try_acquire(request))
             assert isinstance(busy, Busy)
             drive(waiter.wait(request, busy, until_at))
-            busy = drive(waiter.try_acquire(request))
+            attempts += 1
     assert attempts < 100
-    polling = request.state
-    assert polling.listener is None
+    assert request.state.listener is None
 
     waiter._listen_at = 0.0  # some seconds later
     assert isinstance(drive(waiter.try_acquire(request)), Busy)
@@ -206,23 +163,6 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
     drive(holder.release(grant))
     thread.join(30)
     assert not thread.is_alive()
-
-
-def _refuse_all_but_the_first(add: Callable[[Inotify, str, int], int]) -> Callable[[Inotify, str, int], int]:
-    added: list[Inotify] = []
-
-    def refuse(self: Inotify, path: str, mask: int) -> int:
-        if self in added:
-            raise OSError(errno.ENOSPC, "no more watches", path)
-        added.append(self)
-        return add(self, path, mask)
-
-    return refuse
-
-
-def _no_thread(*_: object) -> None:
-    message = "can't start new thread"
-    raise RuntimeError(message)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")

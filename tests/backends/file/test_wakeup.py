@@ -31,14 +31,7 @@ class Listening:
         self.directory = Directory(str(path), group=False)
         self.client_file = self.other_client()
         self.requests: dict[str, Request] = {}
-        self.concerned: set[str] = set()
-        self.listener = WakeupListener(
-            self.host.runtime,
-            self.directory,
-            self.client_file,
-            self.requests,
-            lambda request: request.owner in self.concerned,
-        )
+        self.listener = WakeupListener(self.host.runtime, self.directory, self.client_file, self.requests)
 
     def request(self, owner: str) -> Request:
         """A request that waits."""
@@ -165,23 +158,6 @@ def test_client_that_is_not_watched_any_more_wakes_no_request(client: Listening)
     assert not former.wake.is_set()
 
 
-def test_notification_wakes_a_lone_request_and_otherwise_those_that_it_may_concern(client: Listening) -> None:
-    """A notification does not name a lock."""
-    first = client.request("first")
-    client.listener.start()
-    notify(client.directory, client.client_file.id)
-    assert woken(first)
-    first.wake.clear()
-    second = client.request("second")
-    client.concerned = {"second"}
-
-    notify(client.directory, client.client_file.id)
-    notify(client.directory, "nobody")
-
-    assert woken(second)
-    assert not first.wake.is_set()
-
-
 def test_lost_events_count_as_a_notification(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's queue is finite (IN_Q_OVERFLOW comes with the number -1)."""
     request = client.request("r")
@@ -213,7 +189,7 @@ def test_listener_that_fails_wakes_all_requests(
 
 def test_stopped_listener_closes_its_descriptor(client: Listening) -> None:
     """Whether or not it was started."""
-    idle = WakeupListener(client.host.runtime, client.directory, client.client_file, {}, lambda _: True)
+    idle = WakeupListener(client.host.runtime, client.directory, client.client_file, {})
     fd = idle._inotify.fd
     assert idle.stop() is None
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -238,13 +238,6 @@ class _BlockingEvent:
         self._flag = False
 
     def set(self) -> None:
-        try:
-            self._wake()
-        except BaseException:
-            self._wake()  # interrupted halfway; twice does no harm
-            raise
-
-    def _wake(self) -> None:
         self._flag = True
         for sleeper in tuple(self._sleepers):
             with suppress(RuntimeError):  # another thread has woken it already

@@ -24,7 +24,6 @@ from lockkit.runtime import (
     drive,
 )
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import wait_until
 from tests.interrupts import OpcodeStrike, elsewhere
 from tests.tries import until_async
 
@@ -115,31 +114,6 @@ def test_readable(kind: type[Runtime]) -> None:
 def wait_for(event: _BlockingEvent, seconds: float) -> bool:
     """As a blocking client does."""
     return drive(event.wait(seconds))
-
-
-def asleep(event: _BlockingEvent) -> str | None:
-    """Tell why not."""
-    return None if event._sleepers else "nobody waits"
-
-
-def test_interrupt_anywhere_in_set_loses_no_wake_up() -> None:
-    """The one who sets the flag may be hit by Ctrl-C; who waits for it is woken all the same."""
-    number = 0
-    while True:
-        event = _BlockingEvent()
-        waiter = threading.Thread(target=partial(wait_for, event, 3 * PATIENCE), daemon=True)
-        waiter.start()
-        wait_until(partial(asleep, event))
-
-        strike = OpcodeStrike(number, _BlockingEvent._wake.__code__)
-        strike.during(event.set)
-
-        waiter.join(PATIENCE)
-        assert not waiter.is_alive(), f"instruction {number}"
-        if not strike.struck:
-            break
-        number += 1
-    assert number > 10
 
 
 def test_interrupt_anywhere_in_a_wait_harms_nobody_else() -> None:

@@ -103,27 +103,39 @@ def test_message_about_long_name_is_short() -> None:
 # -- seconds, ttl, timeout -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [True, False, "1", None, b"1", [1], 1j, timedelta])
-def test_time_spans_must_be_numbers(value: object) -> None:
-    """A bool is a mistake for another parameter, a text one for an option of a URL."""
-    with pytest.raises(ConfigurationError, match="max_hold must be seconds"):
-        validation.seconds(value, "max_hold")
-    with pytest.raises(ConfigurationError, match="ttl must be seconds"):
-        validation.ttl(value, 0.01)
-    if value is not None:
-        with pytest.raises(ConfigurationError, match="timeout must be seconds"):
-            validation.timeout(value)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, -(10**400)])
-def test_time_spans_must_be_finite(value: float) -> None:
-    """Also an int that no float can hold."""
-    with pytest.raises(ConfigurationError, match="finite"):
-        validation.seconds(value, "max_hold")
-    with pytest.raises(ConfigurationError, match="ttl must be"):
-        validation.ttl(value, 0.01)
-    with pytest.raises(ConfigurationError, match=r"timeout must be .*None waits"):
-        validation.timeout(value)
+@pytest.mark.parametrize(
+    ("value", "messages"),
+    [
+        # A bool is a mistake for another parameter, a text one for an option of a URL.
+        *((value, ("x must be seconds", "ttl must be seconds", "timeout must be seconds"))
+          for value in (True, False, "1", b"1", [1], 1j, timedelta)),
+        (None, ("x must be seconds", "ttl must be seconds", "")),
+        # Also an int that no float can hold.
+        *((value, ("x must be a finite", "ttl must be", r"timeout must be .*None waits"))
+          for value in (math.nan, math.inf, -math.inf, 10**400, -(10**400))),
+        # No lock is immortal, also where the backend has no minimum.
+        *((value, ("", r"more than 0 and less than 1e\+09", "")) for value in (0, 0.0, -0.0, 1e9, timedelta(0))),
+        # In `threading` -1 waits without limit: the message names what does here.
+        *((value, ("x must be 0 or more seconds", "more than 0", r"0 or more seconds, not .*None waits without limit"))
+          for value in (-1, -0.001, timedelta(seconds=-1))),
+    ],
+)  # fmt: skip
+def test_time_spans_are_finite_numbers_in_their_range(value: object, messages: tuple[str, str, str]) -> None:
+    """Of each check the message, empty where it is accepted; the error of a timeout says which lock it is about."""
+    checks: list[Callable[[], float | None]] = [
+        lambda: validation.seconds(value, "x"),
+        lambda: validation.ttl(value, 0.0, name="seat"),
+        lambda: validation.timeout(value, name="seat", backend="memory://"),
+    ]
+    for check, message, facts in zip(
+        checks, messages, [(None, None), ("seat", None), ("seat", "memory://")], strict=True
+    ):
+        if not message:
+            assert check() == (value.total_seconds() if isinstance(value, timedelta) else value)
+            continue
+        with pytest.raises(ConfigurationError, match=message) as caught:
+            check()
+        assert (caught.value.name, caught.value.backend) == facts
 
 
 @pytest.mark.parametrize(("value", "number"), [(2, 2.0), (0.5, 0.5), (timedelta(minutes=1), 60.0)])
@@ -134,30 +146,17 @@ def test_time_spans_become_float_seconds(value: object, number: float) -> None:
         assert type(result) is float
 
 
-def test_seconds_has_a_minimum() -> None:
-    """Inclusive or exclusive."""
+def test_time_spans_have_a_minimum() -> None:
+    """Inclusive or exclusive; of a ttl that of the backend."""
     assert validation.seconds(1, "x", minimum=1) == 1.0
+    assert validation.ttl(1, 1.0) == validation.ttl(timedelta(seconds=1), 1.0) == 1.0
 
     with pytest.raises(ConfigurationError, match="1 or more seconds"):
         validation.seconds(0.999, "x", minimum=1)
     with pytest.raises(ConfigurationError, match="x must be more than 1 seconds, not 1"):
         validation.seconds(1, "x", minimum=1, exclusive=True)
-
-
-@pytest.mark.parametrize("value", [0, 0.0, -1, -0.0, 1e9, 2_000_000_000, timedelta(0)])
-def test_ttl_out_of_range_is_refused(value: object) -> None:
-    """No lock is immortal: 0 is an error, also where the backend has no minimum."""
-    with pytest.raises(ConfigurationError, match="more than 0 and less than 1e\\+09"):
-        validation.ttl(value, 0.0)
-
-
-def test_ttl_below_the_backends_minimum_is_refused() -> None:
-    """The message says the minimum; the minimum itself is accepted."""
-    assert validation.ttl(1, 1.0) == validation.ttl(timedelta(seconds=1), 1.0) == 1.0
-
-    with pytest.raises(ConfigurationError, match="1 or more seconds on this backend") as caught:
-        validation.ttl(0.9, 1.0, name="seat")
-    assert caught.value.name == "seat"
+    with pytest.raises(ConfigurationError, match="1 or more seconds on this backend"):
+        validation.ttl(0.9, 1.0)
 
 
 @given(st.floats() | st.integers(), st.floats(0.001, 10))
@@ -168,19 +167,6 @@ def test_ttl_accepts_exactly_the_contract(value: float, min_ttl: float) -> None:
     else:
         with pytest.raises(ConfigurationError):
             validation.ttl(value, min_ttl)
-
-
-def test_timeout_none_is_without_limit_and_zero_tries_once() -> None:
-    """The two ends of the scale."""
-    assert validation.timeout(None) is None
-    assert validation.timeout(0) == 0.0
-
-
-@pytest.mark.parametrize("value", [-1, -0.001, timedelta(seconds=-1)])
-def test_negative_timeout_is_refused_and_none_is_named(value: object) -> None:
-    """In `threading` -1 waits without limit: the message names what does here."""
-    with pytest.raises(ConfigurationError, match=r"0 or more seconds, not .*None waits without limit"):
-        validation.timeout(value)
 
 
 # -- metadata ------------------------------------------------------------------------------------------------------
@@ -333,101 +319,62 @@ def test_percent_decode_agrees_with_the_standard_library(text: str) -> None:
 
 # -- options -------------------------------------------------------------------------------------------------------
 
+from_minus_1_to_9 = validation.parse_int(-1, 9)
+from_1 = validation.parse_int(1)
+choice = validation.parse_choice("table", "row", "advisory")
+SECONDS, TTL = "must be 0 or more seconds", r"more than 0 and less than 1e\+09 seconds"
+WRONG_SECONDS = ("", "-1", "nan", "inf", "1e999", "30s", " 1", "1_0", "٣", "1.2.3", None, True, -1, [1])
+"""What `float` alone would take is refused too."""
+
 
 @pytest.mark.parametrize(
-    ("value", "number"),
-    [("30", 30.0), ("0", 0.0), ("1.5", 1.5), (".5", 0.5), ("1e3", 1000.0), (2, 2.0), (timedelta(seconds=3), 3.0)],
-)
-def test_parse_seconds_takes_text_and_numbers(value: object, number: float) -> None:
+    ("parse", "values", "result"),
+    [
+        *((parse, values, number) for parse in (validation.parse_seconds, validation.parse_ttl) for values, number in (
+            (("30", 30), 30.0), (("1.5",), 1.5), ((".5",), 0.5), (("1e3",), 1000.0), ((timedelta(seconds=3),), 3.0))),
+        (validation.parse_seconds, ("0", 0), 0.0),
+        (validation.parse_bool, (True, 1, "1", "true", "True", "YES", "on"), True),
+        (validation.parse_bool, (False, 0, "0", "false", "No", "off"), False),
+        (from_minus_1_to_9, ("-1", -1), -1),
+        (from_minus_1_to_9, ("0",), 0),
+        (from_minus_1_to_9, ("9", 9), 9),
+        (from_1, ("1000000",), 1_000_000),
+        (choice, ("row",), "row"),
+        (validation.parse_text, ("a",), "a"),
+    ],
+)  # fmt: skip
+def test_options_are_parsed(parse: Callable[[object], object], values: tuple[object, ...], result: object) -> None:
     """The same option may be given in a URL and in a call."""
-    assert validation.parse_seconds(value) == number
+    for value in values:
+        assert parse(value) == result
+        assert type(parse(value)) is type(result)
 
 
 @pytest.mark.parametrize(
-    "value", ["", "-1", "nan", "inf", "1e999", "30s", " 1", "1_0", "٣", "1.2.3", None, True, -1, [1]]
-)
-def test_parse_seconds_refuses_the_rest(value: object) -> None:
-    """What `float` alone would take is refused too."""
-    with pytest.raises(ValueError, match="must be 0 or more seconds"):
-        validation.parse_seconds(value)
-    with pytest.raises(ValueError, match="more than 0"):
-        validation.parse_ttl(value)
-
-
-@pytest.mark.parametrize("parse", [validation.parse_seconds, validation.parse_ttl])
-def test_unit_is_what_is_wrong_with_it(parse: Callable[[object], float]) -> None:
-    """The command line takes it, a URL does not."""
-    with pytest.raises(ValueError, match=r"seconds, without a unit$"):
-        parse("1m30s")
-    with pytest.raises(ValueError, match=r"seconds$"):
-        parse("soon")
-
-
-def test_parse_ttl_refuses_zero_and_forever() -> None:
-    """No lock is immortal."""
-    assert validation.parse_ttl("0.5") == 0.5
-
-    for value in ("0", 0, "1e9", 1e9):
-        with pytest.raises(ValueError, match="more than 0 and less than 1e\\+09"):
-            validation.parse_ttl(value)
-
-
-@pytest.mark.parametrize("value", [True, 1, "1", "true", "True", "YES", "on"])
-def test_parse_bool_true(value: object) -> None:
-    """Every usual word."""
-    assert validation.parse_bool(value) is True
-
-
-@pytest.mark.parametrize("value", [False, 0, "0", "false", "No", "off"])
-def test_parse_bool_false(value: object) -> None:
-    """Every usual word."""
-    assert validation.parse_bool(value) is False
-
-
-@pytest.mark.parametrize("value", ["", "2", 2, "ja", None, 1.0, []])
-def test_parse_bool_refuses_the_rest(value: object) -> None:
-    """Truthiness decides nothing: ``"no way"`` is not true."""
-    with pytest.raises(ValueError, match="1, true, yes or on"):
-        validation.parse_bool(value)
-
-
-def test_parse_int_has_bounds() -> None:
-    """Both are inclusive."""
-    parse = validation.parse_int(-1, 9)
-
-    assert [parse(value) for value in ("-1", "0", "9", 9, -1)] == [-1, 0, 9, 9, -1]
-    for value in ("10", "-2", 10, "", "--1", "1.0", 1.0, "²", "٣", True, None, "9" * 5000):
-        with pytest.raises(ValueError, match="a whole number from -1 to 9"):
+    ("parse", "values", "message"),
+    [
+        (validation.parse_seconds, WRONG_SECONDS, SECONDS),
+        (validation.parse_ttl, (*WRONG_SECONDS, "0", 0, "1e9", 1e9), TTL),
+        # The command line takes a unit, a URL does not.
+        (validation.parse_seconds, ("1m30s",), f"{SECONDS}, without a unit$"),
+        (validation.parse_ttl, ("1m30s",), f"{TTL}, without a unit$"),
+        (validation.parse_seconds, ("soon",), f"{SECONDS}$"),
+        # Truthiness decides nothing: ``"no way"`` is not true.
+        (validation.parse_bool, ("", "2", 2, "ja", None, 1.0, []), "1, true, yes or on"),
+        (from_minus_1_to_9, ("10", "-2", 10, "", "--1", "1.0", 1.0, "²", "٣", True, None, "9" * 5000),
+         "a whole number from -1 to 9"),
+        (from_1, (0,), "a whole number, 1 or more"),
+        (choice, ("advisroy",), r"one of table, row, advisory \(did you mean 'advisory'\?\)"),
+        (choice, (None,), r"one of table, row, advisory$"),
+        # An empty prefix is more likely a missing variable.
+        (validation.parse_text, ("", None, 1), "non-empty"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused(parse: Callable[[object], object], values: tuple[object, ...], message: str) -> None:
+    """With what is accepted."""
+    for value in values:
+        with pytest.raises(ValueError, match=message):
             parse(value)
-
-
-def test_parse_int_without_maximum() -> None:
-    """The message then has one bound."""
-    parse = validation.parse_int(1)
-
-    assert parse("1000000") == 1_000_000
-    with pytest.raises(ValueError, match="a whole number, 1 or more"):
-        parse(0)
-
-
-def test_parse_choice_suggests_the_nearest() -> None:
-    """One of a few words, as they are."""
-    parse = validation.parse_choice("table", "row", "advisory")
-
-    assert parse("row") == "row"
-    with pytest.raises(ValueError, match="one of table, row, advisory \\(did you mean 'advisory'\\?\\)"):
-        parse("advisroy")
-    with pytest.raises(ValueError, match=r"one of table, row, advisory$"):
-        parse(None)
-
-
-def test_parse_text_refuses_the_empty_text() -> None:
-    """An empty prefix is more likely a missing variable."""
-    assert validation.parse_text("a") == "a"
-
-    for value in ("", None, 1):
-        with pytest.raises(ValueError, match="non-empty"):
-            validation.parse_text(value)
 
 
 def test_on_lost_is_callable() -> None:
@@ -436,14 +383,6 @@ def test_on_lost_is_callable() -> None:
     for wrong in (3, "print", object(), None):
         with pytest.raises(ConfigurationError, match="on_lost must be callable"):
             validation.on_lost(wrong)
-
-
-def test_error_of_a_timeout_names_lock_and_backend() -> None:
-    """Programs may want to know."""
-    for wrong in ("5", -1, math.nan):
-        with pytest.raises(ConfigurationError) as caught:
-            validation.timeout(wrong, name="seat", backend="memory://")
-        assert (caught.value.name, caught.value.backend) == ("seat", "memory://")
 
 
 # -- what messages show ----------------------------------------------------------------------------------------------

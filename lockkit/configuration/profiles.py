@@ -42,13 +42,14 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockkit import url as urls
 from lockkit.errors import ConfigurationError
-from lockkit.file_systems import Flaw, find_flaw, find_flaw_on_the_way
+from lockkit.file_systems import find_flaw, find_flaw_on_the_way
 from lockkit.validation import nearest, shown
 
 log = logging.getLogger("lockkit")
@@ -103,44 +104,33 @@ class Settings:
         return self.source == _DEFAULT
 
 
-def resolve(
-    url: str | None,
-    profile: str | None,
-    options: Mapping[str, object],
-    *,
-    environ: Mapping[str, str] | None = None,
-    directory: str | os.PathLike[str] | None = None,
-) -> Settings:
+def resolve(url: str | None, profile: str | None, options: Mapping[str, object]) -> Settings:
     """Decide which backend to use; the module's docstring has the order. Reads files, but asks no server."""
-    environ = os.environ if environ is None else environ
     if url is not None:
-        return _from_url(_expanded(url, _GIVEN), options, _GIVEN)
+        return _from_url(url, options, _GIVEN)
     if profile is not None:
-        return _from_profile(profile, "profile=", options, environ, _find_for(profile, "profile=", environ, directory))
-    from_environment = _variable(environ, "LOCKKIT_URL")
+        return _from_profile(profile, options, "profile=")
+    from_environment = _variable("LOCKKIT_URL")
     if from_environment is not None:
-        return _from_url(_expanded(from_environment, "LOCKKIT_URL"), options, "LOCKKIT_URL")
-    profile = _variable(environ, "LOCKKIT_ENV")
+        return _from_url(from_environment, options, "LOCKKIT_URL")
+    profile = _variable("LOCKKIT_ENV")
     if profile is not None:
-        found = _find_for(profile, "LOCKKIT_ENV", environ, directory)
-        return _from_profile(profile, "LOCKKIT_ENV", options, environ, found)
-    configuration = _find(environ, directory)
-    _warn_of_misspelled(
-        environ, "locks are files of this machine" if configuration is None else f"{configuration[0]} decides"
-    )
+        return _from_profile(profile, options, "LOCKKIT_ENV")
+    configuration = _find()
+    _warn_of_misspelled("locks are files of this machine" if configuration is None else f"{configuration[0]} decides")
     if configuration is None:
         log.debug("nothing names a backend, so locks are files of this machine")
-        return _from_url(DEFAULT_URL, options, _DEFAULT)
-    return _from_profile("default", None, options, environ, configuration)
+        return _settings(DEFAULT_URL, options, _DEFAULT)
+    return _from_file(*configuration, "default", options, None)
 
 
-def _warn_of_misspelled(environ: Mapping[str, str], otherwise: str) -> None:
+def _warn_of_misspelled(otherwise: str) -> None:
     """
     Log a warning if a variable was probably meant to choose the backend, and no other variable chooses one.
 
     No error: the application may have variables of its own, and Kubernetes sets LOCKKIT_PORT for a service named so.
     """
-    for name in environ:
+    for name in os.environ:
         if not name.startswith("LOCKKIT_") or name in _OTHER_VARIABLES:
             continue
         import difflib  # noqa: PLC0415 - `import lockkit` stays light
@@ -155,7 +145,7 @@ def _warn_of_misspelled(environ: Mapping[str, str], otherwise: str) -> None:
             )
 
 
-def default_directory(environ: Mapping[str, str] | None = None) -> Path:
+def default_directory() -> Path:
     """
     Return where the embedded file backend keeps its records by default. The directory need not exist.
 
@@ -163,23 +153,22 @@ def default_directory(environ: Mapping[str, str] | None = None) -> Path:
     directory is that of the user database: HOME and XDG_STATE_HOME differ between a shell and cron, whose programs must
     exclude each other.
     """
-    environ = os.environ if environ is None else environ
-    chosen = _variable(environ, "LOCKKIT_STATE_DIR")
+    import pwd  # noqa: PLC0415 - only on Unix
+
+    # A relative path would mean another directory, and so another set of locks, for each working directory.
+    chosen = _variable("LOCKKIT_STATE_DIR")
     if chosen is not None:
-        # A relative path would mean another directory, and so another set of locks, for each working directory.
         if not Path(chosen).is_absolute():
             message = f"LOCKKIT_STATE_DIR must be an absolute path, not {shown(chosen)}"
             raise ConfigurationError(message)
         return Path(chosen)
-    state = Path("Library/Application Support") if sys.platform == "darwin" else Path(".local/state")
-    return _home(environ) / state / "lockkit"
-
-
-def _home(environ: Mapping[str, str]) -> Path:
-    # A relative one would be a different directory, and so a different set of locks, for each working directory.
-    for home in (_home_of_user(), environ.get("HOME", "")):
+    homes = [os.environ.get("HOME", "")]
+    with suppress(KeyError):  # a user id without an entry, as containers have it
+        homes.insert(0, pwd.getpwuid(os.getuid()).pw_dir)
+    for home in homes:
         if Path(home).is_absolute():
-            return Path(home)
+            state = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
+            return Path(home) / state / "lockkit"
     message = (
         "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
         "or give a URL such as file:///var/lock/app"
@@ -187,36 +176,26 @@ def _home(environ: Mapping[str, str]) -> Path:
     raise ConfigurationError(message)
 
 
-def _home_of_user() -> str:
-    """Return what the user database says; empty for a user id without an entry, as containers have it."""
-    import pwd  # noqa: PLC0415 - only on Unix
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return ""
-
-
-def _variable(environ: Mapping[str, str], name: str) -> str | None:
-    value = environ.get(name)
+def _variable(name: str) -> str | None:
+    value = os.environ.get(name)
     if value == "":
         message = f"{name} is set but empty: unset it, or give it a value"
         raise ConfigurationError(message)
     return value
 
 
-def _expanded(url: str, source: str) -> str:
-    """Return a URL that does not come from a profile."""
+def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
+    """Take the settings from a URL that does not come from a profile."""
     if "${" in str(url):
         message = (
             f"{source} has a ${{ in it, which only a profile expands: put the URL into a profile of lockkit.toml, or "
             "expand it first (os.path.expandvars, or double quotes in a shell). Write %24%7B for a literal ${"
         )
         raise ConfigurationError(message)
-    return url
+    return _settings(url, options, source)
 
 
-def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
+def _settings(url: str, options: Mapping[str, object], source: str) -> Settings:
     try:
         parsed = urls.parse(url)
     except ConfigurationError as error:
@@ -225,10 +204,8 @@ def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
     return Settings(parsed, {name: value for name, value in options.items() if value is not None}, source)
 
 
-def _find_for(
-    name: object, origin: str, environ: Mapping[str, str], directory: str | os.PathLike[str] | None
-) -> tuple[Path, object]:
-    """Check the name of a profile, and find the configuration that should have it."""
+def _from_profile(name: object, options: Mapping[str, object], origin: str) -> Settings:
+    """Take the settings from the profile that `origin` asks for."""
     if not isinstance(name, str) or not name:
         message = f"profile must be the name of a profile, not {shown(name)}"
         raise ConfigurationError(message)
@@ -237,48 +214,55 @@ def _find_for(
         instead = "url" if origin == "profile=" else "LOCKKIT_URL"
         message = f"{origin} must be the name of a profile, and this looks like a URL: give it as {instead}"
         raise ConfigurationError(message)
-    found = _find(environ, directory)
+    found = _find()
     if found is None:
         message = (
-            f"{origin} asks for the profile {shown(name)}, but neither {_start(directory)} nor a directory above it "
+            f"{origin} asks for the profile {shown(name)}, but neither {_working_directory()} nor a directory above it "
             f'has a lockkit.toml (or a pyproject.toml with [tool.lockkit]). Write one with [profiles.{name}] url = "…"'
         )
         raise ConfigurationError(message)
-    return found
+    return _from_file(*found, name, options, origin)
 
 
-def _from_profile(
-    name: str, origin: str | None, options: Mapping[str, object], environ: Mapping[str, str], found: tuple[Path, object]
+def _from_file(
+    path: Path, table: Mapping[str, object], name: str, options: Mapping[str, object], origin: str | None
 ) -> Settings:
-    """Take the settings from a profile; `origin` is what asks for it, None if nothing chooses a profile."""
-    path, table = found
-    profiles = _profiles(path, table)
+    """Take the settings from a profile of a file; without an origin, nothing chooses a profile."""
+    prefix = "tool.lockkit." if path.name == "pyproject.toml" else ""
+    unknown = [key for key in table if key != "profiles"]
+    if unknown:
+        message = (
+            f"{path}: unknown key {shown(unknown[0])}{nearest(unknown[0], ['profiles'])}. "
+            f"Settings belong into a profile, [{prefix}profiles.NAME]: [{prefix}profiles.default] is used if nothing "
+            "chooses another"
+        )
+        raise ConfigurationError(message)
+    profiles = table.get("profiles", {})
+    if not isinstance(profiles, dict) or not all(isinstance(value, dict) for value in profiles.values()):
+        message = f'{path}: a profile must be a table: [{prefix}profiles.NAME] and below it url = "…"'
+        raise ConfigurationError(message)
     if name not in profiles:
-        known = list(profiles)
-        wanted = "nothing chooses a profile, and" if origin is None else f"{origin} asks for the profile {shown(name)},"
-        table_name = f"[{_prefix(path)}profiles.{name}]"
-        message = f"{wanted} {'but ' if origin else ''}{path} has no profiles: add {table_name} with a url"
-        if known and origin is None:
-            message = (
-                f"{wanted} {path} has no profile 'default'. Its profiles are {', '.join(known)}: choose one with "
-                f"LOCKKIT_ENV or profile=, or add {table_name}"
-            )
-        elif known:
-            message = f"{wanted} which {path} does not have{nearest(name, known)}. Its profiles are {', '.join(known)}"
+        wanted = "nothing chooses a profile, and the profile 'default'"
+        if origin is not None:
+            wanted = f"{origin} asks for the profile {shown(name)}, which"
+        known = ", ".join(profiles) or "none"
+        message = (
+            f"{wanted} is not in {path}{nearest(name, list(profiles))}. Its profiles are {known}: choose one "
+            f"with LOCKKIT_ENV or profile=, or add [{prefix}profiles.{name}] with a url"
+        )
         raise ConfigurationError(message)
     source = f"profile {name!r} in {path}"
-    values = {key: _value(key, value, source, environ) for key, value in profiles[name].items()}
+    values = {key: _expand(key, value, source) for key, value in profiles[name].items()}
     url = values.pop("url", None)
     if not isinstance(url, str):
         message = f'{source}: url is missing or not a string: write url = "redis://…"'
         raise ConfigurationError(message)
-    return _from_url(url, {**values, **{key: value for key, value in options.items() if value is not None}}, source)
+    return _settings(url, values | {key: value for key, value in options.items() if value is not None}, source)
 
 
-def _start(directory: str | os.PathLike[str] | None) -> Path:
-    """Return where the search begins."""
+def _working_directory() -> Path:
     try:
-        return Path("." if directory is None else directory).absolute()
+        return Path.cwd()
     except OSError as error:
         message = (
             f"the working directory, where the search for lockkit.toml begins, cannot be found: {error}. Change to one "
@@ -287,42 +271,50 @@ def _start(directory: str | os.PathLike[str] | None) -> Path:
         raise ConfigurationError(message) from error
 
 
-def _find(environ: Mapping[str, str], directory: str | os.PathLike[str] | None) -> tuple[Path, object] | None:
+def _find() -> tuple[Path, dict[str, Any]] | None:
     """Find the configuration; return its path and its table."""
-    chosen = _variable(environ, "LOCKKIT_CONFIG")
+    chosen = _variable("LOCKKIT_CONFIG")
     if chosen is not None:
-        return _load_chosen(Path(chosen))
-    start = _start(directory)
-    for above in (start, *start.parents):
-        for path in (above / name for name in _FILES):
-            table = _load(path)
-            if table is not None:
-                return path, table
+        path = Path(chosen)
+        table = _load(path, chosen=True)
+        if table is None:
+            problem = "has no [tool.lockkit]" if path.exists() else "does not exist"
+            message = f"LOCKKIT_CONFIG names {path}, which {problem}"
+            raise ConfigurationError(message)
+        return path, table
+    start = _working_directory()
+    for path in (above / name for above in (start, *start.parents) for name in _FILES):
+        table = _load(path)
+        if table is not None:
+            return path, table
     return None
 
 
-def _load_chosen(path: Path) -> tuple[Path, object]:
-    """Load the file that ``LOCKKIT_CONFIG`` names."""
-    table = _load(path, chosen=True)
-    if table is None:
-        message = f"LOCKKIT_CONFIG names {path}, which {'has no [tool.lockkit]' if path.exists() else 'does not exist'}"
-        raise ConfigurationError(message)
-    return path, table
-
-
-def _load(path: Path, *, chosen: bool = False) -> object:
+def _load(path: Path, *, chosen: bool = False) -> dict[str, Any] | None:
     """
     Return lockkit's table of a TOML file; None if there is no such file, or no such table in a ``pyproject.toml``.
 
     ConfigurationError: The file is not TOML, cannot be read, or could have been written by another user; with
     `chosen` (``LOCKKIT_CONFIG`` names it), by its group or anybody.
     """
-    read = _read(path, chosen=chosen)
-    if read is None:
+    try:
+        with open(path, "rb", opener=_open) as file:
+            status = os.fstat(file.fileno())  # of what was opened: what the name means may change
+            if not stat.S_ISREG(status.st_mode):
+                message = f"cannot read {path}: it is not a regular file"
+                raise ConfigurationError(message)
+            data = file.read()
+        flaw = find_flaw(str(path), status, owners=frozenset({status.st_uid} if chosen else ()))
+        if flaw is None and not chosen:
+            flaw = find_flaw_on_the_way(str(path))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    data, flaw = read
-    table: object = None
-    if path.name == "pyproject.toml":
+    except OSError as error:
+        message = f"cannot read {path}: {error}"
+        raise ConfigurationError(message) from error
+    if path.name != "pyproject.toml":
+        table: object = _parse(path, data)
+    else:
         # A file without this word has no such table, and need not even be TOML.
         tools = _parse(path, data).get("tool") if b"lockkit" in data else None
         table = tools.get("lockkit") if isinstance(tools, dict) else None
@@ -333,27 +325,14 @@ def _load(path: Path, *, chosen: bool = False) -> object:
         if not chosen:
             message += f"; or, if you trust whoever can write it, set LOCKKIT_CONFIG={path}"
         raise ConfigurationError(message)
-    return _parse(path, data) if table is None else table
+    if not isinstance(table, dict):
+        message = f"{path}: tool.lockkit must be a table with [tool.lockkit.profiles.NAME] in it"
+        raise ConfigurationError(message)
+    return table
 
 
-def _read(path: Path, *, chosen: bool) -> tuple[bytes, Flaw | None] | None:
-    """Read a file, and find out how another user could have written it; None if there is no such file."""
-    try:
-        # The descriptor is checked: what the name means may change. A FIFO must not block.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            message = f"cannot read {path}: it is not a regular file"
-            raise ConfigurationError(message)
-        with os.fdopen(fd, "rb") as file:
-            flaw = find_flaw(str(path), status, owners=frozenset({status.st_uid} if chosen else ()))
-            return file.read(), flaw if flaw is not None or chosen else find_flaw_on_the_way(str(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        message = f"cannot read {path}: {error}"
-        raise ConfigurationError(message) from error
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO must not block
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Any]:
@@ -373,43 +352,13 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
         raise ConfigurationError(message) from error
 
 
-def _prefix(path: Path) -> str:
-    """Return what stands in front of ``profiles`` in the names of tables."""
-    return "tool.lockkit." if path.name == "pyproject.toml" else ""
-
-
-def _profiles(path: Path, table: object) -> dict[str, dict[str, object]]:
-    """Check the form of a configuration file and return its profiles."""
-    prefix = _prefix(path)
-    if not isinstance(table, dict):
-        message = f"{path}: tool.lockkit must be a table with [{prefix}profiles.NAME] in it"
-        raise ConfigurationError(message)
-    unknown = [key for key in table if key != "profiles"]
-    if unknown:
-        message = (
-            f"{path}: unknown key {shown(unknown[0])}{nearest(unknown[0], ['profiles'])}. "
-            f"Settings belong into a profile, [{prefix}profiles.NAME]: [{prefix}profiles.default] is used if nothing "
-            "chooses another"
-        )
-        raise ConfigurationError(message)
-    profiles = table.get("profiles", {})
-    if not isinstance(profiles, dict) or not all(isinstance(value, dict) for value in profiles.values()):
-        message = f'{path}: a profile must be a table: [{prefix}profiles.NAME] and below it url = "…"'
-        raise ConfigurationError(message)
-    return profiles
-
-
-def _value(key: str, value: object, source: str, environ: Mapping[str, str]) -> object:
-    if isinstance(value, str):
-        return _expand(key, value, source, environ)
+def _expand(key: str, value: object, source: str) -> object:
+    """Replace environment variables in a text. Messages show neither it nor a value: both may contain a password."""
     if isinstance(value, (bool, int, float)):
         return value
-    message = f"{source}: {key} must be a string, a number, true or false, not {type(value).__name__}"
-    raise ConfigurationError(message)
-
-
-def _expand(key: str, text: str, source: str, environ: Mapping[str, str]) -> str:
-    """Replace environment variables. Messages show neither the text nor a value: both may contain a password."""
+    if not isinstance(value, str):
+        message = f"{source}: {key} must be a string, a number, true or false, not {type(value).__name__}"
+        raise ConfigurationError(message)
 
     def replace(match: re.Match[str]) -> str:
         if match["literal"]:
@@ -418,10 +367,9 @@ def _expand(key: str, text: str, source: str, environ: Mapping[str, str]) -> str
         if not match["end"] or not _VARIABLE.fullmatch(name):
             message = f"{source}: {key} has a ${{ without the name of a variable and a }}; $${{ is a literal ${{"
             raise ConfigurationError(message)
-        value = environ.get(name)
-        if value is None:
+        if name not in os.environ:
             message = f"{source}: {key} needs the environment variable {name}, which is not set"
             raise ConfigurationError(message)
-        return value
+        return os.environ[name]
 
-    return _REFERENCE.sub(replace, text)
+    return _REFERENCE.sub(replace, value)

@@ -19,7 +19,7 @@ from lockkit.backend import Host, LockBackend, LossReason, Option
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import BlockingRuntime
 from lockkit.url import HIDDEN, Url, is_secret
-from lockkit.validation import nearest, parse_choice, parse_seconds, parse_ttl, shown
+from lockkit.validation import about, nearest, parse_choice, parse_seconds, parse_ttl, shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -151,19 +151,13 @@ def find(scheme: str, mode: object = None) -> type[LockBackend]:
     ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
     object is not a backend.
     """
-    # Built-in first: reading the metadata of all installed packages takes longer than the rest of connect().
-    builtin = BUILTIN.get(scheme)
-    if builtin is not None:
-        return _load_builtin(scheme, builtin, mode)
-    entry = _entry_point(scheme)
-    if entry is not None:
-        return _load_entry(entry)
     base, _, driver = scheme.partition("+")
-    if driver:
-        builtin = BUILTIN.get(base)
-        if builtin is not None and builtin.drivers:
-            return _load_builtin(base, builtin, mode)
-        entry = _entry_point(base) if builtin is None else None
+    for name in (scheme, base) if driver else (scheme,):
+        # Built-in first: reading the metadata of all installed packages takes longer than the rest of connect().
+        builtin = BUILTIN.get(name)
+        if builtin is not None and (name == scheme or builtin.drivers):
+            return _load_builtin(name, builtin, mode)
+        entry = _entry_point(name) if builtin is None else None
         if entry is not None:
             return _load_entry(entry)
     known = schemes()
@@ -236,36 +230,36 @@ def split_options(
     values: dict[str, object] = dict(url.query) if url is not None else {}
     values.update((name, value) for name, value in given.items() if value is not None)
     safe_url = url.redacted() if url is not None else None
+    where = safe_url or backend_class.__name__
     known: Mapping[str, Option] = {**backend_class.options, **ENGINE_OPTIONS}
     parsed = {name: option.default for name, option in known.items()}
-    if not values.keys() <= known.keys():
-        known = {**_driver_options(backend_class, url), **known}
-    for name, value in values.items():
-        if name not in known:
-            raise _unknown_option(name, known, backend_class, safe_url)
-        parsed[name] = _parse(known[name], name, value, backend_class, safe_url)
-    engine_options = {name: parsed.pop(name) for name in ENGINE_OPTIONS}
-    _check_scope(engine_options["scope"], backend_class, safe_url)
+    with about(None, safe_url):
+        if not values.keys() <= known.keys():
+            known = {**_driver_options(backend_class, url), **known}
+        for name, value in values.items():
+            if name not in known:
+                raise ConfigurationError(_unknown_option(name, known, backend_class, where))
+            parsed[name] = _parse(known[name], name, value, where)
+        engine_options = {name: parsed.pop(name) for name in ENGINE_OPTIONS}
+        _check_scope(engine_options["scope"], backend_class.capabilities.scope, where)
     return engine_options, parsed
 
 
-def _check_scope(wanted: str | None, backend_class: type[LockBackend], safe_url: str | None) -> None:
+def _check_scope(wanted: str | None, scope: str, where: str) -> None:
     """Refuse a backend that locks out fewer processes than the options want; without them, than ``LOCKKIT_SCOPE``."""
-    source = ""
+    source = "scope"
     if wanted is None and "LOCKKIT_SCOPE" in os.environ:
         source = "LOCKKIT_SCOPE"
         with from_source(source):
-            wanted = _parse(ENGINE_OPTIONS["scope"], "scope", os.environ[source], backend_class, safe_url)
-    if wanted is None or _SCOPES.index(backend_class.capabilities.scope) >= _SCOPES.index(wanted):
+            wanted = _parse(ENGINE_OPTIONS["scope"], "scope", os.environ[source], where)
+    if wanted is None or _SCOPES.index(scope) >= _SCOPES.index(wanted):
         return
-    where, scope = safe_url or backend_class.__name__, backend_class.capabilities.scope
     instead = "redis://… or postgresql://…" if wanted == "network" else "file:"
     message = (
-        f"{where} locks out only other {_WITHIN[scope]}, and "
-        f"{source or 'scope'}={wanted} asks for more. Name a backend that does, such as {instead}; or give "
-        f"scope={scope} if that is enough"
+        f"{where} locks out only other {_WITHIN[scope]}, and {source}={wanted} asks for more. Name a backend that "
+        f"does, such as {instead}; or give scope={scope} if that is enough"
     )
-    raise ConfigurationError(message, backend=safe_url)
+    raise ConfigurationError(message)
 
 
 def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mapping[str, Option]:
@@ -277,22 +271,16 @@ def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mappin
         return {}  # the driver is missing: then the object is not one of its own
 
 
-def _unknown_option(
-    name: str, known: Iterable[str], backend_class: type[LockBackend], safe_url: str | None
-) -> ConfigurationError:
+def _unknown_option(name: str, known: Iterable[str], backend_class: type[LockBackend], where: str) -> str:
     # A driver may have dozens of options, so the message may suggest one but does not list them.
     own = [*ENGINE_OPTIONS, *backend_class.options]
     mode = backend_class.options.get("mode")
     in_mode = f" in mode={mode.default}" if mode is not None else ""
-    message = (
-        f"unknown option {shown(name)} for {safe_url or backend_class.__name__}{in_mode}"
-        f"{nearest(name, [*known, 'profile'])}. Its options are {', '.join(own)}"
-    )
-    return ConfigurationError(message, backend=safe_url)
+    suggestion = nearest(name, [*known, "profile"])
+    return f"unknown option {shown(name)} for {where}{in_mode}{suggestion}. Its options are {', '.join(own)}"
 
 
-def _parse(option: Option, name: str, value: object, backend_class: type[LockBackend], safe_url: str | None) -> Any:  # noqa: ANN401 - whatever the option gives
-    where = safe_url or backend_class.__name__
+def _parse(option: Option, name: str, value: object, where: str) -> Any:  # noqa: ANN401 - whatever the option gives
     try:
         return option.parse(value)
     except (ValueError, TypeError) as error:
@@ -300,9 +288,9 @@ def _parse(option: Option, name: str, value: object, backend_class: type[LockBac
         if is_secret(name) or (not isinstance(value, int) and "@" in str(value)):
             message = f"option {name}={HIDDEN} for {where} has an invalid value: {option.help}"
             # Not raised from the error: parsers may quote the value.
-            raise ConfigurationError(message, backend=safe_url) from None
+            raise ConfigurationError(message) from None
         message = f"option {name}={shown(value)} for {where}: {error}"
-        raise ConfigurationError(message, backend=safe_url) from error
+        raise ConfigurationError(message) from error
 
 
 def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
@@ -320,18 +308,14 @@ def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
             seen.add(builtin.target)
             yield _load_builtin(scheme, builtin, mode)
     for entry in _entry_points():
-        # What they adopt is known only after loading them. A missing driver means that there is no object of it.
-        if entry.name not in BUILTIN and entry.value not in seen and _is_importable(entry):
+        # What they adopt is known only after loading them.
+        if entry.name not in BUILTIN and entry.value not in seen:
             seen.add(entry.value)
+            try:
+                import_module(entry.module)
+            except ImportError:
+                continue  # a missing driver: there can be no object of it
             yield _load_entry(entry)
-
-
-def _is_importable(entry: EntryPoint) -> bool:
-    try:
-        import_module(entry.module)
-    except ImportError:
-        return False
-    return True
 
 
 def _entry_points() -> list[EntryPoint]:

@@ -60,26 +60,15 @@ def test_no_two_services_want_the_same_port() -> None:
 
 
 @each_service
-def test_images_are_pinned(key: tuple[str, str]) -> None:
-    """``latest`` is another server each week, and a major version alone each month."""
-    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d[\w.-]*", SERVICES[key]["image"])
-
-
-@each_service
-def test_services_have_a_health_check(key: tuple[str, str]) -> None:
-    """So that ``up --wait`` returns when they can be used."""
-    check = SERVICES[key]["healthcheck"]
-
-    assert check["test"][0] == "CMD"
-    assert all(isinstance(word, str) for word in check["test"]), "YAML has made something else of a word"
-
-
-@each_service
-def test_words_of_commands_are_text(key: tuple[str, str]) -> None:
-    """YAML turns ``yes`` into a truth and ``6379`` into a number, which Compose refuses."""
+def test_services_are_pinned_and_checked(key: tuple[str, str]) -> None:
+    """``latest`` is another server each week; ``up --wait`` needs a health check, and Compose words that are text."""
     service = SERVICES[key]
+    check = service["healthcheck"]["test"]
 
-    assert all(isinstance(word, str) for word in [*service.get("command", []), *service.get("entrypoint", [])])
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d[\w.-]*", service["image"])
+    assert check[0] == "CMD"
+    words = [*check, *service.get("command", []), *service.get("entrypoint", [])]
+    assert all(isinstance(word, str) for word in words), "YAML turns yes into a truth and 6379 into a number"
 
 
 @each_service

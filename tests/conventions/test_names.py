@@ -80,6 +80,9 @@ def test_error_is_public_and_has_its_builtin_base(error_class: type[lockkit.Lock
     assert getattr(lockkit, error_class.__name__) is error_class
     assert issubclass(error_class, lockkit.LockError)
     assert issubclass(error_class, BUILTIN_BASES.get(error_class.__name__, Exception))
+    # The OSError bases would show [Errno …], or fail.
+    assert (str(error_class()), str(error_class("text"))) == ("", "text")
+    assert (error_class().name, error_class().backend) == (None, None)
 
 
 @pytest.mark.parametrize("error_class", ERRORS, ids=lambda cls: cls.__name__)

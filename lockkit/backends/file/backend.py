@@ -21,8 +21,8 @@ says, not the flock, and it ends with its ttl even if the holder is only stopped
 A note is kept in the record, until its end by the wall clock: it survives a reboot, but not the loss of the record.
 
 A damaged record (empty, cut off, foreign) grants nothing. The first client that meets it repairs it, and the lock is
-free as soon as every lease that may have been stored there has ended: at once if no other client lives, else after the
-largest ttl that any live client ever asked for. ``lockkit break NAME`` frees it at once.
+free as soon as every lease that may have been stored there has ended: after the largest ttl that any live client ever
+asked for. ``lockkit break NAME`` frees it at once.
 
 What the machine must offer: a local file system with flock and hard links, /proc on Linux. Known network file systems
 are refused. macOS uses the same code without inotify; it has not been tested there.
@@ -44,6 +44,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -177,11 +178,10 @@ class FileBackend(LockBackend):
                 return outcome
             if not request.queue:
                 return outcome
-            waiter: _Waiter | None = request.state
-            if waiter is None or not self._can_be_woken(waiter):
+            if not self._is_waiting(request):
                 # Listen first, then enter the queue: otherwise a notification could come before anything listens.
                 self._start_waiting(request)
-            elif predecessor is None or self._watch(request.owner, waiter, predecessor.client):
+            elif predecessor is None or self._watch(request, predecessor.client):
                 return outcome
 
     def _acquire(
@@ -195,8 +195,6 @@ class FileBackend(LockBackend):
         queue = request.state is not None
         outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue, client.dead)
         if isinstance(outcome, Grant):
-            until = state.until if request.mode == "exclusive" else state.shares[request.owner].until
-            self._store.held[request.owner] = request.name, until
             return outcome, None, waiters
         return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
 
@@ -221,7 +219,6 @@ class FileBackend(LockBackend):
             request.answer_by,
         )
         self._stop_waiting(request)
-        self._store.held.pop(request.owner, None)
         self._notify(waiters)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -244,7 +241,6 @@ class FileBackend(LockBackend):
         client.allow_ttl(grant.ttl, now)
         renewal = state.renew(grant.owner, grant.ttl, now)
         if not isinstance(renewal, Renewed):
-            self._store.held.pop(grant.owner, None)
             return renewal
         share = state.shares.get(grant.owner)
         claim = state.holder if share is None else share.claim
@@ -256,14 +252,12 @@ class FileBackend(LockBackend):
             state.holder = claim
         else:
             share.claim = claim
-        self._store.held[grant.owner] = grant.name, state.until if share is None else share.until
         return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         in_time, waiters = await self._store.update(
             grant.name, lambda state, now: state.release(grant.owner, now), answer_by
         )
-        self._store.held.pop(grant.owner, None)
         if waiters:
             self._notify(waiters)
         else:
@@ -401,8 +395,12 @@ class FileBackend(LockBackend):
                     self._listener = self._new_listener()
                 except OSError as error:
                     failed = error
+                    self._listen_at = self._now() + LISTEN_AGAIN_SECONDS
         if failed is not None:
-            self._poll_for_a_while(failed)
+            log.info(
+                "waiters at %s poll every %g s for the next %g s, inotify cannot be used: %s",
+                self._url, POLL_SECONDS_MAX, LISTEN_AGAIN_SECONDS, failed,
+            )  # fmt: skip
         self._add_waiter(request, pause_seconds)
 
     def _add_waiter(self, request: Request, pause_seconds: float = POLL_SECONDS_MIN) -> None:
@@ -413,64 +411,35 @@ class FileBackend(LockBackend):
     def _new_listener(self) -> WakeupListener:
         from lockkit.backends.file.wakeup import WakeupListener  # noqa: PLC0415 - ctypes, only for waiters
 
-        return WakeupListener(self._runtime, self._directory, self._client_file, self._waiting, self._may_be_about)
+        return WakeupListener(self._runtime, self._directory, self._client_file, self._waiting)
 
-    def _can_be_woken(self, waiter: _Waiter) -> bool:
+    def _is_waiting(self, request: Request) -> bool:
         """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
-        listener = waiter.listener
-        if listener is not self._listener:
+        waiter: _Waiter | None = request.state
+        if waiter is None or waiter.listener is not self._listener:
             return False
-        if listener is None:
+        if waiter.listener is None:
             return self._now() < self._listen_at
-        try:
-            if listener.start():
-                return True
-        except RuntimeError as error:  # no more threads
-            self._poll_for_a_while(error)
-        else:
-            self._forget_listener(listener)
+        if waiter.listener.start():
+            return True
+        with self._mutex:
+            if self._listener is waiter.listener:
+                self._listener = None
         return False
 
-    def _watch(self, owner: str, waiter: _Waiter, client_id: str) -> bool:
+    def _watch(self, request: Request, client_id: str) -> bool:
         """Watch for the end of the predecessor's client; False if it has ended already."""
-        waiter.predecessor = client_id
         try:
-            return waiter.listener is None or waiter.listener.watch(owner, client_id)
-        except OSError as error:
-            self._poll_for_a_while(error)  # too many watches
-            return False
-
-    def _poll_for_a_while(self, error: Exception) -> None:
-        """Have all requests poll: nothing can wake them."""
-        log.info(
-            "waiters at %s poll every %g s for the next %g s, inotify cannot be used: %s",
-            self._url, POLL_SECONDS_MAX, LISTEN_AGAIN_SECONDS, error,
-        )  # fmt: skip
-        self._listen_at = self._now() + LISTEN_AGAIN_SECONDS
-        listener = self._listener
-        if listener is not None:
-            self._forget_listener(listener)
-            listener.stop()
-
-    def _forget_listener(self, listener: WakeupListener) -> None:
-        with self._mutex:
-            if self._listener is listener:
-                self._listener = None
+            return request.state.listener is None or request.state.listener.watch(request.owner, client_id)
+        except OSError as error:  # too many watches: then the waiter notices it within `CHECK_SECONDS`
+            log.info("a waiter at %s is not woken at once if the client before it is killed: %s", self._url, error)
+            return True
 
     def _stop_waiting(self, request: Request) -> None:
         waiter, request.state = request.state, None
         self._waiting.pop(request.owner, None)
         if waiter is not None and waiter.listener is not None:
             waiter.listener.unwatch(request.owner)
-
-    def _may_be_about(self, request: Request) -> bool:
-        """Tell, from the record without its flock, whether a notification may be about this request."""
-        waiter = request.state
-        state = self._store.peek(request.name)
-        if waiter is None or state is None or state.holder is None:
-            return True
-        predecessor = state.predecessor(request.owner)
-        return predecessor is None or predecessor.client != waiter.predecessor
 
     def _notify(self, claims: Sequence[FileClaim]) -> None:
         """Wake waiters: our own directly, those of other clients through their client files."""
@@ -491,22 +460,18 @@ class FileBackend(LockBackend):
             request.wake.set()
 
 
+@dataclass(slots=True)
 class _Waiter:
     """
     What a waiting request keeps.
 
     Attributes:
         listener: Wakes it; None if it polls.
-        predecessor: Id of the client that it watches.
         pause_seconds: How long it sleeps before the next attempt if it polls.
     """
 
-    __slots__ = ("listener", "pause_seconds", "predecessor")
-
-    def __init__(self, listener: WakeupListener | None, pause_seconds: float) -> None:
-        self.listener = listener
-        self.predecessor = ""
-        self.pause_seconds = pause_seconds
+    listener: WakeupListener | None
+    pause_seconds: float
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -71,36 +71,34 @@ class Cleanup:
         self.made = 0
         self._at = 0.0
         self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
-        self._folders = [_Folder(directory.clients), _Folder(directory.path)]
+        self._left: dict[str, Iterator[str]] = {}  # the names in a folder that come next
 
     def run(self, now: float) -> None:
         """Examine some files if it is time to."""
         if now < self._at or not self._mutex.acquire(blocking=False):
             return
-        errors = []
         try:
             self._at = now + CLEANUP_SECONDS
             count, self.made = min(max(ENTRIES_MIN, 2 * self.made), ENTRIES_MAX), 0
-            for folder in self._folders:
-                errors += self._examine_next(folder, count)
+            for folder in (self._directory.clients, self._directory.path):
+                self._examine_next(folder, count)
         finally:
             self._mutex.release()
-        for error in errors:
-            # Another client was faster, or the file belongs to another user in a sticky directory.
-            log.debug("cleaning %s: %s", self._directory.path, error)
 
-    def _examine_next(self, folder: _Folder, count: int) -> list[OSError]:
-        """Examine the next entries of a folder; return what went wrong."""
-        errors = []
-        try:
-            for name in folder.take(count):
-                try:
-                    self._examine(folder.path, name)
-                except OSError as error:
-                    errors.append(error)
-        except OSError as error:
-            errors.append(error)
-        return errors
+    def _examine_next(self, folder: str, count: int) -> None:
+        """Examine the next entries of a folder."""
+        names = self._left.pop(folder, None) or _names(folder)
+        for number in range(1, count + 1):
+            try:
+                name = next(names, None)
+                if name is None:
+                    return
+                self._examine(folder, name)
+            except OSError as error:
+                # Another client was faster, or the file belongs to another user in a sticky directory.
+                log.debug("cleaning %s: %s", self._directory.path, error)
+            if number == count:
+                self._left[folder] = names
 
     def _examine(self, folder: str, name: str) -> None:
         """Remove the file of a dead client, a record that no live client uses, or a file that was never completed."""
@@ -152,21 +150,19 @@ def erase(directory: Directory) -> None:
         with suppress(FileNotFoundError):
             for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
                 path = f"{folder}/{name}"
-                if stat.S_ISREG(os.lstat(path).st_mode) and _is_ours_at(path):
-                    unlink(path)
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    continue
+                fd = open_record(path)
+                try:
+                    if _is_ours(fd, path):
+                        unlink(path)
+                finally:
+                    os.close(fd)
     if made:
         with suppress(OSError):  # something else is in it, or it is gone already
             os.rmdir(directory.clients)  # noqa: PTH106
             unlink(f"{directory.path}/{MARKER}")
             os.rmdir(directory.path)  # noqa: PTH106
-
-
-def _is_ours_at(path: str) -> bool:
-    fd = open_record(path)
-    try:
-        return _is_ours(fd, path)
-    finally:
-        os.close(fd)
 
 
 def _is_ours(fd: int, path: str) -> bool:
@@ -189,20 +185,11 @@ def _is_ours(fd: int, path: str) -> bool:
     return bool(CONTENT.match(start) or HEAD.match(start)) or (len(start) <= SIZE_MAX and not start.strip(b"\0"))
 
 
-class _Folder:
-    """The names in a folder, some at a time, again and again, so that each is returned from time to time."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._names: list[str] = []
-        self._start = 0
-
-    def take(self, count: int) -> list[str]:
-        """Return the next names, at most `count`."""
-        if not self._names:
-            with os.scandir(self.path) as entries:
-                self._names = [entry.name for entry in islice(entries, self._start, self._start + NAMES_MAX)]
-            self._start = self._start + len(self._names) if len(self._names) == NAMES_MAX else 0
-        taken = self._names[:count]
-        del self._names[:count]
-        return taken
+def _names(folder: str) -> Iterator[str]:
+    """Yield the names in a folder, and read some of them at a time."""
+    start, names = 0, [""] * NAMES_MAX
+    while len(names) == NAMES_MAX:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, start, start + NAMES_MAX)]
+        yield from names
+        start += len(names)

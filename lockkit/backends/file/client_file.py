@@ -183,12 +183,12 @@ def notify(directory: Directory, client_id: str) -> None:
         os.utime(f"{directory.clients}/{client_id}")
 
 
-def live_ttl_max(directory: Directory, but: str) -> float:
-    """Find the largest ttl that any live client ever asked for, seconds; 0 if there is no such client."""
+def live_ttl_max(directory: Directory) -> float:
+    """Find the largest ttl that any live client ever asked for, seconds; 0 if none did."""
     largest = 0.0
     for client_id in os.listdir(directory.clients):  # noqa: PTH208
         # A client whose file has a dot before that name is just connecting and has no lock yet.
-        if client_id != but and NAME.fullmatch(client_id) and not has_ended(directory, client_id):
+        if NAME.fullmatch(client_id) and not has_ended(directory, client_id):
             largest = max(largest, _ttl_max(f"{directory.clients}/{client_id}"))
     return largest
 

@@ -33,7 +33,6 @@ from lockkit.file_systems import (
     find_flaw,
     find_flaw_on_the_way,
     kind_of_file_system,
-    shared_group,
 )
 
 MARKER = ".lockkit"
@@ -101,13 +100,14 @@ def _sysctl(name: bytes) -> str:
     return buffer.value.decode("ascii")
 
 
-def find_flaw_within(path: str, status: os.stat_result, *, group: bool, above: os.stat_result | None) -> Flaw | None:
-    """Say why a folder of locks cannot be trusted; None if it can."""
-    if stat.S_ISLNK(status.st_mode):
-        return Flaw(path, "is a symbolic link", "name the directory that it points to, or remove it")
-    owners = frozenset() if above is None else frozenset({above.st_uid})
-    flaw = find_flaw(path, status, group=shared_group(above or status) if group else None, owners=owners)
-    if flaw is not None and flaw.fix == f"chmod g-w {shlex.quote(path)}":
+def find_directory_flaw(path: str, *, group: bool) -> Flaw | None:
+    """Say why a directory of locks cannot be trusted; None if it can. What is missing is not examined."""
+    clients = f"{path}/clients"
+    for folder in (path, clients):
+        if os.path.islink(folder):  # noqa: PTH114
+            return Flaw(folder, "is a symbolic link", "name the directory that it points to, or remove it")
+    flaw = find_flaw_on_the_way(clients, group=group)
+    if flaw is not None and flaw.path in {path, clients} and flaw.fix == f"chmod g-w {shlex.quote(flaw.path)}":
         return flaw._replace(fix=f"{flaw.fix}, or say ?group=1 to share the locks")
     return flaw
 
@@ -149,62 +149,27 @@ class Directory:
         ConfigurationError: Other users may write to it or to its folder ``clients``, or it is on a network file
         system.
         """
-        self._refuse(find_flaw_on_the_way(str(Path(self.path).parent)))
-        made = self._make(self.path, 0o2770 if self.group else 0o700)
+        self._refuse_if_shared()
+        made = _make(self.path, 0o2770 if self.group else 0o700)
         status = os.lstat(self.path)
-        self._refuse(find_flaw_within(self.path, status, group=self.group, above=None))
         _check_file_system(self.path, status.st_dev)
         self.gid = status.st_gid
+        self._refuse_if_shared()
         if made:
             self._make_marker(made=True)
-        self._make(self.clients, stat.S_IMODE(status.st_mode), gid=self.gid if self.group else -1)
-        clients = os.lstat(self.clients)
-        self._refuse(find_flaw_within(self.clients, clients, group=self.group, above=status))
+        _make(self.clients, stat.S_IMODE(status.st_mode), gid=self.gid if self.group else -1)
+        self._refuse_if_shared()
 
     @property
     def trusted(self) -> int | None:
         """The group whose members may have made the files."""
         return self.gid if self.group else None
 
-    @staticmethod
-    def _refuse(flaw: Flaw | None) -> None:
+    def _refuse_if_shared(self) -> None:
+        flaw = find_directory_flaw(self.path, group=self.group)
         if flaw is not None:
             message = f"{flaw.path} {flaw.seen}, so another user could replace or remove locks: {flaw.fix}"
             raise ConfigurationError(message)
-
-    def _make(self, path: str, mode: int, *, gid: int = -1, parent_made: bool = False) -> bool:
-        """Make a directory of a group (-1: of the user's) if it is missing; return whether it was."""
-        parent = os.path.dirname(path)  # noqa: PTH120
-        try:
-            os.mkdir(path, 0o700)  # noqa: PTH102
-        except FileNotFoundError as error:
-            if parent_made and os.path.isdir(parent):  # noqa: PTH112
-                if kind_of_file_system(os.stat(parent).st_dev) != "proc":  # noqa: PTH116
-                    raise  # somebody removes it and makes it again, which may end
-                message = f"{path} cannot be made, since {parent} takes no directories: name another directory"
-                raise ConfigurationError(message) from error
-        except FileExistsError:
-            if not os.path.isdir(path):  # noqa: PTH112
-                raise
-            return False
-        except PermissionError as error:
-            message = (
-                f"{path} cannot be made, since this user may not write to {parent}: name another directory, in the URL "
-                "or with LOCKKIT_STATE_DIR"
-            )
-            raise ConfigurationError(message) from error
-        else:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fchown(fd, -1, gid)
-                os.fchmod(fd, mode)  # past the umask; last, since a change of the group clears setgid
-            finally:
-                os.close(fd)
-            return True
-        # Another process may have made the parent since. Parents are 0700 too, as the XDG specification has it for the
-        # state directory.
-        self._make(parent, 0o700)
-        return self._make(path, mode, gid=gid, parent_made=True)
 
     # -- the marker ------------------------------------------------------------------------------------------------
 
@@ -277,6 +242,34 @@ class Directory:
             unlink(path)
             raise
         return fd
+
+
+def _make(path: str, mode: int, *, gid: int = -1) -> bool:
+    """Make a directory of a group (-1: of the user's), and what is missing above it; return whether it was missing."""
+    try:
+        # Parents are 0700 too, as the XDG specification has it for the state directory.
+        for parent in reversed(Path(path).parents):
+            if not parent.is_dir():
+                with suppress(FileExistsError):  # another process was faster
+                    os.mkdir(parent, 0o700)  # noqa: PTH102
+        os.mkdir(path, 0o700)  # noqa: PTH102
+    except FileExistsError:
+        if not os.path.isdir(path):  # noqa: PTH112
+            raise
+        return False
+    except (FileNotFoundError, PermissionError) as error:
+        message = (
+            f"{error.filename} cannot be made in {Path(error.filename).parent} ({error.strerror}): "
+            "name another directory, in the URL or with LOCKKIT_STATE_DIR"
+        )
+        raise ConfigurationError(message) from error
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(fd, -1, gid)
+        os.fchmod(fd, mode)  # past the umask; last, since a change of the group clears setgid
+    finally:
+        os.close(fd)
+    return True
 
 
 def _marker(made: bool, token: int) -> bytes:  # noqa: FBT001

@@ -7,11 +7,11 @@ from pathlib import Path
 from shlex import quote
 
 from lockkit.backends.file.backend import FileBackend
-from lockkit.backends.file.directory import find_flaw_within
+from lockkit.backends.file.directory import find_directory_flaw
 from lockkit.backends.file.inotify import Inotify
 from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
-from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kind_of_file_system
+from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system
 
 _OPTIONS = "backends/file.md#url-and-options"
 _LIMITS = "backends/file.md#what-it-does-not-promise"
@@ -44,30 +44,36 @@ async def examine(examination: Examination) -> None:
     """Examine the directory."""
     backend = FileBackend.open(examination.url, examination.options, examination.host)
     path = Path(backend.url.removeprefix("file://"))
-    if os.path.lexists(path):  # noqa: ASYNC240 - the doctor blocks
-        _examine_directory(examination, path)
+    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))  # noqa: ASYNC240 - the doctor blocks
+    if there.is_dir():
+        _examine_directory(examination, path, there)
     else:
-        _examine_missing(examination, path)
+        fix = f"Remove {there}, or name another directory: file:///…"
+        examination.find(UNUSABLE, str(path), f"{there} is not a directory.", fix)
     _examine_inotify(examination, str(path))
 
 
-def _examine_missing(examination: Examination, path: Path) -> None:
-    """Check whether a missing directory could be made."""
-    ancestor = next(parent for parent in path.parents if os.path.lexists(parent))
-    if not ancestor.is_dir():
-        fix = f"Remove {ancestor}, or name another directory: file:///…"
-        examination.find(UNUSABLE, str(path), f"{ancestor} is not a directory.", fix)
-    elif not os.access(ancestor, os.W_OK | os.X_OK):
-        _find_denied(examination, path, ancestor)
-    elif kind_of_file_system(ancestor.stat().st_dev) == "proc":
-        examination.find(UNUSABLE, str(path), f"{ancestor} takes no directories.", _ELSEWHERE)
-    else:
-        seen = f"The directory is missing; {ancestor} exists and may be written to."
+def _examine_directory(examination: Examination, path: Path, there: Path) -> None:
+    """Examine the directory, or, if it is missing, `there`: the nearest one above it."""
+    kind = kind_of_file_system(there.stat().st_dev)
+    if not os.access(there, os.W_OK | os.X_OK | (os.R_OK if there == path else 0)):
+        _find_denied(examination, path, there)
+    elif there != path and kind == "proc":
+        examination.find(UNUSABLE, str(path), f"{there} takes no directories.", _ELSEWHERE)
+        return
+    elif there != path:
+        seen = f"The directory is missing; {there} exists and may be written to."
         examination.find(MISSING, str(path), seen, f"Nothing to do; or: mkdir -p -m 700 {quote(str(path))}")
-        flaw = find_flaw_on_the_way(str(path.parent))
-        if flaw is not None:
-            examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
-        _examine_file_system(examination, path, ancestor.stat())
+    flaw = find_directory_flaw(str(path), group=examination.options["group"])
+    if flaw is not None:
+        examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
+    if kind in NETWORK_FILE_SYSTEMS:
+        examination.find(
+            NETWORK,
+            str(path),
+            f"The directory is on a network file system ({kind}).",
+            "Name a local directory, or use a backend for several machines, such as redis:// or postgresql://",
+        )
 
 
 def _find_denied(examination: Examination, path: Path, where: Path) -> None:
@@ -83,39 +89,6 @@ def _find_denied(examination: Examination, path: Path, where: Path) -> None:
         # Not the directory above, which may be that of the system.
         fix = f"As root: install -d -m 700 -o {user} {name}; or name a directory elsewhere"
     examination.find(UNUSABLE, str(path), seen, fix)
-
-
-def _examine_directory(examination: Examination, path: Path) -> None:
-    if not path.is_dir():
-        fix = f"Remove {path}, or name another directory: file:///…"
-        examination.find(UNUSABLE, str(path), f"{path} is not a directory.", fix)
-        return
-    status = path.lstat()
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        _find_denied(examination, path, path)
-    group = examination.options["group"]
-    flaws = [
-        find_flaw_on_the_way(str(path.parent)),
-        find_flaw_within(str(path), status, group=group, above=None),
-    ]
-    clients = path / "clients"
-    if os.path.lexists(clients):
-        flaws.append(find_flaw_within(str(clients), clients.lstat(), group=group, above=status))
-    for flaw in flaws:
-        if flaw is not None:
-            examination.find(WRITABLE_BY_OTHERS, str(path), f"{flaw.path} {flaw.seen}.", flaw.fix)
-    _examine_file_system(examination, path, status)
-
-
-def _examine_file_system(examination: Examination, path: Path, status: os.stat_result) -> None:
-    kind = kind_of_file_system(status.st_dev)
-    if kind in NETWORK_FILE_SYSTEMS:
-        examination.find(
-            NETWORK,
-            str(path),
-            f"The directory is on a network file system ({kind}).",
-            "Name a local directory, or use a backend for several machines, such as redis:// or postgresql://",
-        )
 
 
 def _examine_inotify(examination: Examination, where: str) -> None:

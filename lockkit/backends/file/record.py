@@ -352,16 +352,6 @@ class RecordFile:
             # Only a limit on the size of files does that here. The record is damaged now, and will be repaired.
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), self.path)
 
-    def peek(self) -> LockState[FileClaim] | None:
-        """Read the record without its flock; None if that fails."""
-        with self.mutex:
-            if self.fd < 0:
-                return None
-            try:
-                return self.read()[0]
-            except (OSError, DamagedError, VersionError, RemovedError):
-                return None
-
     def close(self) -> None:
         """Close the descriptor. Idempotent. Call it under `mutex`, or where no other thread can use the record."""
         fd, self.fd = self.fd, -1

@@ -6,6 +6,7 @@ It also decides what to do about records that are damaged, of another version, o
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -19,7 +20,6 @@ from lockkit.backend import NamesPage, in_space, seconds_left
 from lockkit.backends.file.cleanup import Cleanup
 from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, live_ttl_max
 from lockkit.backends.file.directory import Directory, boot_id, is_ours, record_file_prefix, record_name
-from lockkit.backends.file.errors import explain
 from lockkit.backends.file.record import (
     DamagedError,
     FileClaim,
@@ -69,14 +69,30 @@ DAMAGED = "damaged"
 """Owner in a record that was found damaged, until all leases that it may have held have ended."""
 
 
-class RecordStore:
-    """
-    The records that one client uses.
+# Retrying does not help here.
+_CONFIGURATION = {
+    errno.EACCES: "may not be used by this user: fix its owner and mode, or share it with ?group=1",
+    errno.EPERM: "may not be used by this user: fix its owner and mode, or share it with ?group=1",
+    errno.EROFS: "is on a read-only file system: name another directory",
+    errno.EISDIR: "is a directory: remove it",
+    errno.ENOTDIR: "has something on its path that is not a directory: remove that, or name another directory",
+    errno.EEXIST: "is not a directory: remove it, or name another directory",
+    errno.ELOOP: "is a symbolic link: remove it",
+    errno.ENXIO: "is not a regular file: remove it",
+    errno.ESPIPE: "is not a regular file: remove it",
+    errno.ENAMETOOLONG: "is too long for this file system: name a directory with a shorter path",
+}
+_UNAVAILABLE = {
+    errno.ENOSPC: "could not be written, the file system is full: free some space",
+    errno.EDQUOT: "could not be written, the disk quota is used up: free some space",
+    errno.EFBIG: "could not be written, this process may not write files of that size (ulimit -f): raise the limit",
+    errno.EMFILE: "could not be opened, this process has too many open files: raise its limit (ulimit -n)",
+    errno.ENFILE: "could not be opened, this machine has too many open files",
+}
 
-    Attributes:
-        held: Name and end of every lease of this client, by owner. Of one that expired until the next check of the
-            client file.
-    """
+
+class RecordStore:
+    """The records that one client uses."""
 
     def __init__(self, runtime: Runtime, directory: Directory, client_file: ClientFile, url: str) -> None:
         """Open nothing yet."""
@@ -97,7 +113,6 @@ class RecordStore:
         self._files = {}
         self._recent: dict[str, None] = {}
         self._cleanup = Cleanup(self._directory, self._client_file.dead)
-        self.held: dict[str, tuple[str, float]] = {}
 
     def reopen(self) -> None:
         """Have all records opened again: another program may have replaced the directory."""
@@ -133,9 +148,6 @@ class RecordStore:
     def _check_client_file(self, now: float) -> None:
         self._client_file.check(now)
         self._cleanup.run(now)
-        for owner, (_, until) in tuple(self.held.items()):  # a copy: threads add others meanwhile
-            if until <= now:
-                self.held.pop(owner, None)
 
     async def update(
         self,
@@ -146,8 +158,7 @@ class RecordStore:
         forced: bool = False,  # noqa: FBT001, FBT002 - as above
     ) -> T:
         """Call `change` with the state of a lock, and keep the state that it leaves, under the flock of the record."""
-        retry: _FlockRetry | None = None
-        now = 0.0
+        tries, began, now = 0, 0.0, 0.0
         while True:
             try:
                 now = self._now()
@@ -161,20 +172,37 @@ class RecordStore:
             except RemovedError:
                 self._drop(name)
             except BlockingIOError:
-                retry = retry or _FlockRetry(self._runtime, now, answer_by)
-                if not await retry.wait(now):
-                    path = self._path(name)
-                    self._fail(BackendUnavailable(_stuck(path, now - retry.started)), name, path)
+                began, tries = began or now, tries + 1
+                await self._wait_for_flock(name, tries, began, answer_by)
             except (OSError, LockError) as error:
                 self._fail(error, name, self._path(name))
             finally:
                 if self._warnings:
                     self._warn()
 
+    async def _wait_for_flock(self, name: str, tries: int, began: float, answer_by: float) -> None:
+        """
+        Pause before the next try: not at first, then for longer and longer; raise if it would be too late.
+
+        No process has the flock of a record for more than some microseconds unless it is stopped.
+        """
+        if tries <= FLOCK_TRIES_AT_ONCE:
+            return
+        now, path = self._now(), self._path(name)
+        left = began + seconds_left(answer_by, began) - now
+        if left <= 0:
+            message = (
+                f"{path} has been flocked for {now - began:.1f} s by {_flock_owner(path)}, which was stopped within "
+                "the few microseconds that this takes, or does not use lockkit: let it continue, or end it"
+            )
+            self._fail(BackendUnavailable(message), name, path)
+        pause = min(FLOCK_PAUSE_SECONDS_MIN * 2 ** (tries - FLOCK_TRIES_AT_ONCE), FLOCK_PAUSE_SECONDS_MAX)
+        await self._runtime.sleep(min(pause * self._runtime.random.uniform(0.5, 1.5), left))
+
     def _fail(self, error: OSError | LockError, name: str | None, path: str) -> NoReturn:
         """Raise an error of lockkit's that says which lock and which backend it is about."""
         # `BackendUnavailable` is an OSError too.
-        explained = error if isinstance(error, LockError) else explain(error, path)
+        explained = error if isinstance(error, LockError) else _explain(error, path)
         explained.name, explained.backend = name, self._url
         raise explained from (explained.__cause__ if explained is error else error)
 
@@ -182,11 +210,6 @@ class RecordStore:
         """Log what was noticed under mutex and flock: a handler may be slow, or use a lock of this client."""
         while self._warnings:
             log.warning(*self._warnings.popleft())
-
-    def peek(self, name: str) -> LockState[FileClaim] | None:
-        """Read an open record without its flock, so that it may be out of date; None if that fails."""
-        file = self._files.get(name)
-        return None if file is None else file.peek()
 
     def must_look(self, name: str) -> bool:
         """
@@ -213,17 +236,14 @@ class RecordStore:
         try:
             if start is None:
                 self._check_client_file(self._now())
-                start = self._record_files(prefix)
+                begin = record_file_prefix(prefix)
+                entries = os.listdir(self._directory.path)  # noqa: PTH208 - names, not paths
+                start = [entry for entry in entries if entry.startswith(begin) and entry.endswith(".lock")]
             part, left = start[:PAGE_RECORDS], start[PAGE_RECORDS:]
             names = [name for file in part if (name := self._name_in_use(file, prefix)) is not None]
         except (OSError, LockError) as error:
             self._fail(error, None, self._directory.path)
         return NamesPage(names, left or None)
-
-    def _record_files(self, prefix: str) -> list[str]:
-        begin = record_file_prefix(prefix)
-        entries = os.listdir(self._directory.path)  # noqa: PTH208 - names, not paths
-        return [entry for entry in entries if entry.startswith(begin) and entry.endswith(".lock")]
 
     def _name_in_use(self, file: str, prefix: str) -> str | None:
         """Return the name of the lock in a record file if it is held or waited for."""
@@ -287,29 +307,23 @@ class RecordStore:
 
         The token starts again from the wall clock, which is above all tokens before.
         """
-        # With `forced` any time will do: the lock is about to be freed.
-        until = now + 1.0 if forced else self._possible_lease_end(file, error, now)
         state: LockState[FileClaim] = LockState()
-        if until > now:
+        if forced:
+            state.until = now + 1.0  # any time will do: the lock is about to be freed
+        else:
+            try:
+                state.until = now + live_ttl_max(self._directory)
+            except ValueError as unknown:
+                message = (
+                    f"the record {file.path} is damaged ({error}), and lockkit cannot tell when its lease ends "
+                    f"({unknown}). If nobody holds the lock: lockkit break {shown(file.name)}"
+                )
+                raise BackendUnavailable(message) from error
+            warning = "the record %s is damaged (%s); the lock is free in %.1f s"
+            self._warnings.append((warning, file.path, str(error), state.until - now))
+        if state.until > now:
             state.holder = FileClaim(DAMAGED, 0.0, "", '{"text":"the record was damaged"}')
-            state.until = until
         return state
-
-    def _possible_lease_end(self, file: RecordFile, error: DamagedError, now: float) -> float:
-        """When the last lease that a damaged record may have held has ended; `now` if there can be none."""
-        try:
-            ttl = live_ttl_max(self._directory, but=self._client_file.id)
-        except ValueError as unknown:
-            message = (
-                f"the record {file.path} is damaged ({error}), and lockkit cannot tell when its lease ends ({unknown})."
-                f" If nobody holds the lock: lockkit break {shown(file.name)}"
-            )
-            raise BackendUnavailable(message) from error
-        own = [until for name, until in self.held.copy().values() if name == file.name]
-        until = max([now + ttl, *own])
-        warning = "the record %s is damaged (%s); the lock is free in %.1f s", file.path, str(error), until - now
-        self._warnings.append(warning)
-        return until
 
     def _free_after_boot(self, file: RecordFile, state: LockState[FileClaim]) -> None:
         """Free a lock that was held when the machine was shut down."""
@@ -394,46 +408,12 @@ class RecordStore:
                 del self._files[name]
 
 
-class _FlockRetry:
-    """
-    Pauses between the tries for the flock of a record: none at first, then growing ones.
-
-    No process has it for more than some microseconds unless it is stopped.
-    """
-
-    def __init__(self, runtime: Runtime, now: float, answer_by: float) -> None:
-        self._runtime = runtime
-        self._tries_at_once = FLOCK_TRIES_AT_ONCE
-        self._pause = FLOCK_PAUSE_SECONDS_MIN
-        self.started = now
-        self._give_up_at = now + seconds_left(answer_by, now)
-
-    async def wait(self, now: float) -> bool:
-        """Wait before the next try; False if it is too late for one."""
-        if self._tries_at_once:
-            self._tries_at_once -= 1
-        elif now >= self._give_up_at:
-            return False
-        else:
-            pause = self._pause * self._runtime.random.uniform(0.5, 1.5)
-            await self._runtime.sleep(min(pause, self._give_up_at - now))
-            self._pause = min(self._pause * 2, FLOCK_PAUSE_SECONDS_MAX)
-        return True
-
-
 def _read(path: str) -> bytes:
     fd = open_record(path)
     try:
         return read_record(fd)
     finally:
         os.close(fd)
-
-
-def _stuck(path: str, seconds: float) -> str:
-    return (
-        f"{path} has been flocked for {seconds:.1f} s by {_flock_owner(path)}, which was stopped within the few "
-        "microseconds that this takes, or does not use lockkit: let it continue, or end it"
-    )
 
 
 def _flock_owner(path: str) -> str:
@@ -449,3 +429,13 @@ def _flock_owner(path: str) -> str:
     except OSError:
         pass  # macOS, or no /proc: the message does without
     return owner
+
+
+def _explain(error: OSError, path: str) -> LockError:
+    """Turn an error of the operating system into one of lockkit's."""
+    where = error.filename if isinstance(error.filename, str) else path
+    code = error.errno or 0
+    if code in _CONFIGURATION:
+        return ConfigurationError(f"{where} {_CONFIGURATION[code]} ({error.strerror})")
+    said = _UNAVAILABLE.get(code, "could not be read or written")
+    return BackendUnavailable(f"{where} {said} ({error.strerror})")

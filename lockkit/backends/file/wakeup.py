@@ -4,7 +4,8 @@ Wake-ups between the clients of a lock directory, by one inotify instance per cl
 ==================================  ============================================================================
 event                               meaning
 ==================================  ============================================================================
-ATTRIB on this client's own file    another client called `notify`: one of the locks that we wait for may be free
+ATTRIB on this client's own file    another client called `notify`: one of the locks that we wait for may be free,
+                                    and each of our requests tries again
 CLOSE_WRITE on another client file  that client has ended; it held a lock that we wait for, or waited before us
 ==================================  ============================================================================
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lockkit.backend import Request
@@ -58,14 +59,12 @@ class WakeupListener:
         directory: Directory,
         client_file: ClientFile,
         requests: Mapping[str, Request],
-        may_concern: Callable[[Request], bool],
     ) -> None:
         """Watch the client's own file; reading of the events begins with the first `start`."""
         self._runtime = runtime
         self._directory = directory
         self._client_file = client_file
         self._requests = requests
-        self._may_concern = may_concern
         self._mutex = runtime.mutex()
         self._watched: dict[int, _Watched] = {}  # by the number that inotify gave
         self._numbers: dict[str, int] = {}  # of the client that a request watches, by the request's owner
@@ -120,16 +119,8 @@ class WakeupListener:
         with self._mutex:
             if self._closed or self._stopped is not None:
                 return not self._closed
-            stopped = self._stopped = self._runtime.event()
-        try:
-            self._runtime.spawn("lockkit-file-wakeups", self._run)
-        except BaseException:
-            # After an interrupt the thread may run all the same: its descriptor must stay open.
-            with self._mutex:
-                self._closed = True
-            self._wake_all()
-            stopped.set()
-            raise
+            self._stopped = self._runtime.event()
+        self._runtime.spawn("lockkit-file-wakeups", self._run)
         return True
 
     async def _run(self) -> None:
@@ -166,7 +157,7 @@ class WakeupListener:
             request.wake.set()
 
     def _read(self) -> list[_Watched]:
-        """Read the events; wake the requests that a notification may concern, and return the clients that ended."""
+        """Read the events; wake the requests after a notification, and return the clients that ended."""
         ended = []
         notified = False
         with self._mutex:
@@ -178,11 +169,7 @@ class WakeupListener:
                 elif number in {self._own, -1}:  # -1: the kernel's queue was full, and events are missing
                     notified = True
         if notified:
-            requests = list(self._requests.values())
-            for request in requests:
-                # A notification does not say which lock it is about. Reading each record is cheaper than trying each.
-                if len(requests) == 1 or self._may_concern(request):
-                    request.wake.set()
+            self._wake_all()
         return ended
 
     async def _client_ended(self, watched: _Watched) -> None:

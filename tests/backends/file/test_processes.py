@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import lockkit
-from lockkit import aio
 from lockkit.backend import Busy, Grant, Renewed, Unknown
 from lockkit.backends.file import record
 from lockkit.backends.file.backend import FileBackend
-from lockkit.backends.file.record import decode
 from lockkit.backends.file.record_store import OPEN_RECORDS_MAX
-from lockkit.errors import BackendUnavailable, LockError
+from lockkit.errors import BackendUnavailable
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
@@ -44,28 +41,6 @@ def test_forked_child_does_not_keep_the_dead_parent_alive(connect: Connect, host
             until(lambda: isinstance(drive(backend.try_acquire(host.request(queue=False))), Grant))
         finally:
             os.kill(child, signal.SIGKILL)
-
-
-def test_forked_child_shares_no_flock_with_its_parent(connect: Connect, host: StubHost) -> None:
-    """A lock taken through an inherited descriptor would not exclude the parent."""
-    backend = connect(host)
-    granted(drive(backend.try_acquire(host.request("x"))))
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)  # rather than hang
-        ok = (
-            backend._client_file.fd == -1
-            and backend._store._files == {}
-            and isinstance(drive(backend.try_acquire(host.request("y"))), Grant)
-        )
-        os._exit(0 if ok and isinstance(drive(backend.try_acquire(host.request("x", queue=False))), Busy) else 1)
-    _, status = os.waitpid(pid, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert backend._client_file.fd >= 0
-    # The locks of the child were freed when it ended.
-    granted(drive(backend.try_acquire(host.request("y"))))
-    assert len(drive(backend.holders("x"))) == 1
 
 
 _FLOCK = """
@@ -116,30 +91,6 @@ def test_calls_with_a_deadline_do_not_wait_for_a_stopped_process(
     granted(drive(backend.try_acquire(host.request())))
 
 
-@pytest.mark.parametrize("timeout", [0, 0.3])
-def test_acquire_is_back_in_time_though_a_process_was_stopped(
-    directory: Path, flocked: subprocess.Popen[bytes], timeout: float
-) -> None:
-    """The same through the public API, sync and async."""
-
-    async def main() -> float:
-        async with aio.connect(f"file://{directory}") as client:
-            watch = Stopwatch()
-            with pytest.raises(BackendUnavailable, match=rf"process {flocked.pid}\b"):
-                await client.lock("x").acquire(timeout)
-            took = watch.stop()
-            flocked.kill()  # closing the clients undoes what they tried
-            flocked.wait()
-            return took
-
-    with lockkit.connect(f"file://{directory}") as client:
-        watch = Stopwatch()
-        with pytest.raises(BackendUnavailable, match=rf"process {flocked.pid}\b"):
-            client.lock("x").acquire(timeout)
-        took = watch.stop()
-        assert max(took, asyncio.run(main())) < timeout + SOON
-
-
 def test_stopped_process_delays_no_other_renewal_and_no_other_release(
     connect: Connect, host: StubHost, directory: Path, flocked: subprocess.Popen[bytes]
 ) -> None:
@@ -164,33 +115,6 @@ def test_stopped_process_delays_no_other_renewal_and_no_other_release(
 
     assert [type(renewal) for renewal in renewed] == [Unknown] * 5 + [Renewed] * 20
     assert all(drive(backend.holders(name)) == [] for name in names[1:])
-
-
-def test_clients_close_what_they_opened(directory: Path, host: StubHost) -> None:
-    """After close: no descriptor, no thread, no client file, no place in a queue."""
-    holder = FileBackend.open(parse(f"file://{directory}"), {"group": False}, host)
-    files, threads = open_files(), threading.active_count()
-    backend = FileBackend.open(parse(f"file://{directory}"), {"group": False}, host)
-    granted(drive(backend.try_acquire(host.request("mine", ttl=LONG))))
-    granted(drive(holder.try_acquire(host.request(ttl=LONG))))
-    request = host.request(ttl=LONG)
-    busy = drive(backend.try_acquire(request))
-    assert isinstance(busy, Busy)
-    request.wake.set()
-    drive(backend.wait(request, busy, host.runtime.now() + 30))
-    assert len(list((directory / "clients").iterdir())) == 2
-
-    drive(backend.close())
-    drive(backend.close())
-
-    assert decode((directory / "x.lock").read_bytes(), "x")[0].queue == []
-    drive(holder.close())
-    # Fewer, if a test before this one had some that have ended by now.
-    until(lambda: open_files() <= files)
-    until(lambda: threading.active_count() <= threads)
-    assert list((directory / "clients").iterdir()) == []
-    with pytest.raises(LockError, match="closed"):
-        drive(backend.try_acquire(host.request()))
 
 
 def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(directory: Path) -> None:
@@ -292,62 +216,3 @@ def test_interrupt_within_an_operation(
         assert [holder.owner for holder in drive(client.holders("x"))] == [request.owner] * written
     drive(backend.abandon(request))
     granted(drive(backend.try_acquire(host.request(queue=False))))
-
-
-def test_interrupt_while_the_client_file_gets_its_name(
-    connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C is raised, not an error about a file that is missing, which would be retried."""
-    rename = os.rename
-
-    def interrupted(*args: str) -> None:
-        monkeypatch.setattr(os, "rename", rename)
-        rename(*args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "rename", interrupted)
-    backend = connect(host)
-
-    with pytest.raises(KeyboardInterrupt):
-        drive(backend.ping())
-
-    granted(drive(backend.try_acquire(host.request())))
-    drive(connect(host).ping())
-    assert len(list((directory / "clients").iterdir())) == 2
-
-
-def test_interrupt_while_a_file_is_made_that_another_program_removes(
-    connect: Connect, host: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As above: Ctrl-C is raised."""
-    backend = connect(host)
-    drive(backend.ping())
-    pwrite = os.pwrite
-
-    def interrupted(fd: int, content: bytes, offset: int) -> int:
-        monkeypatch.setattr(os, "pwrite", pwrite)
-        del fd, content, offset
-        next(directory.glob(".new-*")).unlink()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "pwrite", interrupted)
-
-    with pytest.raises(KeyboardInterrupt):
-        drive(backend.try_acquire(host.request()))
-
-    granted(drive(backend.try_acquire(host.request())))
-
-
-def test_record_is_made_though_another_program_removes_its_temporary_name(
-    connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The record has its own name by then."""
-    link = os.link
-
-    def removed(hidden: str, path: str) -> None:
-        link(hidden, path)
-        Path(hidden).unlink()
-
-    monkeypatch.setattr(os, "link", removed)
-
-    granted(drive(connect(host).try_acquire(host.request())))

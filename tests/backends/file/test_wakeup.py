@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,14 +31,7 @@ class Listening:
         self.directory = Directory(str(path), group=False)
         self.client_file = self.other_client()
         self.requests: dict[str, Request] = {}
-        self.concerned: set[str] = set()
-        self.listener = WakeupListener(
-            self.host.runtime,
-            self.directory,
-            self.client_file,
-            self.requests,
-            lambda request: request.owner in self.concerned,
-        )
+        self.listener = WakeupListener(self.host.runtime, self.directory, self.client_file, self.requests)
 
     def request(self, owner: str) -> Request:
         """A request that waits."""
@@ -148,22 +140,6 @@ def test_end_of_a_client_wakes_only_the_requests_that_watch_it(client: Listening
     assert woken(second)
 
 
-def test_two_requests_watch_the_same_client(client: Listening) -> None:
-    """Its end wakes both; a third request that stopped watching it sleeps on."""
-    requests = [client.request(owner) for owner in ("first", "second", "third")]
-    other = client.other_client()
-    for request in requests:
-        assert client.listener.watch(request.owner, other.id)
-    client.listener.unwatch("third")
-    client.listener.start()
-
-    other.close()
-
-    assert woken(requests[0])
-    assert woken(requests[1])
-    assert not requests[2].wake.is_set()
-
-
 def test_client_that_is_not_watched_any_more_wakes_no_request(client: Listening) -> None:
     """Also when its last events arrive after its number has been forgotten."""
     former, latter = client.request("former"), client.request("latter")
@@ -182,23 +158,6 @@ def test_client_that_is_not_watched_any_more_wakes_no_request(client: Listening)
     assert not former.wake.is_set()
 
 
-def test_notification_wakes_a_lone_request_and_otherwise_those_that_it_may_concern(client: Listening) -> None:
-    """A notification does not name a lock."""
-    first = client.request("first")
-    client.listener.start()
-    notify(client.directory, client.client_file.id)
-    assert woken(first)
-    first.wake.clear()
-    second = client.request("second")
-    client.concerned = {"second"}
-
-    notify(client.directory, client.client_file.id)
-    notify(client.directory, "nobody")
-
-    assert woken(second)
-    assert not first.wake.is_set()
-
-
 def test_lost_events_count_as_a_notification(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's queue is finite (IN_Q_OVERFLOW comes with the number -1)."""
     request = client.request("r")
@@ -207,23 +166,6 @@ def test_lost_events_count_as_a_notification(client: Listening, monkeypatch: pyt
     assert client.listener._read() == []
 
     assert request.wake.is_set()
-
-
-def test_listener_ends_when_nobody_waits(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle client has neither a thread nor an inotify instance; `start` says that the next request needs another."""
-    monkeypatch.setattr(wakeup, "LINGER_SECONDS", 0.01)
-    client.request("r")
-    before = set(threading.enumerate())  # some of tests before this one may end meanwhile
-    assert client.listener.start()
-    assert client.listener.start()
-    (thread,) = set(threading.enumerate()) - before
-
-    del client.requests["r"]
-    until(lambda: not thread.is_alive())
-
-    assert client.listener._inotify.fd == -1
-    client.request("again")
-    assert not client.listener.start()
 
 
 def test_listener_that_fails_wakes_all_requests(
@@ -245,23 +187,9 @@ def test_listener_that_fails_wakes_all_requests(
     until(lambda: "out of memory" in caplog.text)
 
 
-def test_listener_that_cannot_start_says_so(client: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time: a second caller must not rely on it either."""
-
-    def fail(*_: object) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(client.host.runtime, "spawn", fail)
-
-    with pytest.raises(RuntimeError, match="start new thread"):
-        client.listener.start()
-    assert not client.listener.start()
-
-
 def test_stopped_listener_closes_its_descriptor(client: Listening) -> None:
     """Whether or not it was started."""
-    idle = WakeupListener(client.host.runtime, client.directory, client.client_file, {}, lambda _: True)
+    idle = WakeupListener(client.host.runtime, client.directory, client.client_file, {})
     fd = idle._inotify.fd
     assert idle.stop() is None
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import threading
 
 import pytest
 
-from lockkit.backend import Busy, Gone, Grant, Renewed
+from lockkit.backend import Busy, Gone, Grant
 from lockkit.backends.memory.backend import EXPIRED_MAX, MemoryBackend, _Space, _spaces
 from lockkit.errors import ConfigurationError
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.runtime import drive
 from lockkit.url import parse
 from tests.backends.support import FakeClock, StubHost, granted
 
@@ -132,37 +130,6 @@ def test_token_grows_though_the_record_was_removed(host: StubHost, monkeypatch: 
     assert tokens == [5000, 5001, 5002, 9000]
 
 
-def test_release_wakes_the_next_waiters_only(host: StubHost) -> None:
-    """The head of the queue and the one behind it, not all 100."""
-    backend = connect("wake", host)
-    grant = granted(drive(backend.try_acquire(host.request())))
-    waiters = [host.request() for _ in range(100)]
-    for waiter in waiters:
-        assert isinstance(drive(backend.try_acquire(waiter)), Busy)
-
-    assert drive(backend.release(grant))
-
-    assert [waiter.wake.is_set() for waiter in waiters] == [True, True] + [False] * 98
-    assert isinstance(drive(backend.try_acquire(waiters[5])), Busy)
-    granted(drive(backend.try_acquire(waiters[0])))
-
-
-def test_expired_lease_is_neither_renewed_nor_released(host: StubHost) -> None:
-    """A lease ends with its ttl, also while no other client has taken the lock."""
-    backend = connect("expiry", host)
-    grant = granted(drive(backend.try_acquire(host.request(ttl=10.0))))
-    clock(host).time += 9.0
-    assert drive(backend.renew([grant])) == [Renewed()]
-    assert [holder.remaining for holder in drive(backend.holders("x"))] == [10.0]
-
-    clock(host).time += 10.0
-
-    assert drive(backend.holders("x")) == []
-    assert drive(backend.renew([grant])) == [Gone("expired")]
-    assert not drive(backend.release(grant))
-    assert drive(backend.renew([grant])) == [Gone("gone")]
-
-
 def test_broken_holder_is_notified_once_and_forgotten(host: StubHost) -> None:
     """break_lock frees the lock; the holder is notified at once, and in the end nothing is left."""
     backend = connect("broken", host)
@@ -181,71 +148,6 @@ def test_broken_holder_is_notified_once_and_forgotten(host: StubHost) -> None:
     assert again.token > grant.token
     assert drive(backend.release(again))
     assert _spaces["broken"].locks == {}
-
-
-def test_holders_show_metadata_and_waiters(host: StubHost) -> None:
-    """As in `lockkit holders`."""
-    backend = connect("holders", host)
-    grant = granted(drive(backend.try_acquire(host.request(ttl=7.0))))
-    drive(backend.try_acquire(host.request()))
-
-    (holder,) = drive(backend.holders("x"))
-
-    assert (holder.owner, holder.token, holder.remaining, holder.waiters) == (grant.owner, grant.token, 7.0, 1)
-    assert holder.metadata == {"pid": 1}
-
-
-def test_uncertain_grant_is_undone(host: StubHost) -> None:
-    """A request that was interrupted after its grant leaves nothing behind."""
-    backend = connect("uncertain", host)
-    request = host.request()
-    granted(drive(backend.try_acquire(request)))
-    request.uncertain = True
-
-    drive(backend.abandon(request))
-    drive(backend.abandon(request))
-
-    assert drive(backend.holders("x")) == []
-
-
-def test_threads_and_event_loops_share_a_lock_in_turns() -> None:
-    """Two threads and two event loops, one lock: never two inside, everybody gets it, tokens grow."""
-    rounds = 200
-    inside = 0
-    overlaps = 0
-    tokens: list[int] = []
-
-    async def contend(host: StubHost, backend: MemoryBackend) -> None:
-        nonlocal inside, overlaps
-        for _ in range(rounds):
-            request = host.request()
-            while not isinstance(outcome := await backend.try_acquire(request), Grant):
-                await backend.wait(request, outcome, host.runtime.now() + 20.0)
-            inside += 1
-            overlaps += inside != 1
-            tokens.append(outcome.token)
-            await host.runtime.sleep(0)
-            inside -= 1
-            assert await backend.release(outcome)
-
-    def blocking() -> None:
-        host = StubHost(BlockingRuntime())
-        drive(contend(host, connect("turns", host)))
-
-    def looping() -> None:
-        host = StubHost(AsyncioRuntime())
-        asyncio.run(contend(host, connect("turns", host)))
-
-    threads = [threading.Thread(target=target) for target in (blocking, blocking, looping, looping)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert not any(thread.is_alive() for thread in threads), "a wake-up was lost"
-    assert overlaps == 0
-    assert len(tokens) == 4 * rounds
-    assert tokens == sorted(set(tokens))
 
 
 def test_forked_child_has_empty_spaces(host: StubHost) -> None:

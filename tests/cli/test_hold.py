@@ -233,12 +233,10 @@ class LateSignals(Signals):
         self._granted = threading.Event()
 
     def post(self) -> None:
-        """See `Signals.post`."""
         if threading.current_thread().name == "lockkit-wait":
             self._granted.set()
 
     def wait(self, seconds: float, fd: int = -1) -> list[int]:
-        """See `Signals.wait`."""
         del seconds, fd
         self.looks.set()
         assert self._granted.wait(PATIENCE)

@@ -9,7 +9,6 @@ import signal
 import threading
 from contextlib import suppress
 from types import FrameType
-from typing import cast
 
 import pytest
 
@@ -17,7 +16,7 @@ import lockkit
 from lockkit import aio
 from lockkit.backend import Busy, Grant, LockBackend, Request
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import TaskCall, waiting_count
+from lockkit.testing.face_driver import waiting_count
 from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
 from lockkit.units import Instant, Seconds
@@ -276,10 +275,10 @@ class GivingUp(Cases):
         lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         actors = []
         for contender in (first, second):
-            actors.append(cast("TaskCall[aio.Lease]", driver.spawn(contender.lock(name, ttl=60).acquire())))
+            actors.append(driver.spawn(contender.lock(name, ttl=60).acquire()))
             await driver.until_waiting(contender, name)
 
-        actors[0].task.cancel()
+        actors[0].future.cancel()
         with pytest.raises(asyncio.CancelledError):
             await actors[0].result()
         await lease.release()

@@ -293,6 +293,16 @@ class FaceDriver(ABC):
                 watch.stop()
             factor *= 2
 
+    async def contended(
+        self, holder: aio.Client, waiter: aio.Client, **options: Any
+    ) -> tuple[aio.Lease, BackgroundCall[aio.Lease]]:
+        """Have one client hold a lock, by these options, and another wait for it."""
+        name, ttl = self.name(), self.timing.long
+        lease = await holder.lock(name, **{"ttl": ttl, **options}).acquire(PATIENCE)
+        waiting = self.spawn(waiter.lock(name, ttl=ttl).acquire(2 * PATIENCE))
+        await self.until_waiting(waiter, name)
+        return lease, waiting
+
     async def until_waiting(self, client: aio.Client, name: str, contenders_count: int = 1) -> None:
         """Return once so many acquisitions of this client wait for the lock."""
         await self.eventually(

@@ -79,11 +79,8 @@ class Timeouts(Cases):
     @case()
     async def test_waiter_is_woken_by_a_release(self, driver: FaceDriver) -> None:
         """Long before the ttl is over."""
-        name = driver.name()
         client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(client, other)
         assert not waiting.done
 
         await lease.release()
@@ -95,13 +92,10 @@ class Timeouts(Cases):
     @case()
     async def test_waiter_is_woken_by_a_break(self, driver: FaceDriver) -> None:
         """Freeing by force wakes as a release does."""
-        name = driver.name()
         client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(client, other)
 
-        assert await client.break_lock(name)
+        assert await client.break_lock(lease.name)
 
         await (await waiting.result()).release()
         assert not await lease.confirm()

@@ -70,12 +70,7 @@ class Signal:
         self.is_set = event.is_set
 
     async def wait(self) -> None:
-        """
-        Wait until it is up.
-
-        Raises:
-            AssertionError: Not within `PATIENCE`.
-        """
+        """Wait until it is up."""
         assert await self.wait_for(PATIENCE), f"nobody gave the signal within {PATIENCE:g} s"
 
     async def wait_for(self, seconds: float) -> bool:
@@ -108,12 +103,7 @@ class BackgroundCall(Generic[T]):
         return self.future.done()
 
     async def result(self, timeout: Seconds = PATIENCE) -> T:
-        """
-        Wait for its end; return what it returned, raise what it raised.
-
-        Raises:
-            AssertionError: It did not end within `timeout` seconds.
-        """
+        """Wait for its end; return what it returned, raise what it raised."""
         await self._wait(timeout)
         assert self.done, f"the thread or task did not end within {timeout:g} s"
         self._seen = True
@@ -234,12 +224,7 @@ class FaceDriver(ABC):
     async def eventually(
         self, ask: Callable[[], bool | Awaitable[bool]], what: str, within: Seconds = PATIENCE
     ) -> None:
-        """
-        Ask until the answer is yes.
-
-        Raises:
-            AssertionError: Not within `within` seconds.
-        """
+        """Ask until the answer is yes."""
         deadline = self.now() + within
         pause = 0.005
         while True:
@@ -256,9 +241,6 @@ class FaceDriver(ABC):
         Make a call with a short timeout, again as long as the server does not answer in time.
 
         Such a call leaves the server less than half a second. One that stalls for longer has broken no promise.
-
-        Raises:
-            BackendUnavailable: It has not answered for `PATIENCE` seconds.
         """
         deadline = self.now() + PATIENCE
         while True:
@@ -276,9 +258,6 @@ class FaceDriver(ABC):
 
         A machine that stands still for two thirds of a ttl ends the lease, which breaks no promise: so only if it did
         stand still, as far as a thread that only sleeps can tell.
-
-        Raises:
-            LockLost: The lease was lost on a machine that ran, or with the longest ttl too.
         """
         factor = 1
         while True:

@@ -94,45 +94,17 @@ class ForkServer:
         return not self._gone and self._process.poll() is None
 
     def fork(self, fds: Mapping[int, int]) -> int:
-        """
-        Start a worker; give its process id, which stays its own until it is reaped.
-
-        Args:
-            fds: What it has open: our file descriptors by its numbers.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Start a worker; give its process id, which stays its own until it is reaped."""
         pid: int = self._order({"fork": list(fds)}, list(fds.values()))["pid"]
         return pid
 
     def until_stopped(self, pid: int) -> int | None:
-        """
-        Wait until a worker that was sent SIGSTOP stands still.
-
-        Returns:
-            None; the exit status, as from `reap`, if it had ended instead.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Wait until a worker that was sent SIGSTOP stands still; its exit status if it had ended instead."""
         status: int | None = self._order({"stopped": pid})["status"]
         return status
 
     def reap(self, pid: int, seconds: Seconds | None = None) -> int | None:
-        """
-        Wait until a worker has ended.
-
-        Args:
-            pid: Of the worker, which was not reaped yet.
-            seconds: How long at most. None: until the worker ends.
-
-        Returns:
-            Its exit status, negative if a signal ended it; None if it has not ended.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Wait until a worker has ended; its exit status (negative: of a signal), None if it has not in `seconds`."""
         status: int | None = self._order({"reap": pid, "seconds": seconds})["status"]
         return status
 
@@ -142,12 +114,7 @@ class ForkServer:
         return self._threads > 1
 
     def load(self, modules: Sequence[str]) -> None:
-        """
-        Have modules imported before the next workers are forked. What cannot be imported is left to them.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Have modules imported before the next workers are forked. What cannot be imported is left to them."""
         if self._loads and modules:
             self._threads = self._order({"import": list(modules)})["threads"]
 

@@ -272,6 +272,12 @@ class FaceDriver(ABC):
                 watch.stop()
             factor *= 2
 
+    async def held(self, **options: Any) -> tuple[aio.Client, aio.Client, aio.Lease]:
+        """Make a client that holds a lock, by these options, and another client."""
+        client, other = await self.connect(), await self.connect()
+        lease = await client.lock(self.name(), **{"ttl": self.timing.long, **options}).acquire(PATIENCE)
+        return client, other, lease
+
     async def contended(
         self, holder: aio.Client, waiter: aio.Client, **options: Any
     ) -> tuple[aio.Lease, BackgroundCall[aio.Lease]]:

@@ -135,10 +135,8 @@ class Timeouts(Cases):
     @case()
     async def test_waiter_looks_again_when_the_ttl_is_over(self, driver: FaceDriver) -> None:
         """A holder that vanished wakes nobody."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
+        _, other, lease = await driver.held(ttl=driver.timing.short, renew=False)
+        waiting = driver.spawn(other.lock(lease.name, ttl=driver.timing.long).acquire())
 
         after = await waiting.result(driver.timing.beyond(lease.ttl))
 

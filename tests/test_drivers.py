@@ -30,7 +30,7 @@ class Interrupted(BlockingRuntime):
         super().__init__()
         self._begun = begun
 
-    def event(self) -> Any:  # noqa: ANN401, D102 - of the base
+    def event(self) -> Any:  # noqa: ANN401 - of the base
         event = super().event()
 
         async def wait(_: float | None) -> bool:

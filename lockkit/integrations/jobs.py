@@ -53,15 +53,7 @@ _lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
 
 
 def client_of_process(url: str | None = None) -> Client:
-    """
-    Return the client of this process, created at its first use, so that a forked worker never uses its parent's.
-
-    Args:
-        url: As for `lockkit.connect`. Without one, lockkit warns if workers on other machines would not be locked out.
-
-    Raises:
-        ConfigurationError: The URL or the profile is wrong.
-    """
+    """Return the client of this process, created at its first use, so that a forked worker never uses its parent's."""
     key = (os.getpid(), url)
     client = _clients.get(key)
     if client is None:
@@ -122,24 +114,7 @@ class JobLock:
         keep: float | timedelta = KEEP_SECONDS,
         busy_countdown: Seconds | timedelta = RETRY_SECONDS,
     ) -> None:
-        """
-        Check what can be checked without a client.
-
-        Args:
-            function: Of the job. Its arguments fill the fields of ``lock`` and ``once``.
-            lock: Name of the lock, such as ``acct:{n}``; None if ``once`` is enough.
-            on_busy: ``"retry"``, ``"skip"`` or ``"wait"``.
-            ttl: Of the lock, seconds: how long others wait for a worker that was killed. None: the client's default.
-            timeout: How long ``"wait"`` waits, seconds; None without limit.
-            once: Key such as ``charge:{order_id}``: a job with it runs until it has succeeded once, and its repeats
-                return the stored result.
-            keep: How long that result is kept, seconds.
-            busy_countdown: After how many seconds a ``"retry"`` is to run.
-
-        Raises:
-            ConfigurationError: Neither a lock nor a key is given, an option is wrong, the function is a generator or
-                coroutine function, or a field is no parameter of the function.
-        """
+        """Check what can be checked without a client. `function` is the job's; its arguments fill the fields."""
         if lock is None and once is None:
             message = "give the job a lock, such as lock='acct:{n}', or a key, such as once='charge:{order_id}'"
             raise ConfigurationError(message)
@@ -164,21 +139,7 @@ class JobLock:
     def run(
         self, client: Client, work: Callable[[Lease | None], R], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> R:
-        """
-        Run a job under its lock, or return the result of the run that has succeeded.
-
-        Args:
-            client: Of this process.
-            work: Does the job; gets the lease, or None without ``lock``.
-            arguments: Of the job's function.
-            keywords: Of the job's function.
-
-        Raises:
-            JobBusy: The lock, or another run with the same key, stayed busy. Nothing is held.
-            LockLost: The work returned normally, but the lock was lost before: do not use its result.
-            ConfigurationError: A name is not valid, or ``once`` cannot store the result.
-            BackendUnavailable: The backend did not answer. The job has not run.
-        """
+        """Run a job under its lock, or return the result of the run that has succeeded; or raise `JobBusy`."""
         with ExitStack() as stack:
             if self._once is None:
                 return self._run_locked(client, work, arguments, keywords)
@@ -219,12 +180,7 @@ def _template(option: str, text: object, function: Callable[..., Any]) -> NameTe
 
 
 def check_called(lock: object, decorator: str) -> None:
-    """
-    Refuse a decorator that is written without its brackets: the function would be lost, and the first job would fail.
-
-    Raises:
-        ConfigurationError: `lock` is a function.
-    """
+    """Refuse a decorator without its brackets: the function would be lost, and the first job would fail."""
     if callable(lock):
         message = f"write @{decorator}('acct:{{n}}'), with the name of the lock, not @{decorator} alone"
         raise ConfigurationError(message)
@@ -233,15 +189,7 @@ def check_called(lock: object, decorator: str) -> None:
 def locked_function(
     function: Callable[P, R], job: JobLock, url: str | None, busy: Callable[[JobBusy], R | None]
 ) -> Callable[P, R | None]:
-    """
-    Return a function that runs under the lock of its job, with the client of the calling process.
-
-    Args:
-        function: To be run.
-        job: Its lock.
-        url: Lock server, as for `client_of_process`.
-        busy: What the function returns, or raises, when the lock is busy.
-    """
+    """Return a function that runs under the lock of its job, with the client of the calling process."""
 
     @functools.wraps(function)
     def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partialmethod
 
 from lockkit.errors import ConfigurationError
 from lockkit.observers import CALLS, Call, LockEvent, Observer
@@ -55,40 +56,12 @@ class LoggingObserver(Observer):
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._levels = {**LEVELS, **(levels or {})}
 
-    def waiting(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("waiting", event)
-
-    def granted(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("granted", event)
-
-    def refused(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("refused", event)
-
-    def renewed(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("renewed", event)
-
-    def jeopardy(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("jeopardy", event)
-
-    def lost(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("lost", event)
-
-    def released(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("released", event)
-
-    def undone(self, event: LockEvent, /) -> None:
-        """Log it."""
-        self._log("undone", event)
-
     def _log(self, call: Call, event: LockEvent) -> None:
         extra = {f"lock_{name}": getattr(event, name) for name in _FIELDS}
         # A name may come from a user, and could have lines that look like other records.
         name = event.name if event.name.isprintable() else repr(event.name)
         self._logger.log(self._levels[call], "lock %s: %s", call, name, extra={"lock_event": call, **extra})
+
+
+for _call in CALLS:
+    setattr(LoggingObserver, _call, partialmethod(LoggingObserver._log, _call))  # noqa: SLF001 - its own

@@ -182,13 +182,7 @@ class NameFields:
     """
 
     def __init__(self, template: str) -> None:
-        """
-        Check the template.
-
-        Raises:
-            ConfigurationError: It is no format string, a field is more than the name of a parameter, two have no text
-                between them, or no value of the fields could make it a valid lock name.
-        """
+        """Check the template: at least one value of its fields must make a valid lock name."""
         given: object = template
         if not isinstance(given, str):
             message = f"lock name must be a str such as 'seat:{{seat}}', not {validation.shown(template)}"
@@ -207,23 +201,12 @@ class NameFields:
             validation.lock_name(literal)
 
     def fill(self, values: Mapping[str, object]) -> str:
-        """
-        Fill in the fields. Values are percent-encoded, so that no value can imitate another one or the text between.
-
-        Raises:
-            HTTPException: 422: the name gets too long, is empty, or has what is no character.
-        """
+        """Fill in the fields, percent-encoded, so that no value can imitate another one or the text between."""
         return checked_name(self._fields.fill({field: str(values[field]) for field in self.names}))
 
 
 def checked_name(name: str) -> str:
-    """
-    Check a lock name that a request has made.
-
-    Raises:
-        HTTPException: 422: no lock can have it. It is the client's fault.
-        ConfigurationError: It is no str. That is the application's.
-    """
+    """Check a lock name that a request has made: 422 if no lock can have it, which is the client's fault."""
     try:
         return validation.lock_name(name)
     except ConfigurationError as error:
@@ -235,13 +218,7 @@ def checked_name(name: str) -> str:
 
 
 def check_options(timeout: Any, retry_after: object, options: Mapping[str, Any]) -> None:  # noqa: ANN401 - also what is wrong
-    """
-    Check the options of a lock when an endpoint is declared, not at its first request.
-
-    Raises:
-        ConfigurationError: One of them is wrong.
-        TypeError: There is no such option.
-    """
+    """Check the options of a lock when an endpoint is declared, not at its first request."""
     validation.seconds(retry_after, "retry_after")
     # No client is open yet. One in memory checks the same, and sends nothing before a lock is acquired.
     aio.connect("memory://").lock("checked", timeout=timeout, **options)

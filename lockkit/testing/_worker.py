@@ -170,7 +170,7 @@ async def main(driver: FaceDriver, pipe: Connection, options: dict[str, Any], kn
 
 def run() -> Orders:
     """
-    Do what a `Worker` says. Called in a process of `lockkit.testing.fork_server`.
+    Do what a `Worker` says. Called in a process forked by `lockkit.testing.fork_servers`.
 
     Returns:
         What is to be referenced until the interpreter exits: its leases are held then, and not dropped before.

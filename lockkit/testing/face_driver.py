@@ -27,7 +27,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
@@ -62,55 +63,64 @@ T = TypeVar("T")
 P = TypeVar("P")
 
 
-class Signal(ABC):
+class Signal:
     """A flag to wait for, between the calls of one driver."""
 
-    @abstractmethod
-    def set(self) -> None:
-        """Raise it."""
-
-    @abstractmethod
-    def is_set(self) -> bool:
-        """Tell whether it is up."""
+    def __init__(self, event: threading.Event | asyncio.Event) -> None:
+        self._event = event
+        self.set = event.set
+        self.is_set = event.is_set
 
     async def wait(self) -> None:
-        """
-        Wait until it is up.
-
-        Raises:
-            AssertionError: Not within `PATIENCE`.
-        """
+        """Wait until it is up."""
         assert await self.wait_for(PATIENCE), f"nobody gave the signal within {PATIENCE:g} s"
 
-    @abstractmethod
     async def wait_for(self, seconds: float) -> bool:
         """Wait until it is up, at most `seconds`; tell whether it is."""
+        if isinstance(self._event, threading.Event):
+            return self._event.wait(seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), seconds)
+        return self.is_set()
 
 
-class BackgroundCall(ABC, Generic[T]):
-    """A body that runs beside the case: a thread, or a task."""
+class BackgroundCall(Generic[T]):
+    """
+    A body that runs beside the case: a thread, or a task.
+
+    Attributes:
+        future: Its outcome. That of a task is the task, which cases about cancelling cancel.
+    """
+
+    def __init__(
+        self, future: Future[T] | asyncio.Task[T], wait: Callable[[Seconds], Coroutine[Any, Any, object]]
+    ) -> None:
+        self.future = future
+        self._wait = wait
+        self._seen = False
 
     @property
-    @abstractmethod
     def done(self) -> bool:
         """It has ended."""
+        return self.future.done()
 
-    @abstractmethod
     async def result(self, timeout: Seconds = PATIENCE) -> T:
-        """
-        Wait for its end; return what it returned, raise what it raised.
+        """Wait for its end; return what it returned, raise what it raised."""
+        await self._wait(timeout)
+        assert self.done, f"the thread or task did not end within {timeout:g} s"
+        self._seen = True
+        return self.future.result()
 
-        Raises:
-            AssertionError: It did not end within `timeout` seconds.
-        """
-
-    @abstractmethod
     def unseen_error(self) -> BaseException | None:
         """What it raised, if nobody asked for its result."""
+        return None if self._seen or not self.done or self.future.cancelled() else self.future.exception()
 
-    @abstractmethod
     async def end(self) -> None:
-        """Have it end, the case being over."""
+        """Have it end, the case being over: a task is cancelled, and the waits of a thread ended with its clients."""
+        self.future.cancel()
+        await self._wait(PATIENCE)
+        assert self.done, f"a thread or task of the case did not end within {PATIENCE:g} s after the case"
+        self.unseen_error()  # seen: the case has failed already, or closing its client ended it
 
 
 class FaceDriver(ABC):
@@ -182,9 +192,9 @@ class FaceDriver(ABC):
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
         """Start a thread or task."""
 
-    @abstractmethod
     def signal(self) -> Signal:
         """Make a flag, not set."""
+        return Signal(self.stop_event())
 
     @abstractmethod
     def stop_event(self) -> Any:  # noqa: ANN401 - threading.Event or asyncio.Event, which share set() and is_set()
@@ -216,12 +226,7 @@ class FaceDriver(ABC):
     async def eventually(
         self, ask: Callable[[], bool | Awaitable[bool]], what: str, within: Seconds = PATIENCE
     ) -> None:
-        """
-        Ask until the answer is yes.
-
-        Raises:
-            AssertionError: Not within `within` seconds.
-        """
+        """Ask until the answer is yes."""
         deadline = self.now() + within
         pause = 0.005
         while True:
@@ -238,9 +243,6 @@ class FaceDriver(ABC):
         Make a call with a short timeout, again as long as the server does not answer in time.
 
         Such a call leaves the server less than half a second. One that stalls for longer has broken no promise.
-
-        Raises:
-            BackendUnavailable: It has not answered for `PATIENCE` seconds.
         """
         deadline = self.now() + PATIENCE
         while True:
@@ -258,9 +260,6 @@ class FaceDriver(ABC):
 
         A machine that stands still for two thirds of a ttl ends the lease, which breaks no promise: so only if it did
         stand still, as far as a thread that only sleeps can tell.
-
-        Raises:
-            LockLost: The lease was lost on a machine that ran, or with the longest ttl too.
         """
         factor = 1
         while True:
@@ -274,6 +273,22 @@ class FaceDriver(ABC):
             finally:
                 watch.stop()
             factor *= 2
+
+    async def held(self, **options: Any) -> tuple[aio.Client, aio.Client, aio.Lease]:
+        """Make a client that holds a lock, by these options, and another client."""
+        client, other = await self.connect(), await self.connect()
+        lease = await client.lock(self.name(), **{"ttl": self.timing.long, **options}).acquire(PATIENCE)
+        return client, other, lease
+
+    async def contended(
+        self, holder: aio.Client, waiter: aio.Client, **options: Any
+    ) -> tuple[aio.Lease, BackgroundCall[aio.Lease]]:
+        """Have one client hold a lock, by these options, and another wait for it."""
+        name, ttl = self.name(), self.timing.long
+        lease = await holder.lock(name, **{"ttl": ttl, **options}).acquire(PATIENCE)
+        waiting = self.spawn(waiter.lock(name, ttl=ttl).acquire(2 * PATIENCE))
+        await self.until_waiting(waiter, name)
+        return lease, waiting
 
     async def until_waiting(self, client: aio.Client, name: str, contenders_count: int = 1) -> None:
         """Return once so many acquisitions of this client wait for the lock."""
@@ -297,86 +312,41 @@ class SyncDriver(FaceDriver):
     face: Face = "blocking"
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `FaceDriver.run`."""
         return drive(self._play(body))
 
     def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `FaceDriver.run_bare`."""
         return drive(body)
 
     def make_client(self, target: Target | None = None, **options: Any) -> aio.Client:
-        """See `FaceDriver.make_client`."""
         # The adapter has the interface of aio.Client; each of its coroutines is one blocking call.
         return cast("aio.Client", adapt((target or self.target).connect(**options)))
 
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
-        return _ThreadCall(body)
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        thread = threading.Thread(target=_run, args=(future, body), name="conformance-call", daemon=True)
+        thread.start()
 
-    def signal(self) -> Signal:
-        """See `FaceDriver.signal`."""
-        return _ThreadSignal()
+        async def join(seconds: Seconds) -> None:
+            thread.join(seconds)
+
+        return BackgroundCall(future, join)
 
     def stop_event(self) -> threading.Event:
-        """See `FaceDriver.stop_event`."""
         return threading.Event()
 
     async def sleep(self, seconds: float) -> None:
-        """See `FaceDriver.sleep`."""
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: to block is what this face does
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """See `FaceDriver.call`."""
         return function(*arguments)
 
 
-class _ThreadSignal(Signal):
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    async def wait_for(self, seconds: float) -> bool:
-        return self._event.wait(seconds)
-
-
-class _ThreadCall(BackgroundCall[T]):
-    def __init__(self, body: Coroutine[Any, Any, T]) -> None:
-        self._body = body
-        self._returned: T
-        self._error: BaseException | None = None
-        self._seen = False
-        self._thread = threading.Thread(target=self._run, name="conformance-call", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._returned = drive(self._body)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller of result()
-            self._error = error
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    async def result(self, timeout: Seconds = PATIENCE) -> T:
-        self._thread.join(timeout)
-        assert self.done, f"the thread did not end within {timeout:g} s"
-        self._seen = True
-        if self._error is not None:
-            raise self._error
-        return self._returned
-
-    def unseen_error(self) -> BaseException | None:
-        return None if self._seen else self._error
-
-    async def end(self) -> None:
-        # The clients are closed, so its waits have ended.
-        self._thread.join(PATIENCE)
-        assert self.done, f"a thread of the case did not end within {PATIENCE:g} s after its clients were closed"
+def _run(future: Future[T], body: Coroutine[Any, Any, T]) -> None:
+    try:
+        future.set_result(drive(body))
+    except BaseException as error:  # noqa: BLE001 - handed to the caller of result()
+        future.set_exception(error)
 
 
 def _twins() -> dict[type, type]:
@@ -475,11 +445,9 @@ class AsyncDriver(FaceDriver):
     face: Face = "asyncio"
 
     def run(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `FaceDriver.run`."""
         return asyncio.run(self._watched(self._play(body)))
 
     def run_bare(self, body: Coroutine[Any, Any, T]) -> T:
-        """See `FaceDriver.run_bare`."""
         return asyncio.run(body)
 
     async def _watched(self, play: Coroutine[Any, Any, T]) -> T:
@@ -491,84 +459,20 @@ class AsyncDriver(FaceDriver):
         return result
 
     def make_client(self, target: Target | None = None, **options: Any) -> aio.Client:
-        """See `FaceDriver.make_client`."""
         return (target or self.target).connect_aio(**options)
 
     def _spawn(self, body: Coroutine[Any, Any, T]) -> BackgroundCall[T]:
-        return TaskCall(body)
-
-    def signal(self) -> Signal:
-        """See `FaceDriver.signal`."""
-        return _TaskSignal()
+        task = asyncio.create_task(body)
+        return BackgroundCall(task, lambda seconds: asyncio.wait([task], timeout=seconds))
 
     def stop_event(self) -> asyncio.Event:
-        """See `FaceDriver.stop_event`."""
         return asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        """See `FaceDriver.sleep`."""
         await asyncio.sleep(seconds)
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """See `FaceDriver.call`."""
         return await asyncio.to_thread(function, *arguments)
-
-
-class _TaskSignal(Signal):
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    async def wait_for(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._event.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
-
-class TaskCall(BackgroundCall[T]):
-    """
-    An `BackgroundCall` that is a task.
-
-    Attributes:
-        task: The task, to be cancelled by cases about cancelling.
-    """
-
-    def __init__(self, body: Coroutine[Any, Any, T]) -> None:
-        self.task = asyncio.create_task(body)
-        self._seen = False
-
-    @property
-    def done(self) -> bool:
-        """See `BackgroundCall.done`."""
-        return self.task.done()
-
-    async def result(self, timeout: Seconds = PATIENCE) -> T:
-        """See `BackgroundCall.result`."""
-        await asyncio.wait([self.task], timeout=timeout)
-        assert self.task.done(), f"the task did not end within {timeout:g} s"
-        self._seen = True
-        return self.task.result()
-
-    def unseen_error(self) -> BaseException | None:
-        """See `BackgroundCall.unseen_error`."""
-        if self._seen or not self.task.done() or self.task.cancelled():
-            return None
-        return self.task.exception()
-
-    async def end(self) -> None:
-        """See `BackgroundCall.end`."""
-        self.task.cancel()
-        await asyncio.wait([self.task], timeout=PATIENCE)
-        assert self.task.done(), f"a task of the case did not end within {PATIENCE:g} s after it was cancelled"
-        if not self.task.cancelled():
-            self.task.exception()  # seen: the case has failed already, or closing its client ended it
 
 
 DRIVERS: dict[Face, type[FaceDriver]] = {"blocking": SyncDriver, "asyncio": AsyncDriver}

@@ -1,26 +1,55 @@
-"""The processes from which workers are forked, seen from the one that uses them: see `lockkit.testing.fork_server`."""
+"""
+Processes from which workers are forked: each has imported what all workers of its kind import.
+
+A driver takes longer to import than most workers live, and contention needs it in 16 processes at once. Here that is
+done once for each kind. Nobody else's modules are in a fork server, and nothing was used yet: no connection, no thread.
+It is single-threaded, so that workers may do anything. It obeys one order (a line of JSON on a socket) at a time:
+
+==============================================  =========================================================
+order                                           answer
+==============================================  =========================================================
+``{"fork": [numbers]}``, with file descriptors  ``{"pid": …}`` of a worker that has them at these numbers
+``{"stopped": pid}``                            ``{"status": …}``, when that worker stands still or ended
+``{"reap": pid, "seconds": …}``                 ``{"status": …}``, when that worker has ended
+``{"import": [modules]}``                       ``{"threads": …}``, how many the fork server has then
+==============================================  =========================================================
+
+A status is null for a worker that has not ended. When the other end of the socket is closed, the fork server ends, and
+so do all its workers.
+
+The first half of this module is for those who use fork servers, the second half is what a fork server runs.
+"""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from lockkit.units import Seconds
 
 __all__ = ["ForkServer", "ForkServerGone", "close_all", "environment", "fork_server"]
 
+FDS_MAX = 16
+
 ANSWER_SECONDS = 120.0
 """An order is answered at once, but for imports on a busy machine."""
 
 _END_SECONDS = 5.0
-_CHUNK_BYTES = 4096
+_CHUNK_BYTES = 65536
+_TASKS = Path("/proc/self/task")
 
 
 class ForkServerGone(Exception):
@@ -49,7 +78,7 @@ class ForkServer:
         self._socket.settimeout(ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lockkit.testing.fork_server", str(theirs.fileno()), main, *modules],
+                [sys.executable, "-P", "-m", "lockkit.testing.fork_servers", str(theirs.fileno()), main, *modules],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -65,45 +94,17 @@ class ForkServer:
         return not self._gone and self._process.poll() is None
 
     def fork(self, fds: Mapping[int, int]) -> int:
-        """
-        Start a worker; give its process id, which stays its own until it is reaped.
-
-        Args:
-            fds: What it has open: our file descriptors by its numbers.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Start a worker; give its process id, which stays its own until it is reaped."""
         pid: int = self._order({"fork": list(fds)}, list(fds.values()))["pid"]
         return pid
 
     def until_stopped(self, pid: int) -> int | None:
-        """
-        Wait until a worker that was sent SIGSTOP stands still.
-
-        Returns:
-            None; the exit status, as from `reap`, if it had ended instead.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Wait until a worker that was sent SIGSTOP stands still; its exit status if it had ended instead."""
         status: int | None = self._order({"stopped": pid})["status"]
         return status
 
     def reap(self, pid: int, seconds: Seconds | None = None) -> int | None:
-        """
-        Wait until a worker has ended.
-
-        Args:
-            pid: Of the worker, which was not reaped yet.
-            seconds: How long at most. None: until the worker ends.
-
-        Returns:
-            Its exit status, negative if a signal ended it; None if it has not ended.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Wait until a worker has ended; its exit status (negative: of a signal), None if it has not in `seconds`."""
         status: int | None = self._order({"reap": pid, "seconds": seconds})["status"]
         return status
 
@@ -113,12 +114,7 @@ class ForkServer:
         return self._threads > 1
 
     def load(self, modules: Sequence[str]) -> None:
-        """
-        Have modules imported before the next workers are forked. What cannot be imported is left to them.
-
-        Raises:
-            ForkServerGone: There is no answer.
-        """
+        """Have modules imported before the next workers are forked. What cannot be imported is left to them."""
         if self._loads and modules:
             self._threads = self._order({"import": list(modules)})["threads"]
 
@@ -164,12 +160,9 @@ class ForkServer:
         return found
 
 
-_open: dict[tuple[int, tuple[str, ...]], ForkServer] = {}
-"""By process, because a fork of this one must not speak on its sockets."""
-
-_spoilt: list[tuple[int, ForkServer]] = []
-"""Not forked from any more, but their workers may still be there."""
-
+_open: dict[tuple[int, str, str, *tuple[str, ...]], list[ForkServer]] = {}
+"""By process, because a fork of this one must not speak on its sockets. The last of each is in use; those before it
+are spoilt, but their workers may still be there."""
 
 _starting = threading.Lock()
 """Two threads that want the same one must not start two: nobody would end the first."""
@@ -193,32 +186,136 @@ def fork_server(main: str, modules: Sequence[str], environment: Mapping[str, str
         environment: Of the process, if it is started now.
         kind: Keeps those apart that are to import different modules later (`ForkServer.load`).
     """
-    key = os.getpid(), (kind, main, *modules)
-    loads = True
     with _starting:
-        if (known := _open.get(key)) is not None:
-            if known.alive and not known.spoilt:
-                return known
-            if known.spoilt:
-                _spoilt.append((os.getpid(), known))
-                loads = False
-            else:
-                known.close()
-        _open[key] = ForkServer(main, modules, environment, loads=loads)
-        return _open[key]
+        servers = _open.setdefault((os.getpid(), kind, main, *modules), [])
+        if servers and not servers[-1].alive:
+            servers.pop().close()
+        if not servers or servers[-1].spoilt:
+            servers.append(ForkServer(main, modules, environment, loads=not servers))
+        return servers[-1]
 
 
 @atexit.register
 def close_all() -> None:
     """End all of this process."""
-    mine = os.getpid()
-    for key in [key for key in _open if key[0] == mine]:
-        _open.pop(key).close()
-    for _, server in [entry for entry in _spoilt if entry[0] == mine]:
-        server.close()
-    _spoilt.clear()
+    for key in [key for key in _open if key[0] == os.getpid()]:
+        for server in _open.pop(key):
+            server.close()
 
 
 def environment() -> dict[str, str]:
     """Give an environment in which Python finds the same modules as here, in whatever way they were found."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+# -- in a fork server --------------------------------------------------------------------------------------------------
+
+
+def _main() -> object:
+    """
+    Obey until nobody orders any more; in a worker, give back what its function returned.
+
+    Arguments: the socket's descriptor, ``module:function`` of what a worker runs, and the modules to import.
+    """
+    control = socket.socket(fileno=int(sys.argv[1]))
+    module, _, function = sys.argv[2].partition(":")
+    run: Callable[[], object] = getattr(import_module(module), function)
+    _import(sys.argv[3:])
+    if _obey(control):
+        return None
+    return run()
+
+
+def _obey(control: socket.socket) -> bool:
+    """Carry out orders. Tell True when there are no more, and False in a new worker."""
+    workers: set[int] = set()
+    while order := _receive(control):
+        what, fds = order
+        if "fork" in what:
+            pid = os.fork()
+            if not pid:
+                control.close()
+                _take_over(fds, what["fork"])
+                return False
+            for fd in fds:
+                os.close(fd)
+            workers.add(pid)
+            answer: dict[str, int | None] = {"pid": pid}
+        elif "stopped" in what:
+            answer = {"status": _wait(workers, what["stopped"], os.WUNTRACED, None)}
+        elif "reap" in what:
+            answer = {"status": _wait(workers, what["reap"], 0, what["seconds"])}
+        else:
+            _import(what["import"])
+            answer = {"threads": _threads()}
+        control.sendall(json.dumps(answer).encode() + b"\n")
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return True
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    try:
+        data, fds, _, _ = socket.recv_fds(control, _CHUNK_BYTES, FDS_MAX)
+        while data and not data.endswith(b"\n"):
+            more = control.recv(_CHUNK_BYTES)
+            if not more:
+                return None
+            data += more
+    except ConnectionResetError:  # ended without reading the last answer
+        return None
+    return (json.loads(data), fds) if data else None
+
+
+def _wait(workers: set[int], pid: int, options: int, seconds: float | None) -> int | None:
+    """Wait until a worker has ended (or stopped, with WUNTRACED), for so many seconds at most; give its status."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    pause = 0.0005
+    while True:
+        found, status = os.waitpid(pid, options if deadline is None else options | os.WNOHANG)
+        if found or (deadline is not None and time.monotonic() > deadline):
+            break
+        # No system call of every Unix waits for a process with a limit. As `subprocess` does it.
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    if not found or os.WIFSTOPPED(status):
+        return None
+    workers.discard(pid)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        if module not in sys.modules:
+            try:
+                import_module(module)
+            except Exception:  # noqa: BLE001 - its worker will try the same, and what it says is reported
+                sys.modules.pop(module, None)
+    # The collector of a worker has nothing to do with what stands here, nor copies its memory.
+    gc.collect()
+    gc.freeze()
+
+
+def _threads() -> int:
+    """How many threads this process has; where the system does not say it, of Python's own."""
+    return len(list(_TASKS.iterdir())) if _TASKS.exists() else threading.active_count()
+
+
+def _take_over(fds: Sequence[int], numbers: Sequence[int]) -> None:
+    """Become a worker: have the descriptors at their numbers, in a session of its own."""
+    # First out of the way of all numbers wanted: one may be where another has to go.
+    spare = max(numbers) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, spare) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.setsid()
+
+
+if __name__ == "__main__":
+    # A worker that comes out here ends as a program does whose main function has returned; what its function gave back
+    # is referenced until the interpreter exits.
+    kept = _main()

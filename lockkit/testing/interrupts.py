@@ -16,9 +16,6 @@ def must_wait(frame: FrameType | None) -> bool:
       it is called by its first: PyMySQL's ``_force_close`` lets nothing out.
     - Within `logging`. Between ``Handler.acquire`` and its ``try`` the handler's lock would stay taken by this thread,
       and every other thread that logs would hang to the end of the process, long after this test.
-
-    Args:
-        frame: What the handler was given.
     """
     while frame is not None:
         if frame.f_globals.get("__name__") == "logging":

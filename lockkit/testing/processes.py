@@ -100,25 +100,14 @@ class Worker:
         return self.receive(timeout)
 
     def send(self, what: str, /, **arguments: Any) -> None:
-        """
-        Tell it to do something.
-
-        Raises:
-            WorkerFailed: It has ended.
-        """
+        """Tell it to do something."""
         try:
             self._pipe.send((what, arguments))
         except (BrokenPipeError, ConnectionResetError) as ended:
             raise self._ended() from ended
 
     def receive(self, timeout: Seconds = PATIENCE) -> Any:  # noqa: ANN401 - depends on the question
-        """
-        Wait for the next answer.
-
-        Raises:
-            WorkerFailed: None came, or it raised something unexpected.
-            LockError: What its client raised.
-        """
+        """Wait for the next answer."""
         try:
             if not self._pipe.poll(timeout):
                 raise WorkerFailed(f"process {self.pid} did not answer within {timeout:g} s")
@@ -133,14 +122,7 @@ class Worker:
         return WorkerFailed(f"process {self.pid} ended with status {self._wait(PATIENCE)}")
 
     def acquire(self, name: str, *, wait: Seconds | None = PATIENCE, **options: Any) -> RemoteLease:
-        """
-        Have it acquire a lock.
-
-        Args:
-            name: The lock.
-            wait: The timeout of its acquisition.
-            options: For ``client.lock``.
-        """
+        """Have it acquire a lock."""
         return RemoteLease(*self.ask("acquire", name=name, wait=wait, lock=options))
 
     def start_acquire(self, name: str, **options: Any) -> None:
@@ -167,12 +149,7 @@ class Worker:
     # -- what happens to processes ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """
-        Stop it with SIGSTOP, and wait until it stands still.
-
-        Raises:
-            WorkerFailed: It had ended.
-        """
+        """Stop it with SIGSTOP, and wait until it stands still."""
         os.kill(self.pid, signal.SIGSTOP)
         self._status = self._server.until_stopped(self.pid)
         if self._status is not None:
@@ -190,12 +167,7 @@ class Worker:
             self._wait(None)
 
     def exit(self) -> int:
-        """
-        Let it end as a program does whose main function returns, its leases still held; give the exit status.
-
-        Raises:
-            WorkerFailed: It does not end.
-        """
+        """Let it end as a program does whose main function returns, its leases still held; give the exit status."""
         self.send("exit")
         status = self._wait(PATIENCE)
         if status is None:

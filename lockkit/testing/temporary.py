@@ -35,10 +35,6 @@ class TemporaryDirectory:
 
     The first one that a process makes in a parent directory removes those that others abandoned there.
 
-    Args:
-        kind: What it is for: part of its name.
-        parent: Where it is made; None: where temporary files go.
-
     Attributes:
         path: The directory.
     """
@@ -75,12 +71,7 @@ _looked_at: set[Path] = set()
 
 
 def shared_directory(kind: str) -> Path:
-    """
-    Return a directory that all processes of this user share; its name is always the same.
-
-    Raises:
-        ConfigurationError: Another user made something of that name, and could change what is there.
-    """
+    """Return a directory that all processes of this user share; its name is always the same."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}{kind}-{os.geteuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()

@@ -254,12 +254,7 @@ class ScratchSpace:
     above: Path | None = None
 
     def erase(self) -> None:
-        """
-        Remove whatever is in it. Blocks.
-
-        Raises:
-            LockError: The backend cannot be reached, or does not allow it.
-        """
+        """Remove whatever is in it. Blocks."""
         if self.name is not None:
             drive(self._erase())
 
@@ -276,16 +271,7 @@ class ScratchSpace:
 
 
 def scratch_space(given: urls.Url, options: Mapping[str, Any]) -> ScratchSpace:
-    """
-    Find a space of one's own at a backend: a key prefix, a table, or a directory. No I/O.
-
-    Args:
-        given: The backend.
-        options: Given beside its URL.
-
-    Raises:
-        ConfigurationError: The URL is wrong, or a driver is missing.
-    """
+    """Find a space of one's own at a backend: a key prefix, a table, or a directory. No I/O."""
     name = f"lockkit_verify_{secrets.token_hex(6)}"
     backend_class = registry.find(given.scheme, options.get("mode", dict(given.query).get("mode")))
     for option in ("prefix", "table"):

@@ -48,12 +48,7 @@ class Report:
         return shares
 
     def expect_exclusion(self, entries_count: int) -> None:
-        """
-        Assert that nothing was violated and that as many stays were seen as there should be.
-
-        Raises:
-            AssertionError: With the violations. Also if the log is too short: a witness that saw nothing is no witness.
-        """
+        """Assert that nothing was violated and that as many stays were seen as there should be."""
         assert not self.violations, "\n".join(self.violations[:20])
         assert len(self.entries) == entries_count
 
@@ -72,13 +67,7 @@ class Witness:
         self._log = str(self.directory / "log")
 
     def enter(self, who: str, token: int) -> None:
-        """
-        Say that `who` is inside now.
-
-        Args:
-            who: A word without spaces, the same at `leave`.
-            token: The fencing token of the lease.
-        """
+        """Say that `who` (a word without spaces) is inside now, with the token of its lease."""
         try:
             os.close(os.open(self._marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:

@@ -23,7 +23,6 @@ class _Renamed(FileBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> FileBackend:
-        """See `LockBackend.open`."""
         return cls(url.path, host, group=options["group"])
 
 
@@ -43,22 +42,18 @@ class FaultyBackend(_Renamed):
             raise BackendUnavailable(f"no answer to {what}")
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         self._answer("acquire")
         return await super().try_acquire(request)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         self._answer("renew")
         return await super().renew(grants)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
-        """See `LockBackend.names`."""
         self._answer("names")
         return await super().names(prefix, after)
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         self._answer("erase")
         await super().erase()
 
@@ -67,13 +62,10 @@ class SieveBackend(_Renamed):
     """``sieve:///path``: grants every request."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         return Grant(request.name, request.owner, time.monotonic_ns(), request.ttl)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         return [Renewed() for _ in grants]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         return bool(grant) and answer_by > 0

@@ -80,13 +80,11 @@ class ForkedCommand(subprocess.Popen[str]):
             json.dump({"args": args, "env": dict(env), "cwd": str(cwd)}, file)
 
     def poll(self) -> int | None:
-        """See `subprocess.Popen.poll`."""
         if self.returncode is None:
             self.returncode = self._server.reap(self.pid, 0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """See `subprocess.Popen.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.0005
         while (status := self.poll()) is None:
@@ -98,7 +96,6 @@ class ForkedCommand(subprocess.Popen[str]):
         return status
 
     def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002
-        """See `subprocess.Popen.communicate`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         read: dict[IO[str], str] = {}
 

@@ -91,21 +91,6 @@ def test_command_is_stopped_at_deadline_minus_grace_and_started_again(cli: Cli) 
 
 
 @pytest.mark.slow
-def test_broken_election_starts_the_command_again(cli: Cli) -> None:
-    """The old one is gone first."""
-    url = f"file:{cli.home}/locks"
-    running = start(cli, "--url", url)
-    (first,) = pids(cli.home / "pids", 1)
-
-    assert cli.run("break", "a", "--yes", "--url", url).returncode == 0
-
-    _, second, *_ = pids(cli.home / "pids", 2)
-    assert not alive(first)
-    running.send_signal(signal.SIGKILL)  # the guard ends the command
-    until(lambda: not alive(second))
-
-
-@pytest.mark.slow
 def test_signal_that_the_command_survived_does_not_end_the_next_campaign(cli: Cli) -> None:
     """SIGHUP tells many daemons to read their configuration again; the term is lost long after that."""
     url = f"file:{cli.home}/locks"
@@ -140,13 +125,6 @@ def test_signal_while_the_command_is_being_ended_ends_the_candidate(cli: Cli) ->
     assert (cli.home / "pids").read_text() == f"{command}\n"
 
 
-def test_times_are_given_as_for_run(cli: Cli) -> None:
-    """With a unit, or as seconds."""
-    done = cli.run("elect", "a", "--ttl", "1m", "--grace", "9000ms", "--kill-after", "5s", "--", "true")
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_candidate_waits_and_a_signal_ends_the_campaign(cli: Cli) -> None:
     """Its command never runs, and nothing of it is left."""
     url = f"file:{cli.home}/locks"
@@ -176,13 +154,3 @@ def test_wrong_options_end_with_a_status(cli: Cli, options: tuple[str, ...], sta
     assert done.returncode == status
     assert said in done.stderr
     assert not (cli.home / "ran").exists()
-
-
-def test_command_that_does_not_exist_ends_with_127(cli: Cli) -> None:
-    """And the election is vacant."""
-    url = f"file:{cli.home}/locks"
-    done = cli.run("elect", "a", "--url", url, "--", "no-such-command")
-
-    assert done.returncode == 127
-    assert "no-such-command" in done.stderr
-    assert cli.holders("a", "--url", url) == []

@@ -68,55 +68,59 @@ def test_holders_appear_change_and_go() -> None:
     assert watched.see(looked(3)) == [("released", "a", changed.holder, None, "lock")]
 
 
-def test_same_owner_with_another_token_is_another_holder() -> None:
-    """A foreign client may use one owner id for ever."""
+def reader(owner: str, token: int = 1) -> tuple[str, Holder]:
+    """One of several holders of ``a``."""
+    return held("a", owner, mode="shared", token=token)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param(
+            [(looked(0, held("a", token=1)), ["appeared"]), (looked(1, held("a", token=2)), ["changed"])],
+            id="same owner with another token: a foreign client may use one owner id for ever",
+        ),
+        pytest.param(
+            [
+                (looked(0, reader("ann"), reader("bob", 2)), ["appeared", "appeared"]),
+                (looked(1, reader("bob", 2), reader("eve")), ["released", "appeared"]),
+            ],
+            id="readers come and go one by one: none follows another",
+        ),
+        pytest.param(
+            [
+                (looked(0, held("a", remaining=30)), ["appeared"]),
+                (looked(5, held("a", remaining=25.1), took=0.2), []),
+                (looked(10, held("a", remaining=30), took=0.2), ["renewed"]),
+            ],
+            id="a renewal moves the expiry by more than the time that the question took",
+        ),
+        pytest.param(
+            [
+                (looked(0, held("a", remaining=28.0)), ["appeared"]),
+                (looked(0.9, held("a", remaining=28.0)), []),
+                (looked(5, held("a", remaining=29.0)), ["renewed"]),
+            ],
+            id="whole seconds, as of etcd: the time left may stay the same for a second",
+        ),
+        pytest.param(
+            [
+                (looked(0, held("a", remaining=30)), ["appeared"]),
+                (looked(19, held("a", remaining=11)), []),
+                (looked(21, held("a", remaining=9)), ["expiring"]),
+                (looked(22, held("a", remaining=8)), []),
+                (looked(23, held("a", remaining=30)), ["renewed"]),
+                (looked(45, held("a", remaining=8)), ["expiring"]),
+            ],
+            id="expiring is said once below a third of the ttl, and again after a renewal",
+        ),
+    ],
+)
+def test_look_has_these_events(looks: list[tuple[Look, list[str]]]) -> None:
+    """In comparison with those before it."""
     watched = Watched()
-    watched.see(looked(0, held("a", token=1)))
-
-    assert kinds(watched, looked(1, held("a", token=2))) == [("changed", "a")]
-
-
-def test_readers_come_and_go_one_by_one() -> None:
-    """Beside each other, none follows another."""
-    watched = Watched()
-    watched.see(looked(0, held("a", "ann", mode="shared"), held("a", "bob", mode="shared", token=2)))
-
-    changes = kinds(watched, looked(1, held("a", "bob", mode="shared", token=2), held("a", "eve", mode="shared")))
-
-    assert sorted(changes) == [("appeared", "a"), ("released", "a")]
-
-
-def test_renewal_is_seen_by_the_expiry() -> None:
-    """It moves by more than the time that the question took."""
-    watched = Watched()
-    watched.see(looked(0, held("a", remaining=30)))
-
-    assert kinds(watched, looked(5, held("a", remaining=25.1), took=0.2)) == []
-    assert kinds(watched, looked(10, held("a", remaining=30), took=0.2)) == [("renewed", "a")]
-    (record,) = watched.records
-    assert record.renewed == 10
-    assert list(record.intervals) == pytest.approx([9.9])
-
-
-def test_whole_seconds_are_no_renewal() -> None:
-    """As of etcd, which rounds: the time left may stay the same for a second."""
-    watched = Watched()
-    watched.see(looked(0, held("a", remaining=28.0)))
-
-    assert kinds(watched, looked(0.9, held("a", remaining=28.0))) == []
-    assert kinds(watched, looked(5, held("a", remaining=29.0))) == [("renewed", "a")]
-
-
-def test_expiring_is_said_once_and_again_after_a_renewal() -> None:
-    """Below a third of the longest time left that was seen."""
-    watched = Watched()
-    watched.see(looked(0, held("a", remaining=30)))
-
-    assert kinds(watched, looked(19, held("a", remaining=11))) == []
-    assert kinds(watched, looked(21, held("a", remaining=9))) == [("expiring", "a")]
-    assert kinds(watched, looked(22, held("a", remaining=8))) == []
-    assert kinds(watched, looked(23, held("a", remaining=30))) == [("renewed", "a")]
-    assert kinds(watched, looked(45, held("a", remaining=8))) == [("expiring", "a")]
+    for look, expected in looks:
+        assert kinds(watched, look) == [(kind, "a") for kind in expected]
 
 
 def test_lock_that_never_ends_is_not_expiring() -> None:
@@ -269,16 +273,6 @@ def test_table_fits_the_terminal(width: int, height: int) -> None:
     assert len(lines) <= max(height, 5)
     chosen = view.rows[view.selected].name
     assert any(chosen in line for line in lines)
-
-
-def test_narrow_table_says_who_before_which_token() -> None:
-    """At 60 columns."""
-    watched = watching(looked(0, held("orders:1", metadata=ABOUT, token=1234567890123456)))
-
-    lines = drawn(View(), watched, 1, width=60)
-
-    assert lines[1].split() == ["name↑", "holder", "left", "missed"]
-    assert "web1 7" in lines[2]
 
 
 def test_escape_sequences_in_names_are_only_shown() -> None:

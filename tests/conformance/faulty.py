@@ -93,7 +93,6 @@ class ServerFaults(Faults):
         """Set up an empty server: users, and logins."""
 
     def can(self, ability: str) -> bool:
-        """See `Faults.can`."""
         if ability in self._lacks or (ability in {"drop_answer", "delay", "partition"} and not self.proxied):
             return False
         if ability == "stop_one":
@@ -101,7 +100,6 @@ class ServerFaults(Faults):
         return super().can(ability)
 
     def heal(self) -> None:
-        """See `Faults.heal`."""
         if self._frozen:
             self.thaw()
         self.start()
@@ -109,13 +107,11 @@ class ServerFaults(Faults):
             proxy.heal()
 
     def stop(self) -> None:
-        """See `Faults.stop`."""
         self.service.kill()
         for proxy in self.proxies:
             proxy.refuse()
 
     def start(self) -> None:
-        """See `Faults.start`."""
         self.service.start()
         if self._erased:
             self._erased = False
@@ -124,12 +120,10 @@ class ServerFaults(Faults):
             proxy.accept()
 
     def erase(self) -> None:
-        """See `Faults.erase`."""
         self.service.erase()
         self._erased = True
 
     def stop_one(self) -> None:
-        """See `Faults.stop_one`."""
         lost = self.victims()
         for server, proxy in zip(self.servers, self.proxies, strict=True):
             if server in lost:
@@ -141,32 +135,26 @@ class ServerFaults(Faults):
         return self.servers[: (len(self.servers) - 1) // 2]
 
     def freeze(self) -> None:
-        """See `Faults.freeze`."""
         self._frozen = True
         self.service.pause()
 
     def thaw(self) -> None:
-        """See `Faults.thaw`."""
         self.service.resume()
         self._frozen = False
 
     def cut(self) -> None:
-        """See `Faults.cut`."""
         for proxy in self.proxies:
             proxy.cut()
 
     def partition(self) -> None:
-        """See `Faults.partition`."""
         for proxy in self.proxies:
             proxy.blackhole()
 
     def delay(self, seconds: float) -> None:
-        """See `Faults.delay`."""
         for proxy in self.proxies:
             proxy.delay(to_client=seconds)
 
     def drop_answer(self, step: Step, name: str) -> threading.Event:
-        """See `Faults.drop_answer`."""
         wanted, done, taken = self.sign(step, name), threading.Event(), threading.Lock()
 
         def takes(request: bytes) -> bool:
@@ -189,7 +177,6 @@ class ServerFaults(Faults):
     """Whether bytes hold the whole answer."""
 
     def wrong_password(self) -> Target:
-        """See `Faults.wrong_password`."""
         return replace(self.target, url=self.target.url.replace(PASSWORD, f"not{PASSWORD}"))
 
 
@@ -215,15 +202,12 @@ class RedisFaults(ServerFaults):
         return [server for server in self.servers if isinstance(server, RedisServer)]
 
     def without_rights(self) -> Target:
-        """See `Faults.without_rights`."""
         return replace(self.target, url=self.target.url.replace(f":{PASSWORD}", f"weak:{PASSWORD}"))
 
     def fill(self) -> None:
-        """See `Faults.fill`."""
         self._limit(1)
 
     def heal(self) -> None:
-        """See `Faults.heal`."""
         super().heal()
         self._limit(0)
 
@@ -245,7 +229,6 @@ class RedisGroupFaults(RedisFaults):
     proxied = False
 
     def cut(self) -> None:
-        """See `Faults.cut`."""
         for node in self.nodes:
             with node.connect() as connection:
                 for kind in ("normal", "pubsub"):
@@ -264,7 +247,6 @@ class SqlFaults(ServerFaults):
             self.service.execute(f"CREATE USER weak IDENTIFIED BY '{PASSWORD}'")
 
     def without_rights(self) -> Target:
-        """See `Faults.without_rights`."""
         scheme, _, rest = self.target.url.partition("://")
         return replace(self.target, url=f"{scheme}://weak:{rest.partition(':')[2]}")
 
@@ -273,7 +255,6 @@ class SqlSessionFaults(SqlFaults):
     """The modes in which a session is the lock: what renews and releases it has no name in it."""
 
     def sign(self, step: Step, name: str) -> bytes:
-        """See `ServerFaults.sign`."""
         return name.encode() if step == "acquire" else b""
 
 
@@ -297,7 +278,6 @@ class EtcdFaults(ServerFaults):
         member.enable_auth(PASSWORD)
 
     def without_rights(self) -> Target:
-        """See `Faults.without_rights`."""
         return replace(self.target, url=self.target.url.replace("root:", "weak:"))
 
     def victims(self) -> Sequence[Server]:

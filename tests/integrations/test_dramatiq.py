@@ -16,7 +16,7 @@ from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 
 import lockkit
-from lockkit.errors import ConfigurationError, LockLost, LockTimeout
+from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.dramatiq import ActorBusy, current_lease, locked_actor
 from lockkit.testing.timing import PATIENCE
 from tests.tries import until
@@ -106,26 +106,6 @@ def test_repeat_gets_the_stored_result(broker: StubBroker) -> None:
 
     messages = [charge.send(3) for _ in range(3)]
     assert [message.get_result(block=True, timeout=TIMEOUT) for message in messages] == [1, 1, 1]
-
-
-def test_message_that_lost_its_lock_fails(broker: StubBroker, client: lockkit.Client) -> None:
-    """Its result is not to be used."""
-    errors: list[str] = []
-
-    @locked_actor("lost", ttl=0.6, url=URL, broker=broker, max_retries=0, throws=LockLost)
-    def lose() -> None:
-        client.break_lock("lost")
-        assert current_lease().wait_lost(PATIENCE)
-
-    class Failures(dramatiq.Middleware):
-        def after_process_message(self, *_: object, exception: object = None, **__: object) -> None:
-            errors.append(type(exception).__name__)
-
-    broker.add_middleware(Failures())
-    lose.send()
-    broker.join("default", fail_fast=False, timeout=TIMEOUT)
-
-    assert errors == ["LockLost"]
 
 
 def test_called_directly_busy_is_a_timeout(broker: StubBroker, client: lockkit.Client) -> None:

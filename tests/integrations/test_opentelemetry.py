@@ -201,16 +201,6 @@ def test_metrics(collected: Collected, client: lockkit.Client, monkeypatch: pyte
     assert collected.metric("lockkit.losses")["unlabelled", "exclusive", "broken"].value == 1
 
 
-def test_undone_request_is_counted(collected: Collected) -> None:
-    """A request whose answer was lost."""
-    unreachable, backend = scripted()
-    backend.after["try_acquire"] = once(fail(BackendUnavailable("gone")))
-    with pytest.raises(BackendUnavailable):
-        unreachable.lock("a", label="a").acquire(timeout=0)
-
-    assert collected.metric("lockkit.undone")["a", "exclusive"].value == 1
-
-
 def test_lease_granted_before_the_observer_was_added(client: lockkit.Client) -> None:
     """Its end does not make the number of held leases negative."""
     collected = Collected()

@@ -23,7 +23,6 @@ from lockkit import observers
 from lockkit.backend import LossReason
 from lockkit.errors import BackendUnavailable
 from lockkit.integrations.prometheus import PrometheusObserver
-from lockkit.observers import LockEvent
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
 from tests.tries import begin_to_wait, until
@@ -95,16 +94,6 @@ def test_no_label_is_ever_a_name(registry: CollectorRegistry, client: lockkit.Cl
     assert value(registry, "hold_seconds_count", "unlabelled") == 1
     assert value(registry, "hold_seconds_count", "unlabelled", "shared") == 1
     assert value(registry, "hold_seconds_count", "unlabelled", "permit") == 1
-
-
-def test_downgraded_lease_ends_where_it_began(registry: CollectorRegistry, client: lockkit.Client) -> None:
-    """The gauge of the mode in which it was granted goes back to 0."""
-    with client.rwlock("a", label="a").write() as lease:
-        lease.downgrade()
-        assert value(registry, "held", "a") == 1
-
-    assert value(registry, "held", "a") == 0
-    assert value(registry, "held", "a", "shared") == 0
 
 
 def test_losses_are_counted_from_zero(registry: CollectorRegistry, client: lockkit.Client) -> None:
@@ -198,29 +187,6 @@ def test_failures(registry: CollectorRegistry, client: lockkit.Client) -> None:
     assert value(registry, "held", "b") == 0
     assert value(registry, "undone_total", "c", backend=unreachable.url) == 1
     assert value(registry, "acquisitions_total", "c", backend=unreachable.url, outcome="unavailable") == 1
-
-
-def test_lease_granted_before_the_observer_was_added(client: lockkit.Client) -> None:
-    """Its end does not make the gauge negative."""
-    registry = CollectorRegistry()
-    observer = PrometheusObserver(registry)
-    lease = client.lock("a", label="a").acquire()
-    lockkit.add_observer(observer)
-    lease.release()
-    lockkit.remove_observer(observer)
-
-    assert value(registry, "held", "a") == 0
-    assert value(registry, "hold_seconds_count", "a") == 1
-
-
-def test_jeopardy_is_counted() -> None:
-    """A row of failed renewals counts once."""
-    registry = CollectorRegistry()
-    event = LockEvent("a", "a", "memory://prometheus", "exclusive", 1, "o", None, 1.0, "unavailable", 0.0)
-
-    PrometheusObserver(registry).jeopardy(event)
-
-    assert value(registry, "jeopardies_total", "a") == 1
 
 
 HOLDER = """

@@ -729,27 +729,11 @@ async def test_response_is_stored_although_the_client_has_gone() -> None:
 
     app = keyed(pay)
     async with lockkit.aio.connect("memory://gone") as client, asyncio.timeout(PATIENCE):
-
-        async def ask() -> list[MutableMapping[str, Any]]:
-            received: list[MutableMapping[str, Any]] = [
-                {"type": "http.disconnect"},
-                {"type": "http.request", "body": b"17"},
-            ]
-            sent: list[MutableMapping[str, Any]] = []
-
-            async def receive() -> MutableMapping[str, Any]:
-                return received.pop() if len(received) > 1 else received[0]
-
-            async def send(message: MutableMapping[str, Any]) -> None:
-                sent.append(dict(message))
-
-            headers = [(b"idempotency-key", b"k")]
-            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-            await app({**scope, "state": {"lockkit": client}}, receive, send)
-            return sent
-
         for replayed in (False, True):
-            start, body = await ask()
+            sent: Messages = []
+            request = [{"type": "http.request", "body": b"17"}]
+            await ask(app, client, request, sent, idempotency_key="k", gone="yes")
+            start, body = sent
             assert (start["status"], body["body"]) == (201, b"paid")
             assert ((b"idempotent-replayed", b"true") in start["headers"]) == replayed
     assert runs == [b"17"]

@@ -33,7 +33,6 @@ class ReleasesAnything(Silent):
     """Frees the lock whoever holds it: an unchecked ``DEL``."""
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See the class."""
         del answer_by
         await self.break_lock(grant.name)
         return True
@@ -43,7 +42,6 @@ class ConstantToken(MemoryBackend):
     """Gives the same fencing token to everybody."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         outcome = await super().try_acquire(request)
         return dataclasses.replace(outcome, token=7) if isinstance(outcome, Grant) else outcome
 
@@ -56,7 +54,6 @@ class TokenPerClient(MemoryBackend):
         self._count = 0
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         outcome = await super().try_acquire(request)
         if isinstance(outcome, Grant):
             self._count += 1
@@ -68,7 +65,6 @@ class RenewalRecreates(Silent):
     """Takes a lock that is gone again when it should only be renewed."""
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See the class."""
         outcomes = list(await super().renew(grants))
         for index, (grant, outcome) in enumerate(zip(grants, outcomes, strict=True)):
             if isinstance(outcome, Gone):
@@ -95,7 +91,6 @@ class RenewalIgnored(MemoryBackend):
     """Says that it renewed and does nothing."""
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See the class."""
         return [Renewed() for _ in grants]
 
 
@@ -103,7 +98,6 @@ class RenewalAdds(MemoryBackend):
     """Adds to the time left where it should set it."""
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See the class."""
         left = {holder.owner: holder.remaining or 0.0 for grant in grants for holder in await self.holders(grant.name)}
         return await super().renew(
             [dataclasses.replace(grant, ttl=grant.ttl + left.get(grant.owner, 0.0)) for grant in grants]
@@ -114,7 +108,6 @@ class AbandonForgets(MemoryBackend):
     """Leaves the queue place, and a grant whose answer was lost, behind."""
 
     async def abandon(self, request: Request) -> None:
-        """See the class."""
         request.state = None
 
 
@@ -122,7 +115,6 @@ class TtlIgnored(MemoryBackend):
     """Keeps a lock for ever."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         asked = request.ttl
         request.ttl = 1e8
         outcome = await super().try_acquire(request)
@@ -133,7 +125,6 @@ class FreesEarly(MemoryBackend):
     """Keeps a lock for half of its ttl."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         asked = request.ttl
         request.ttl = asked / 2
         outcome = await super().try_acquire(request)
@@ -144,7 +135,6 @@ class TakesExpiredTwice(MemoryBackend):
     """Looks in one step whether a lock has expired, and takes it in another: meanwhile somebody else may have it."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         lock = self._space.locks.get(request.name)
         if lock is not None and lock.holder is not None and not lock.held(self._runtime.now()):
             await self._runtime.sleep(0.005)
@@ -162,7 +152,6 @@ class GrantsTwice(MemoryBackend):
     """Decides in two steps: now and then somebody comes in between."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         return _sometimes_granted(request, await super().try_acquire(request))
 
 
@@ -170,7 +159,6 @@ class WakesNobody(MemoryBackend):
     """Waiters sleep until the ttl of the holder is over."""
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
-        """See the class."""
         del request, busy
         await self._runtime.sleep(min(4.0, until - self._runtime.now()))  # longer than the test waits
 
@@ -179,7 +167,6 @@ class MissesEarlyWakeUps(MemoryBackend):
     """Listens only from the moment on at which it waits."""
 
     async def wait(self, request: Request, busy: Busy, until: float) -> None:
-        """See the class."""
         request.wake.clear()
         await super().wait(request, busy, until)
 
@@ -188,18 +175,15 @@ class FoldsNames(MemoryBackend):
     """Compares names as a database with a default collation does: without case and trailing spaces."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         name, request.name = request.name, request.name.rstrip(" ").casefold()
         outcome = await super().try_acquire(request)
         request.name = name
         return outcome
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See the class."""
         return await super().release(dataclasses.replace(grant, name=grant.name.rstrip(" ").casefold()), answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See the class."""
         return await super().holders(name.rstrip(" ").casefold())
 
 
@@ -207,7 +191,6 @@ class LastComeFirst(MemoryBackend):
     """Claims to be fair, and serves the newest waiter first."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         outcome = await super().try_acquire(request)
         if isinstance(outcome, Busy):
             queue = self._space.locks[request.name].queue
@@ -220,7 +203,6 @@ class HidesHolder(MemoryBackend):
     """Loses the metadata."""
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See the class."""
         return [dataclasses.replace(holder, metadata={}) for holder in await super().holders(name)]
 
 
@@ -258,7 +240,6 @@ class NeverLetsGo(FileBackend):
     """Keeps the lock of a process that is gone or stopped, as a session lock without limits does."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         asked = request.ttl
         request.ttl = 1e6
         outcome = await super().try_acquire(request)
@@ -269,7 +250,6 @@ class LetsIn(FileBackend):
     """Takes the lock for free when a process dawdles."""
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See the class."""
         return _sometimes_granted(request, await super().try_acquire(request))
 
 

@@ -43,22 +43,12 @@ class Service:
 
 
 def aliases() -> list[str]:
-    """
-    Return the aliases of ``settings.LOCKKIT``.
-
-    Raises:
-        ConfigurationError: It is no dict.
-    """
+    """Return the aliases of ``settings.LOCKKIT``."""
     return list(_table())
 
 
 def service(alias: str) -> Service:
-    """
-    Return what an alias means.
-
-    Raises:
-        ConfigurationError: There is no such alias, or its entry is wrong.
-    """
+    """Return what an alias means."""
     table = _table()
     if alias not in table:
         known = f"only {', '.join(map(repr, table))}" if table else "it is empty"

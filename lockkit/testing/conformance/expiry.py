@@ -31,11 +31,9 @@ class Expiry(Cases):
     @case()
     async def test_lease_that_nobody_renews_ends(self, driver: FaceDriver) -> None:
         """With renew=False the lock is free for others when the ttl is over, without anybody's doing."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+        _, other, lease = await driver.held(ttl=driver.timing.short, renew=False)
 
-        after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(lease.ttl))
+        after = await other.lock(lease.name, ttl=driver.timing.long).acquire(driver.timing.beyond(lease.ttl))
 
         assert lease.lost
         assert not lease.held
@@ -86,10 +84,8 @@ class Expiry(Cases):
     @case()
     async def test_nobody_is_granted_the_lock_while_its_holder_believes(self, driver: FaceDriver) -> None:
         """The backend keeps the lock at least as long as its holder may believe in it."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
-        lock = other.lock(name, ttl=driver.timing.long)
+        _, other, lease = await driver.held(ttl=driver.timing.short, renew=False)
+        lock = other.lock(lease.name, ttl=driver.timing.long)
         deadline = driver.now() + driver.timing.beyond(lease.ttl)
 
         after = None
@@ -200,13 +196,11 @@ class Expiry(Cases):
     @case()
     async def test_extend_is_heard_by_the_backend(self, driver: FaceDriver) -> None:
         """A lock whose lease was cut short is soon free for others."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
+        _, other, lease = await driver.held(renew=False)
 
         await lease.extend(driver.timing.short)
 
-        async with other.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(driver.timing.short)):
+        async with other.lock(lease.name, ttl=driver.timing.long, timeout=driver.timing.beyond(driver.timing.short)):
             assert lease.lost
 
     @case(needs.own_ttl)

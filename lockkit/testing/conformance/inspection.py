@@ -119,15 +119,13 @@ class Inspection(Cases):
     @case(needs.metadata_update)
     async def test_update_of_a_lost_lease_changes_nothing(self, driver: FaceDriver) -> None:
         """The next holder's metadata stay, and the former holder notices its loss."""
-        client, other = await driver.connect(), await driver.connect()
-        name = driver.name()
-        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(20)
-        await other.break_lock(name)
-        async with other.lock(name, ttl=driver.timing.long, metadata="mine"):
+        _, other, lease = await driver.held(renew=False)
+        await other.break_lock(lease.name)
+        async with other.lock(lease.name, ttl=driver.timing.long, metadata="mine"):
             with pytest.raises(lockkit.LockLost):
                 await lease.update("yours")
             assert lease.lost
-            (holder,) = await other.holders(name)
+            (holder,) = await other.holders(lease.name)
             assert holder.metadata["text"] == "mine"
         with pytest.raises(lockkit.LockLost):
             await lease.release()

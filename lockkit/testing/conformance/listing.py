@@ -68,10 +68,8 @@ class Listing(Cases):
     async def test_waiting_for_a_lock_lists_it_once(self, driver: FaceDriver) -> None:
         """Also after it was handed over."""
         client, other = await driver.connect(), await driver.connect()
-        name = driver.name()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(client, other)
+        name = lease.name
         assert await _names(client, name) == [name]
 
         await lease.release()

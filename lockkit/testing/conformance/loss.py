@@ -52,25 +52,21 @@ class Loss(Cases):
     @case()
     async def test_renewal_does_not_take_a_lost_lock_back(self, driver: FaceDriver) -> None:
         """A lock that was broken stays free although its old holder goes on renewing."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.kept).acquire(PATIENCE)
-        assert await other.break_lock(name)
+        _, other, lease = await driver.held(ttl=driver.timing.kept)
+        assert await other.break_lock(lease.name)
 
         assert await lease.wait_lost(driver.timing.beyond(lease.ttl))
 
-        assert await other.holders(name) == []
+        assert await other.holders(lease.name) == []
         assert not await lease.confirm()
 
     @case()
     async def test_confirm_asks_the_backend(self, driver: FaceDriver) -> None:
         """A no marks the lease as lost, though its deadline has not passed."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
+        _, other, lease = await driver.held(renew=False)
         assert await lease.confirm()
 
-        assert await other.break_lock(name)
+        assert await other.break_lock(lease.name)
 
         assert not await lease.confirm()
         assert lease.lost
@@ -80,29 +76,25 @@ class Loss(Cases):
     @case()
     async def test_extend_of_a_broken_lease_raises(self, driver: FaceDriver) -> None:
         """And does not create the lock anew."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
-        assert await other.break_lock(name)
+        _, other, lease = await driver.held(renew=False)
+        assert await other.break_lock(lease.name)
 
         with pytest.raises(lockkit.LockLost):
             await lease.extend()
 
         assert lease.lost
-        assert await other.holders(name) == []
+        assert await other.holders(lease.name) == []
 
     @case()
     async def test_extend_of_a_lease_leaves_the_next_holder_alone(self, driver: FaceDriver) -> None:
         """The owner is compared at the backend: a lease whose lock another client holds is lost and extends nothing."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
-        assert await other.break_lock(name)
-        after = await other.lock(name, ttl=driver.timing.kept, renew=False).acquire(PATIENCE)
+        client, other, lease = await driver.held(renew=False)
+        assert await other.break_lock(lease.name)
+        after = await other.lock(lease.name, ttl=driver.timing.kept, renew=False).acquire(PATIENCE)
 
         with pytest.raises(lockkit.LockLost):
             await lease.extend()
 
         assert lease.lost
-        async with client.lock(name, ttl=driver.timing.long, timeout=driver.timing.beyond(after.ttl)):
+        async with client.lock(lease.name, ttl=driver.timing.long, timeout=driver.timing.beyond(after.ttl)):
             assert not after.held

@@ -27,26 +27,22 @@ class Releasing(Cases):
     @case()
     async def test_release_frees_the_lock(self, driver: FaceDriver) -> None:
         """It can be had again at once, by anybody."""
-        client, other = await driver.connect(), await driver.connect()
-        name = driver.name()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        client, other, lease = await driver.held()
 
         await lease.release()
 
         assert not lease.held
         assert not lease.lost
-        assert await client.holders(name) == []
-        async with other.lock(name, ttl=driver.timing.long, timeout=20):
+        assert await client.holders(lease.name) == []
+        async with other.lock(lease.name, ttl=driver.timing.long, timeout=20):
             pass
 
     @case()
     async def test_releasing_twice_is_no_error(self, driver: FaceDriver) -> None:
         """And the second time frees nobody else's lock."""
-        client, other = await driver.connect(), await driver.connect()
-        name = driver.name()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
+        _, other, lease = await driver.held()
         await lease.release()
-        after = await other.lock(name, ttl=driver.timing.long).acquire(20)
+        after = await other.lock(lease.name, ttl=driver.timing.long).acquire(20)
 
         await lease.release()
 
@@ -73,11 +69,9 @@ class Releasing(Cases):
     @case()
     async def test_release_of_a_broken_lease_leaves_the_next_holder_alone(self, driver: FaceDriver) -> None:
         """The owner is compared at the backend: by its own clock the old holder still believes."""
-        client, other = await driver.connect(), await driver.connect()
-        name = driver.name()
-        lease = await client.lock(name, ttl=driver.timing.long, renew=False).acquire(PATIENCE)
-        assert await other.break_lock(name)
-        after = await other.lock(name, ttl=driver.timing.long).acquire(20)
+        _, other, lease = await driver.held(renew=False)
+        assert await other.break_lock(lease.name)
+        after = await other.lock(lease.name, ttl=driver.timing.long).acquire(20)
 
         with pytest.raises(lockkit.LockLost):
             await lease.release()

@@ -34,11 +34,9 @@ class Tokens(Cases):
     @case()
     async def test_token_increases_when_a_lease_expired(self, driver: FaceDriver) -> None:
         """Who comes after a holder that vanished has the higher token."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        before = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
+        _, other, before = await driver.held(ttl=driver.timing.short, renew=False)
 
-        after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(before.ttl))
+        after = await other.lock(before.name, ttl=driver.timing.long).acquire(driver.timing.beyond(before.ttl))
 
         assert not before.held
         assert after.token > before.token
@@ -47,12 +45,10 @@ class Tokens(Cases):
     @case()
     async def test_token_increases_when_a_lock_was_broken(self, driver: FaceDriver) -> None:
         """The token of a broken lease is never given again."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        before = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        assert await other.break_lock(name)
+        _, other, before = await driver.held()
+        assert await other.break_lock(before.name)
 
-        after = await other.lock(name, ttl=driver.timing.long).acquire(20)
+        after = await other.lock(before.name, ttl=driver.timing.long).acquire(20)
 
         assert after.token > before.token
         await after.release()

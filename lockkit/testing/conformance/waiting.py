@@ -9,7 +9,6 @@ import signal
 import threading
 from contextlib import suppress
 from types import FrameType
-from typing import cast
 
 import pytest
 
@@ -17,7 +16,7 @@ import lockkit
 from lockkit import aio
 from lockkit.backend import Busy, Grant, LockBackend, Request
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
-from lockkit.testing.face_driver import TaskCall, waiting_count
+from lockkit.testing.face_driver import waiting_count
 from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
 from lockkit.units import Instant, Seconds
@@ -80,11 +79,8 @@ class Timeouts(Cases):
     @case()
     async def test_waiter_is_woken_by_a_release(self, driver: FaceDriver) -> None:
         """Long before the ttl is over."""
-        name = driver.name()
         client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(client, other)
         assert not waiting.done
 
         await lease.release()
@@ -96,13 +92,10 @@ class Timeouts(Cases):
     @case()
     async def test_waiter_is_woken_by_a_break(self, driver: FaceDriver) -> None:
         """Freeing by force wakes as a release does."""
-        name = driver.name()
         client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(client, other)
 
-        assert await client.break_lock(name)
+        assert await client.break_lock(lease.name)
 
         await (await waiting.result()).release()
         assert not await lease.confirm()
@@ -142,10 +135,8 @@ class Timeouts(Cases):
     @case()
     async def test_waiter_looks_again_when_the_ttl_is_over(self, driver: FaceDriver) -> None:
         """A holder that vanished wakes nobody."""
-        name = driver.name()
-        client, other = await driver.connect(), await driver.connect()
-        lease = await client.lock(name, ttl=driver.timing.short, renew=False).acquire(20)
-        waiting = driver.spawn(other.lock(name, ttl=driver.timing.long).acquire())
+        _, other, lease = await driver.held(ttl=driver.timing.short, renew=False)
+        waiting = driver.spawn(other.lock(lease.name, ttl=driver.timing.long).acquire())
 
         after = await waiting.result(driver.timing.beyond(lease.ttl))
 
@@ -276,10 +267,10 @@ class GivingUp(Cases):
         lease = await client.lock(name, ttl=driver.timing.long).acquire(PATIENCE)
         actors = []
         for contender in (first, second):
-            actors.append(cast("TaskCall[aio.Lease]", driver.spawn(contender.lock(name, ttl=60).acquire())))
+            actors.append(driver.spawn(contender.lock(name, ttl=60).acquire()))
             await driver.until_waiting(contender, name)
 
-        actors[0].task.cancel()
+        actors[0].future.cancel()
         with pytest.raises(asyncio.CancelledError):
             await actors[0].result()
         await lease.release()

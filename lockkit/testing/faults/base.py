@@ -13,7 +13,7 @@ import pytest
 import lockkit
 from lockkit import aio
 from lockkit.testing.conformance.base import Cases, make_driver
-from lockkit.testing.face_driver import FaceDriver
+from lockkit.testing.face_driver import BackgroundCall, FaceDriver
 from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED
 from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE
@@ -193,6 +193,17 @@ async def survives(driver: FaceDriver, lease: aio.Lease) -> bool:
     assert driver.capabilities.crash_release == "connection"
     assert await lease.wait_lost(PATIENCE)
     return False
+
+
+async def expect_hand_over(driver: FaceDriver, lease: aio.Lease, waiting: BackgroundCall[aio.Lease]) -> None:
+    """Check that a waiter gets a lock when its holder has released it, or has lost it and knows."""
+    if await survives(driver, lease):
+        assert not waiting.done
+        await driver.answered(lease.release)
+    second = await waiting.result(2 * PATIENCE)
+    assert not lease.held
+    assert second.token > lease.token
+    await second.release()
 
 
 async def expect_no_second_holder(driver: FaceDriver, lease: aio.Lease, other: aio.Client) -> None:

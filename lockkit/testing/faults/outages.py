@@ -14,9 +14,9 @@ from lockkit.testing.faults.base import (
     Faults,
     connect_calm,
     during_fault,
+    expect_hand_over,
     expect_message,
     expect_no_second_holder,
-    survives,
 )
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
@@ -138,12 +138,9 @@ class Outages(FaultCases):
     async def test_server_that_is_frozen_for_a_moment_ends_nothing(self, driver: FaceDriver, faults: Faults) -> None:
         """Less than the ttl: the lease goes on, and a waiter still waits."""
         holder, waiter = await driver.connect(), await driver.connect()
-        name = driver.name()
 
         async def outlast(ttl: Seconds) -> None:
-            lease = await holder.lock(name, ttl=2 * ttl).acquire(PATIENCE)
-            waiting = driver.spawn(waiter.lock(name, ttl=driver.timing.long).acquire(2 * PATIENCE))
-            await driver.until_waiting(waiter, name)
+            lease, waiting = await driver.contended(holder, waiter, ttl=2 * ttl)
             async with during_fault(driver, faults.freeze, faults.thaw):
                 await driver.sleep(ttl / 3)
             await driver.answered(lease.extend)
@@ -184,22 +181,13 @@ class Restarts(FaultCases):
     async def test_restart_with_data(self, driver: FaceDriver, faults: Faults) -> None:
         """The lease goes on, or its holder is notified; the waiter gets the lock after that, with a higher token."""
         holder, other, calm = await driver.connect(), await driver.connect(), await connect_calm(driver, faults)
-        name, ttl = driver.name(), driver.timing.long
-        lease = await holder.lock(name, ttl=ttl).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=ttl).acquire(2 * PATIENCE))
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(holder, other)
 
         async with during_fault(driver, faults.stop, faults.start):
             pass
 
         await expect_no_second_holder(driver, lease, calm)
-        if await survives(driver, lease):
-            assert not waiting.done
-            await driver.answered(lease.release)
-        second = await waiting.result(2 * PATIENCE)
-        assert not lease.held
-        assert second.token > lease.token
-        await second.release()
+        await expect_hand_over(driver, lease, waiting)
 
     @case(faults=["stop", "erase"])
     async def test_restart_without_data(self, driver: FaceDriver, faults: Faults) -> None:
@@ -229,16 +217,13 @@ class Restarts(FaultCases):
     async def test_loss_of_one_server_of_several(self, driver: FaceDriver, faults: Faults) -> None:
         """Nobody loses anything: the holder keeps its lease, the waiter its turn, and new locks are granted."""
         holder, other = await driver.connect(), await driver.connect()
-        name, ttl = driver.name(), driver.timing.long
-        lease = await holder.lock(name, ttl=ttl).acquire(PATIENCE)
-        waiting = driver.spawn(other.lock(name, ttl=ttl).acquire(2 * PATIENCE))
-        await driver.until_waiting(other, name)
+        lease, waiting = await driver.contended(holder, other)
 
         async with during_fault(driver, faults.stop_one, faults.start):
             assert await driver.answered(lease.confirm)
             await driver.answered(lease.extend)
             assert not waiting.done
-            async with other.lock(driver.name(), ttl=ttl, timeout=PATIENCE):
+            async with other.lock(driver.name(), ttl=driver.timing.long, timeout=PATIENCE):
                 pass
             await driver.answered(lease.release)
             second = await waiting.result(2 * PATIENCE)

@@ -51,7 +51,6 @@ class KitBackend(MemoryBackend):
     delay: Seconds = 0.0
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         outcome = await super().try_acquire(request)
         if self.delay:
             await self._runtime.sleep(self.delay)
@@ -73,7 +72,6 @@ class KitEngine(Engine[L]):
         super().__init__(partial(_open, runtime.clock.space), runtime, make_lease)
 
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
-        """See `Engine.acquire`."""
         call = self.kit_runtime.begin_call()
         try:
             # With observers it is called a second time, from inside: they see the failure too.
@@ -94,7 +92,6 @@ class KitEngine(Engine[L]):
         raise error
 
     def admit(self, settings: LockSettings, grant: Grant, started: Instant) -> L | None:
-        """See `Engine.admit`."""
         lease = super().admit(settings, grant, started)
         if lease is not None:
             name = split_space(grant.name)[1]
@@ -119,7 +116,6 @@ class KitEngine(Engine[L]):
         return [record for record in self.leases.all() if split_space(record.grant.name)[1] == name]
 
     def lose(self, name: str, reason: LossReason) -> None:
-        """See `KitClient.lose`."""
         if reason not in get_args(LossReason):
             message = f"reason must be one of {', '.join(get_args(LossReason))}, not {reason!r}"
             raise ConfigurationError(message, name=name, backend=self.url)
@@ -217,7 +213,6 @@ class KitClient(_Kit, sync.Client):
         return other
 
     def close(self) -> None:
-        """See `lockkit.Client.close`."""
         for other in self._others:
             other.close()
         super().close()
@@ -246,7 +241,6 @@ class AioKitClient(_Kit, aio.Client):
         return other
 
     async def close(self) -> None:
-        """See `lockkit.aio.Client.close`."""
         for other in self._others:
             await other.close()
         await super().close()

@@ -521,7 +521,6 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
         """A client of the kit may be used by several event loops, one after the other."""
 
     def current(self) -> object:
-        """See `Runtime.current`."""
         return super().current() if _running_loop() is not None else None
 
     def _waiter(self, call: object) -> Waiter:
@@ -543,7 +542,6 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
         return await super().settle(coroutine, seconds)
 
     def deliver(self, function: Callable[[], None]) -> None:
-        """See `Runtime.deliver`."""
         function()
 
 

@@ -1,7 +1,7 @@
 """
 The process in which one subject is measured.
 
-Forked by `lockkit.testing.fork_server` for `lockkit_tools.bench.worker_pool`. It reads one job (a line of JSON)
+Forked by `lockkit.testing.fork_servers` for `lockkit_tools.bench.worker_pool`. It reads one job (a line of JSON)
 from its standard input, and answers on what was its standard output:
 
 =====================  ====================================================================

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,20 @@ async def held(backend: RedisBackend, request: Request) -> Grant:
 async def woken(request: Request) -> bool:
     """Wait for a wake-up, generously."""
     return await request.wake.wait(20.0)
+
+
+async def test_commands_of_an_uncontended_pair(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
+    """Without waiters, five besides the two scripts, of whichever kind it is."""
+    async with backend_at(server.url, host) as backend:
+        kinds: list[Callable[[], Request]] = [host.request, lambda: reader(host), lambda: permit(host, 3)]
+        for make in kinds:
+            await backend.release(await held(backend, make()))
+            redis("CONFIG", "RESETSTAT")
+            await backend.release(await held(backend, make()))
+            found = re.findall(
+                r"cmdstat_(evalsha|set|time|mget|exists|del|[hz]\w+):calls=(\d+)", redis("INFO", "commandstats")
+            )
+            assert dict(found) == {"evalsha": "2", "set": "2", "time": "1", "mget": "1", "del": "1"}
 
 
 async def test_keys_while_readers_hold(server: RedisServer, redis: Keyspace, host: StubHost) -> None:

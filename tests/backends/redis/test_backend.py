@@ -20,10 +20,10 @@ from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import RedisNode
+from lockkit.backends.redis.parallel import ask_first
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
-from lockkit.backends.redis.topology import ask_first
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive

@@ -185,7 +185,7 @@ def test_no_message_shows_a_password(server: RedisServer) -> None:
     """Not the URL of a client, nor what stands in its parts."""
     client = lockkit.connect(f"redis://app:hidden@{server.address}?client_name=me", password="hidden too")  # noqa: S106
     topology: Any = client._engine.client.backend._topology  # type: ignore[union-attr]
-    shown = f"{client!r} {client.url} {topology._node.target!r}"
+    shown = f"{client!r} {client.url} {topology.target!r}"
 
     assert "hidden" not in shown
     client.close()

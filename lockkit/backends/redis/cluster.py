@@ -21,10 +21,10 @@ from lockkit.backend import Host, seconds_left, unsent
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import RedisNode, end_of_call
+from lockkit.backends.redis.node import RedisNode, Topology, end_of_call
+from lockkit.backends.redis.parallel import ask_all, ask_first, raise_configuration
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Command
-from lockkit.backends.redis.topology import Topology, ask_all, ask_first, raise_configuration, results_of, run_group
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant
@@ -85,7 +85,12 @@ class ClusterTopology(Topology):
         results: list[Reply | LockError] = [None] * len(calls)
         groups = await self._grouped([key for key, _ in calls], answer_by, results)
         asks = [
-            (node.label, partial(run_group, node, script, [calls[index][1] for index in indexes], replicas, answer_by))
+            (
+                node.label,
+                partial(
+                    node.run_many, script, [calls[index] for index in indexes], replicas=replicas, answer_by=answer_by
+                ),
+            )
             for node, indexes in groups
         ]
         answers = await ask_all(self._host.runtime, asks, answer_by)
@@ -300,9 +305,9 @@ async def _call(
         if replicas:
             commands.append(node.wait_command(replicas, answer_by))
         _, *replies = await node.call_many(commands, alone=True, answer_by=answer_by)
-        (result,) = results_of(replies, replicas, node.label)
+        (result,) = node.results(replies, replicas)
     elif replicas:
-        (result,) = await run_group(node, script, [body], replicas, answer_by)
+        (result,) = await node.run_many(script, [("", body)], replicas=replicas, answer_by=answer_by)
     else:
         return await node.run(script, "", body, resend=resend, answer_by=answer_by)
     if isinstance(result, LockError):

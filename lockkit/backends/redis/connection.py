@@ -137,13 +137,14 @@ class Connection:
             return (await self.answer(self.send(packed, 1, until), until))[0]
         # Sync, in few steps: each lock comes here twice, and nobody else uses the connection meanwhile.
         self._write(packed, until)
-        until = min(until, monotonic() + self.timeout)
-        while True:
-            replies = [reply for reply in self._receive(until - monotonic()) if type(reply) is not Push]
-            if len(replies) > 1:
+        now = monotonic()
+        until = min(until, now + self.timeout)
+        replies = self._read(until - now)
+        while len(replies) != 1 or type(replies[0]) is Push:
+            if replies := [reply for reply in replies if type(reply) is not Push]:
                 raise ConnectionError(_TOO_MANY)
-            if replies:
-                return replies[0]
+            replies = self._read(until - monotonic())
+        return replies[0]
 
     async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """Send several commands at once and return their replies."""
@@ -215,23 +216,26 @@ class Connection:
     def _write(self, packed: bytes, until: Instant) -> None:
         waiting = bool(self._unsent)
         try:
-            if not waiting and (packed := packed[self._taken(packed) :]) == b"":
-                return
+            if not waiting:
+                try:
+                    count = self._socket.send(packed, self._flags)
+                except _NOT_READY:
+                    count = 0
+                if count == len(packed):
+                    return
+                packed = packed[count:]
             self._unsent += packed
             if self._loop is None:
                 self._flush_all(min(until, monotonic() + self.timeout))
         except OSError as error:
             self._fail(error)
             raise
-        if self._unsent and not waiting and self._loop is not None:
+        if not waiting and self._loop is not None:
             self._loop.add_writer(self._fd, self._writable)
 
-    def _taken(self, packed: bytes) -> int:
-        """Send what the socket takes; return how much that was."""
-        try:
-            return self._socket.send(packed, self._flags)
-        except _NOT_READY:
-            return 0
+    def _send_rest(self) -> None:
+        with suppress(*_NOT_READY):
+            self._unsent = self._unsent[self._socket.send(self._unsent, self._flags) :]
 
     def _flush_all(self, until: Instant) -> None:
         """Wait until the socket has taken everything: sync only."""
@@ -240,13 +244,13 @@ class Connection:
         while self._unsent:
             if not poll.poll(max(0.0, until - monotonic()) * 1000):
                 raise TimeoutError(_NOT_SENT)
-            self._unsent = self._unsent[self._taken(self._unsent) :]
+            self._send_rest()
 
     def _writable(self) -> None:
         """Go on sending: async only."""
         assert self._loop is not None
         try:
-            self._unsent = self._unsent[self._taken(self._unsent) :]
+            self._send_rest()
         except OSError as error:
             self._fail(error)
         if not self._unsent:
@@ -256,15 +260,8 @@ class Connection:
 
     def _wait(self, seconds: Seconds) -> None:
         """Wait until something arrives, and take it: sync only."""
-        for reply in self._receive(seconds):
+        for reply in self._read(seconds):
             self._take(reply)
-
-    def _receive(self, seconds: Seconds) -> Sequence[Reply]:
-        """Wait until something arrives; return the replies that are complete: sync only."""
-        limited = self._blocks and seconds > WHOLE_SHARE * self.timeout
-        if not limited and not self._poll(seconds * 1000 if seconds > 0 else 0):
-            raise TimeoutError(NO_ANSWER)
-        return self._read()
 
     def _readable(self) -> None:
         """Take what has arrived: async only."""
@@ -274,7 +271,12 @@ class Connection:
         except (OSError, ServerSaid) as error:
             self._fail(error)
 
-    def _read(self) -> Sequence[Reply]:
+    def _read(self, seconds: Seconds = inf) -> Sequence[Reply]:
+        """Return the replies that are complete; sync: wait for some, for so many seconds."""
+        if self._loop is None and not (self._blocks and seconds > WHOLE_SHARE * self.timeout):
+            left_ms = seconds * 1000 if seconds > 0 else 0
+            if not self._poll(left_ms):
+                raise TimeoutError(NO_ANSWER)
         try:
             data = self._recv(READ_BYTES)
             while self._pending is not None and self._pending():

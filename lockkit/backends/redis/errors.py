@@ -143,6 +143,11 @@ def is_replica(error: ServerSaid) -> bool:
     return code_of(error) in {"READONLY", "MASTERDOWN"}
 
 
+def lacks_script(answer: object) -> bool:
+    """Tell whether the server does not have the script that was called: it is new, was restarted, or was told to."""
+    return isinstance(answer, ServerSaid) and answer.code == "NOSCRIPT"
+
+
 def nothing_done(error: LockError) -> bool:
     """Tell whether the request that failed with this error was certainly not carried out."""
     cause = error.__cause__

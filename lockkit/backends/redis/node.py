@@ -22,21 +22,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, TypeAlias, cast
 
-from lockkit.backend import seconds_left
+from lockkit.backend import CALL_SECONDS
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, Connection, open_connection
-from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, nothing_sent, translate
+from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, lacks_script, nothing_sent, translate
 from lockkit.backends.redis.handshake import TLS_SHARE, other_form
 from lockkit.backends.redis.keys import escape_glob
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Command
 from lockkit.backends.redis.wakeup import WakeupListener
-from lockkit.errors import Unsupported
+from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
 
@@ -62,12 +64,66 @@ OnConnect: TypeAlias = Callable[[Connection, float], Awaitable[None]]
 """Awaited with each new connection before it is used, and with the time by which it must return."""
 
 
-class RedisNode:
-    """
-    One server.
+class NotReplicatedError(BackendUnavailable):
+    """Too few replicas have acknowledged a change in time."""
 
-    Methods without ``until`` raise `LockError`; see `lockkit.backends.redis.errors.translate`.
-    Those with it raise `DRIVER_ERRORS`, and return by that time (client monotonic clock).
+
+class Topology(ABC):
+    """
+    Finds the node of a lock and runs scripts there: a single node, Sentinel, or a Cluster.
+
+    Its methods raise `LockError`, and return or raise by `answer_by` (client monotonic time).
+
+    Attributes:
+        several: There are several nodes, and one that hangs must not delay renewals at the others.
+        listening: There is or was a subscription, so `listener_for` is worth asking.
+    """
+
+    several = False
+    listening = False
+
+    @abstractmethod
+    async def run(
+        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+    ) -> Reply:
+        """Run a script at the node of `key`; with `resend` it may be sent twice."""
+
+    @abstractmethod
+    async def run_many(
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
+    ) -> list[Reply | LockError]:
+        """Run a script for many keys, pipelined per node; a change counts when so many replicas have it."""
+
+    @abstractmethod
+    def listener_for(self, key: str) -> WakeupListener | None:
+        """Return the listener at the node of `key`; None if the node is not known yet. No I/O."""
+
+    @abstractmethod
+    async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
+        """Find the node of `key`."""
+
+    async def listen(self, key: str, answer_by: float) -> None:
+        """Subscribe at the node of `key`, unless there is a subscription."""
+        node = await self.node_for(key, answer_by)
+        await node.listener.open(answer_by)
+        self.listening = True
+
+    async def masters(self) -> list[RedisNode]:
+        """Return the nodes that hold keys."""
+        return [await self.node_for("")]
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Check that the server answers."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+class RedisNode(Topology):
+    """
+    One server, which has all locks unless a Sentinel or a Cluster says otherwise.
 
     Attributes:
         target: Where it is. **Holds the password.**
@@ -90,63 +146,103 @@ class RedisNode:
         self._proven = False
         self._closed = False
 
-    async def call(self, packed: bytes, *, resend: bool = False, answer_by: float = inf) -> Reply:
-        """Send one command and return its reply."""
-        try:
-            return await self._call(packed, resend=resend, until=end_of_call(self._runtime, answer_by))
-        except DRIVER_ERRORS as error:
-            raise translate(error, self.label) from error
-
     async def run(
         self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
     ) -> Reply:
-        """Run a script, as `call`. It is loaded if the server does not have it (new, restarted, SCRIPT FLUSH)."""
+        """Load the script if the server does not have it (new, restarted, SCRIPT FLUSH)."""
         del key
-        until = end_of_call(self._runtime, answer_by)
         try:
-            try:
-                return await self._call(script.command(body), resend=resend, until=until)
-            except ServerSaid as error:
-                if error.code != "NOSCRIPT":
-                    raise
-            return await self._call(script.loading_command(body), resend=resend, until=until)
+            return await self.call(script.command(body), resend=resend, answer_by=answer_by)
+        except LockError as error:
+            if not lacks_script(error.__cause__):
+                raise
+        return await self.call(script.loading_command(body), resend=resend, answer_by=answer_by)
+
+    async def call(self, packed: bytes, *, resend: bool = False, answer_by: float = inf) -> Reply:
+        """Send one command and return its reply."""
+        now = self._runtime.now()
+        until = min(answer_by, now + CALL_SECONDS)
+        connection, sent = self._kept(now), False
+        kept = connection is not None
+        try:
+            while True:
+                if connection is None:
+                    with nothing_sent(before=sent):
+                        connection = await self._connect(until)
+                try:
+                    reply = await connection.call(packed, until)
+                except BaseException as error:
+                    self._fail(connection, error)
+                    # A kept one may close between check and answer: a restart, or the network dropped it while idle.
+                    if not (kept and resend and isinstance(error, ConnectionError)):
+                        raise
+                    sent = True
+                else:
+                    if type(reply) is not ServerSaid:
+                        self._give_back(connection)
+                        return reply
+                    self._give_back(connection, [reply])
+                    if not (kept and is_replica(reply)):
+                        raise reply
+                connection, kept = None, False
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
 
     async def run_many(
-        self, script: Command, bodies: Sequence[bytes], *, replicas: int = 0, answer_by: float = inf
-    ) -> list[Reply]:
-        """Run a script several times, pipelined. Error replies are values (`ServerSaid`)."""
+        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
+    ) -> list[Reply | LockError]:
+        bodies = [body for _, body in calls]
         until = end_of_call(self._runtime, answer_by)
         waiting = [self.wait_command(replicas, until)] if replicas else []
         commands = [script.command(body) for body in bodies]
-        replies = await self.call_many([*commands, *waiting], alone=replicas > 0, answer_by=until)
-        unknown = [
-            index for index, reply in enumerate(replies) if isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT"
-        ]
-        if unknown:
-            # The first one loads the script, so that its text is sent once.
-            again = [script.loading_command(bodies[unknown[0]])]
-            again += [script.command(bodies[index]) for index in unknown[1:]]
-            late = await self.call_many([*again, *waiting], alone=replicas > 0, answer_by=until)
-            for index, reply in zip(unknown, late, strict=False):
-                replies[index] = reply
-            if waiting:
-                replies[-1] = late[-1]
-        return replies
+        try:
+            replies = await self.call_many([*commands, *waiting], alone=replicas > 0, answer_by=until)
+            unknown = [index for index, reply in enumerate(replies) if lacks_script(reply)]
+            if unknown:
+                # The first one loads the script, so that its text is sent once.
+                again = [script.loading_command(bodies[unknown[0]])]
+                again += [script.command(bodies[index]) for index in unknown[1:]]
+                late = await self.call_many([*again, *waiting], alone=replicas > 0, answer_by=until)
+                for index, reply in zip(unknown, late, strict=False):
+                    replies[index] = reply
+                if waiting:
+                    replies[-1] = late[-1]
+        except LockError as error:
+            return [error] * len(bodies)
+        return self.results(replies, replicas)
 
     def wait_command(self, replicas: int, until: Instant) -> bytes:
         """Pack ``WAIT``: until so many replicas have what the connection wrote, or most of the time is up."""
         left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
         return pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))
 
+    def results(self, replies: Sequence[Reply], replicas: int) -> list[Reply | LockError]:
+        """Turn replies to scripts, and to WAIT if there are replicas, into results of `run_many`."""
+        results: list[Reply | LockError] = []
+        for reply in replies:
+            if isinstance(reply, ServerSaid):
+                error = translate(reply, self.label)
+                error.__cause__ = reply
+                results.append(error)
+            else:
+                results.append(reply)
+        if not replicas:
+            return results
+        short = results.pop()
+        if isinstance(short, int):
+            if short >= replicas:
+                return results
+            short = NotReplicatedError(f"{short} of {replicas} replicas of {self.label} acknowledged in time")
+        return [result if _changed_nothing(result) else short for result in results]
+
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
         """Send commands in one pipeline and return their replies. Error replies are values (`ServerSaid`)."""
-        until = end_of_call(self._runtime, answer_by)
+        now = self._runtime.now()
+        until = min(answer_by, now + CALL_SECONDS)
         replies: list[Reply] = []
         try:
             with nothing_sent():
-                connection = self._kept(alone=alone) or await self._connect(until, alone=alone)
+                connection = self._kept(now, alone=alone) or await self._connect(until, alone=alone)
             try:
                 for start in range(0, len(commands), BATCH):
                     batch = commands[start : start + BATCH]
@@ -159,51 +255,33 @@ class RedisNode:
         self._give_back(connection, replies)
         return replies
 
-    async def _call(self, packed: bytes, *, resend: bool, until: Instant) -> Reply:
-        """As `call`, but raise `DRIVER_ERRORS`; an error reply is raised as `ServerSaid`."""
-        connection, sent = self._kept(), False
-        if connection is not None:
-            try:
-                return await self._call_on(connection, packed, until)
-            except ConnectionError:
-                # Closed between the check and the answer: a restart, or the network dropped an idle connection.
-                if not resend:
-                    raise
-                sent = True
-            except ServerSaid as error:
-                if not is_replica(error):
-                    raise
-        with nothing_sent(before=sent):
-            connection = await self._connect(until)
-        return await self._call_on(connection, packed, until)
+    def listener_for(self, key: str) -> WakeupListener:
+        del key
+        return self.listener
 
-    async def _call_on(self, connection: Connection, packed: bytes, until: Instant) -> Reply:
-        """Call on a connection; keep it for the next caller if it answers."""
-        try:
-            reply = await connection.call(packed, until)
-        except BaseException as error:
-            self._fail(connection, error)
-            raise
-        if isinstance(reply, ServerSaid):
-            self._give_back(connection, [reply])
-            raise reply
-        self._give_back(connection)
-        return reply
+    async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
+        del key, answer_by
+        return self
+
+    async def ping(self) -> None:
+        await self.call(pack("PING"), resend=True)
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _kept(self, *, alone: bool = False) -> Connection | None:
+    def _kept(self, now: Instant, *, alone: bool = False) -> Connection | None:
         """Take a kept connection if one is still open; tasks share one."""
         if self._sharing and not alone:
             shared = self._shared
             return None if shared is None or shared.stale else shared
-        now = self._runtime.now()
-        while (connection := self._pop_idle()) is not None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # also if another thread took the last one
+                return None
             if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
                 connection.used = now
                 return connection
             connection.close()
-        return None
 
     def _give_back(self, connection: Connection, replies: Sequence[Reply] = ()) -> None:
         """Keep a connection that has no call in progress for the next caller."""
@@ -312,20 +390,19 @@ class RedisNode:
         await self._runtime.sleep(0)
 
     def _close_idle(self) -> None:
-        while (connection := self._pop_idle()) is not None:
-            connection.close()
-
-    def _pop_idle(self) -> Connection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:  # also if another thread took the last one
-            return None
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
 
 def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:
     """Return the time by which a call that begins now must end."""
-    now = runtime.now()
-    return now + seconds_left(answer_by, now)
+    return min(answer_by, runtime.now() + CALL_SECONDS)
+
+
+def _changed_nothing(result: Reply | LockError) -> bool:
+    """Tell whether there is nothing to acknowledge: a refusal counts at once, as that of a lease that was ended."""
+    return isinstance(result, (list, LockError)) or (isinstance(result, int) and result <= 0)
 
 
 async def delete_keys(node: RedisNode, prefix: str) -> None:

@@ -28,9 +28,8 @@ from lockkit.backends.redis.address import (
 from lockkit.backends.redis.cluster import ClusterTopology
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import IDLE_SECONDS, IDLE_SECONDS_MIN
-from lockkit.backends.redis.node import RedisNode
+from lockkit.backends.redis.node import RedisNode, Topology
 from lockkit.backends.redis.sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelTopology
-from lockkit.backends.redis.topology import SingleTopology, Topology
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import Kind
 from lockkit.url import Url
@@ -156,7 +155,7 @@ def _single(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
             )
         target = Target.of(url.hosts[0], {"db": database(url, url.path, options), **arguments}, tls=_is_tls(url))
     check_arguments(url, target, host.runtime.kind)
-    return SingleTopology(RedisNode(host.runtime, target, options["prefix"], Handshake(host)))
+    return RedisNode(host.runtime, target, options["prefix"], Handshake(host))
 
 
 def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
@@ -286,7 +285,7 @@ def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tu
     else:
         url = f"{_scheme(pool.connection_class)}://{target.label}/{db}"
     warn_of_unverified([target], host.runtime.kind, url)
-    return url, SingleTopology(RedisNode(host.runtime, target, options["prefix"], Handshake(host)))
+    return url, RedisNode(host.runtime, target, options["prefix"], Handshake(host))
 
 
 def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's

@@ -18,10 +18,10 @@ from lockkit.backend import Host, seconds_left, unsent
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.errors import code_of, nothing_done, sent_before
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.node import RedisNode, end_of_call
+from lockkit.backends.redis.node import RedisNode, Topology, end_of_call
+from lockkit.backends.redis.parallel import ask_first, raise_configuration
 from lockkit.backends.redis.resp import Reply, pack
 from lockkit.backends.redis.script import Command
-from lockkit.backends.redis.topology import Topology, ask_first, raise_configuration, run_group
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.units import Instant
@@ -94,7 +94,7 @@ class SentinelTopology(Topology):
             master = await self.node_for("", answer_by)
         except LockError as error:
             return [error] * len(calls)
-        replies = await run_group(master, script, [body for _, body in calls], replicas, answer_by)
+        replies = await master.run_many(script, calls, replicas=replicas, answer_by=answer_by)
         if any(isinstance(reply, BackendUnavailable) for reply in replies):
             self._suspect(master)
         return replies

@@ -180,14 +180,3 @@ class Keyspace:
     def keys(self) -> set[str]:
         """Every key there is."""
         return set(self("KEYS", "*"))
-
-
-def calls(redis: Keyspace) -> dict[str, int]:
-    """Count the commands that the server has run since the last look, also those of scripts."""
-    counts = {}
-    for line in redis("INFO", "commandstats").splitlines():
-        name, _, rest = line.removeprefix("cmdstat_").partition(":calls=")
-        if rest and name.partition("|")[0] not in {"info", "config", "client", "hello", "select", "auth"}:
-            counts[name] = int(rest.partition(",")[0])
-    redis("CONFIG", "RESETSTAT")
-    return counts

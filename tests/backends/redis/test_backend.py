@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backend import Busy, Gone, Grant, Renewed
 from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.backend import _ACQUIRE, _BREAK, _WRITE_NOTE, RedisBackend
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
 from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.handshake import Handshake
-from lockkit.backends.redis.keys import KNOWN_NAMES_MAX, lock_key
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import RedisNode
-from lockkit.backends.redis.resp import Parser, Reply, ServerSaid, pack
+from lockkit.backends.redis.parallel import ask_first
+from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
-from lockkit.backends.redis.topology import ask_first
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit_tools.servers import RedisServer, wait_until
 from tests.backends.redis.faces import async_only, sync_only
-from tests.backends.redis.support import Keyspace, backend_at, busy_at, queue_up, token_in, woken
+from tests.backends.redis.support import Keyspace, backend_at, busy_at, open_backend, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
 from tests.interrupts import CallStrike
 
@@ -141,69 +139,6 @@ async def test_token_has_six_digits_of_micros(server: RedisServer, redis: Keyspa
             after = [int(part) for part in redis("TIME")]
 
             assert before[0] * 10**6 + before[1] <= grant.token <= after[0] * 10**6 + after[1]
-
-
-async def test_waiters_are_served_in_order_and_only_the_next_is_told(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """A release offers the lock to the first waiter; who comes straight back stands behind the others."""
-    async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as other:
-        grant = granted(await backend.try_acquire(host.request()))
-        first, second = host.request(), host.request()
-        await queue_up(other, first)
-        await queue_up(backend, second)
-
-        assert await backend.release(grant)
-
-        assert await woken(first)
-        assert not second.wake.is_set()
-        assert redis("GET", "lockkit:x") == f"next:{first.owner}"
-        barging = host.request(queue=False)
-        assert 0.0 < ((await busy_at(backend, barging)).retry_after or 0.0) <= 1.0
-        assert await backend.holders("x") == []
-        grant = granted(await other.try_acquire(first))
-        assert await other.release(grant)
-        assert await woken(second)
-        assert await backend.release(granted(await backend.try_acquire(second)))
-        assert redis.keys() == {"{lockkit:x}:fence"}
-
-
-async def test_waiter_that_died_is_passed_over(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
-    """Nobody listens on its channel any more, so the lock goes to the next at once."""
-    async with backend_at(server.url, host) as backend, backend_at(server.url, StubHost(host.runtime)) as dying:
-        grant = granted(await backend.try_acquire(host.request()))
-        dead, living = host.request(), host.request()
-        await queue_up(dying, dead)
-        await queue_up(backend, living)
-        await dying.close()
-        wait_until(lambda: None if redis("PUBSUB", "NUMSUB", dead.state.channel)[1] == 0 else "still there")
-
-        assert [holder.waiters for holder in await backend.holders("x")] == [1]
-        assert await backend.release(grant)
-
-        assert await woken(living)
-        granted(await backend.try_acquire(living))
-
-
-async def test_stopped_waiter_holds_up_the_others_for_its_offer_only(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """A waiter that is told and does not come loses its turn after half of its ttl."""
-    async with backend_at(server.url, host) as backend:
-        grant = granted(await backend.try_acquire(host.request()))
-        stopped, other = host.request(ttl=1.0), host.request()
-        await queue_up(backend, stopped)
-        await queue_up(backend, other)
-        assert await backend.release(grant)
-        assert redis("GET", "lockkit:x") == f"next:{stopped.owner}"
-
-        busy = await busy_at(backend, other)
-        assert busy.retry_after is not None
-        assert busy.retry_after <= 0.5
-        await host.runtime.sleep(busy.retry_after + 0.01)
-
-        granted(await backend.try_acquire(other))
-        await busy_at(backend, stopped)
 
 
 async def test_waiter_behind_a_stopped_one_is_woken_when_its_offer_ends(
@@ -329,43 +264,6 @@ async def test_dead_waiters_do_not_pile_up(server: RedisServer, redis: Keyspace,
         assert redis("LLEN", "{lockkit:x}:queue") <= 32
 
 
-async def test_abandoned_waiter_leaves_nothing_and_passes_an_offer_on(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """A waiter that gives up, also just when it is its turn, costs the others nothing."""
-    async with backend_at(server.url, host) as backend:
-        grant = granted(await backend.try_acquire(host.request()))
-        first, second, third = host.request(), host.request(), host.request()
-        for request in (first, second, third):
-            await queue_up(backend, request)
-        await backend.abandon(second)
-        assert await backend.release(grant)
-        assert await woken(first)
-
-        await backend.abandon(first)
-        await backend.abandon(first)
-
-        assert await woken(third)
-        await backend.abandon(third)
-        assert redis.keys() == {"{lockkit:x}:fence"}
-
-
-async def test_grant_that_was_not_heard_of_is_undone_or_repeated(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """A request that is sent again is granted again, with a new token; an uncertain one is undone by owner."""
-    async with backend_at(server.url, host) as backend:
-        request = host.request()
-        lost = granted(await backend.try_acquire(request))
-        again = granted(await backend.try_acquire(request))
-        assert again.token > lost.token
-
-        request.uncertain = True
-        await backend.abandon(request)
-
-        assert redis.keys() == {"{lockkit:x}:fence"}
-
-
 async def test_foreign_holder_is_polled(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """A foreign client notifies no waiter: the engine polls, and knows the ttl if there is one."""
     async with backend_at(server.url, host) as backend:
@@ -399,65 +297,6 @@ async def test_key_of_another_type_is_named(server: RedisServer, redis: Keyspace
         with pytest.raises(ConfigurationError, match="lockkit:x"):
             await backend.break_lock("x")
         assert redis("LRANGE", "lockkit:x", 0, -1) == ["not a lock"]
-
-
-async def test_renewal_sets_the_time_left_and_tells_how_a_lease_was_lost(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """Never adds, never creates; one answer for each, in order."""
-    async with backend_at(server.url, host) as backend:
-        names = ("kept", "gone", "taken", "broken")
-        grants = [granted(await backend.try_acquire(host.request(name, ttl=60.0))) for name in names]
-        redis("DEL", "lockkit:gone", "lockkit:taken")
-        granted(await backend.try_acquire(host.request("taken")))
-        assert await backend.break_lock("broken")
-        grants[0].ttl = 30.0
-
-        outcomes = await backend.renew(grants)
-
-        assert outcomes == [Renewed(), Gone("gone"), Gone("taken"), Gone("broken")]
-        assert 0 < redis("PTTL", "lockkit:kept") <= 30_000
-        assert redis("PTTL", "{lockkit:kept}:fence") > 80_000_000
-        assert redis("GET", "lockkit:gone") is None
-
-
-async def test_broken_lock_goes_to_the_first_waiter_with_a_higher_token(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """Its former holder neither renews nor releases the new one."""
-    async with backend_at(server.url, host) as backend:
-        assert not await backend.break_lock("x")
-        redis("SET", "{lockkit:x}:fence", str(4 * 10**15))
-        grant = granted(await backend.try_acquire(host.request()))
-        waiter = host.request()
-        await queue_up(backend, waiter)
-
-        assert await backend.break_lock("x")
-
-        assert await woken(waiter)
-        assert not await backend.break_lock("x")  # it is only offered
-        again = granted(await backend.try_acquire(waiter))
-        assert again.token > grant.token + 1
-        assert await backend.renew([grant, again]) == [Gone("broken"), Renewed()]
-        assert not await backend.release(grant)
-        assert [holder.owner for holder in await backend.holders("x")] == [waiter.owner]
-
-
-async def test_holders_show_token_metadata_and_living_waiters(
-    server: RedisServer, redis: Keyspace, host: StubHost
-) -> None:
-    """As in `lockkit holders`."""
-    del redis
-    async with backend_at(server.url, host) as backend:
-        assert await backend.holders("x") == []
-        grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
-        await queue_up(backend, host.request())
-
-        (holder,) = await backend.holders("x")
-
-        assert (holder.owner, holder.token, holder.metadata) == (grant.owner, grant.token, {"pid": 1})
-        assert holder.waiters == 1
-        assert holder.remaining == pytest.approx(60.0, abs=5.0)
 
 
 async def test_lost_subscription_lets_everybody_look_again(
@@ -517,40 +356,6 @@ async def cancel_tasks(name: str) -> int:
 
 
 @sync_only
-async def test_client_that_gets_no_thread_can_be_used_later(
-    server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch, host: StubHost
-) -> None:
-    """It cannot wait then, which is no answer and not a bare `RuntimeError`; nobody believes that it listens."""
-
-    def spawn(*_: object) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
-
-    async with backend_at(server.url, host) as backend:
-        grant = granted(await backend.try_acquire(host.request()))
-        with monkeypatch.context() as exhausted:
-            exhausted.setattr(host.runtime, "spawn", spawn)
-            with pytest.raises(BackendUnavailable, match="can't start new thread"):
-                await backend.try_acquire(host.request())
-        wait_until(lambda: None if redis("PUBSUB", "CHANNELS", "lockkit:wake:*") == [] else "subscribed")
-        waiter = host.request()
-        await queue_up(backend, waiter)
-        assert await backend.release(grant)
-        assert await woken(waiter)
-
-
-async def test_one_subscription_serves_all_waiters(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
-    """The number of connections does not grow with the number of waiters or locks."""
-    async with backend_at(server.url, host) as backend:
-        for index in range(50):
-            granted(await backend.try_acquire(host.request(f"lock {index}")))
-            await queue_up(backend, host.request(f"lock {index}"))
-
-        until_one_subscribes(redis)
-        until_no_more_than_two_ask(redis)
-
-
-@sync_only
 async def test_listening_thread_ends_when_nobody_waits(
     server: RedisServer, redis: Keyspace, monkeypatch: pytest.MonkeyPatch, host: StubHost
 ) -> None:
@@ -573,33 +378,20 @@ async def test_listening_thread_ends_when_nobody_waits(
         await backend.abandon(again)
 
 
-@sync_only
-async def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
+def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace) -> None:
     """Threads that begin to wait in the same instant share one subscription."""
     host = StubHost()
 
-    async def wait(backend: RedisBackend, index: int) -> None:
-        await queue_up(backend, host.request(f"lock {index}"))
+    def wait(index: int) -> None:
+        drive(queue_up(backend, host.request(f"lock {index}")))
 
-    async with backend_at(server.url, host) as backend:
-        for index in range(10):
-            granted(await backend.try_acquire(host.request(f"lock {index}")))
-        threads = [threading.Thread(target=lambda index=index: wait(backend, index).send(None)) for index in range(10)]
-        errors: list[BaseException | None] = []
-        threading.excepthook, former = (
-            lambda hook: errors.append(hook.exc_value) if not isinstance(hook.exc_value, StopIteration) else None,
-            threading.excepthook,
-        )
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(30)
-        finally:
-            threading.excepthook = former
-
-        assert errors == []
-        until_one_subscribes(redis)
+    backend = open_backend(server.url, host)
+    for index in range(10):
+        granted(drive(backend.try_acquire(host.request(f"lock {index}"))))
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(wait, range(10)))
+    until_one_subscribes(redis)
+    drive(backend.close())
 
 
 async def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
@@ -612,19 +404,6 @@ async def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Ke
         granted(await backend.try_acquire(host.request()))
         redis("SCRIPT", "FLUSH")
         assert await backend.release(grants[0])
-
-
-async def test_leases_that_cannot_be_asked_are_unknown(redis: Keyspace, host: StubHost) -> None:
-    """A dead server is no answer, and no loss yet."""
-    del redis
-    with RedisServer() as node:
-        async with backend_at(node.url, host) as backend:
-            grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(3)]
-            node.kill()
-
-            outcomes = await backend.renew(grants)
-
-            assert [type(outcome) for outcome in outcomes] == [Unknown] * 3
 
 
 def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
@@ -715,23 +494,6 @@ async def test_listener_that_is_closed_while_it_subscribes_stays_closed(server: 
         await node.listener.open()
 
     assert node.listener.channel is None
-
-
-@async_only
-async def test_cancelled_caller_that_finds_slots_elsewhere_has_the_leases_confirmed(host: StubHost) -> None:
-    """They may have been lost in a failover. Closing the former node takes a round of the event loop."""
-    topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
-    before, now = ([[0, 16383, [b"127.0.0.1", port]]] for port in (1, 2))
-    await topology._use_map(before, topology._node_at(("127.0.0.1", 1)))
-    caller = asyncio.create_task(topology._use_map(now, topology._node_at(("127.0.0.1", 2))))
-    await asyncio.sleep(0)
-
-    caller.cancel()
-
-    await asyncio.wait([caller])
-    assert caller.cancelled()
-    assert host.confirmations == 1
-    await topology.close()
 
 
 async def test_cluster_that_is_away_is_asked_once_for_all_leases(
@@ -834,22 +596,6 @@ def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
     assert list(topology._nodes.values()) == [node]
 
 
-def test_node_of_a_cluster_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would close the connections of a second one, nor end its subscription."""
-    host, address = StubHost(BlockingRuntime()), ("127.0.0.1", 1)
-    found: list[RedisNode] = []
-    cluster = ClusterTopology([address], Target.anywhere({}, tls=False), host, "lockkit")
-
-    def open_late(*arguments: Any) -> RedisNode:
-        monkeypatch.undo()
-        found.append(cluster._node_at(address))  # as another thread, at this moment
-        return RedisNode(*arguments)
-
-    monkeypatch.setattr("lockkit.backends.redis.cluster.RedisNode", open_late)
-
-    assert cluster._node_at(address) is cluster._node_at(address) is found[0]
-
-
 def test_master_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the same reason. A thread that asked earlier does not bring back the master from before."""
     host = StubHost(BlockingRuntime())
@@ -891,16 +637,6 @@ def test_listener_can_subscribe_after_an_interrupt(server: RedisServer) -> None:
     assert number > 5
 
 
-@sync_only
-async def test_packed_names_are_not_kept_without_limit(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
-    """A million names used once need no memory in the client."""
-    del redis
-    async with backend_at(server.url, host) as backend:
-        for index in range(KNOWN_NAMES_MAX + 10):
-            assert await backend.holders(f"lock {index}") == []
-        assert len(backend._keys) <= KNOWN_NAMES_MAX
-
-
 @async_only
 async def test_cancelled_calls_leave_the_connection_usable(
     server: RedisServer, redis: Keyspace, host: StubHost
@@ -921,28 +657,6 @@ async def test_cancelled_calls_leave_the_connection_usable(
 
         assert not any(key.startswith("lockkit:lock") for key in sorted(redis.keys()))
         until_no_more_than_two_ask(redis)
-
-
-@pytest.mark.parametrize("name", ["a", "a:b", "{a}", "a}b{", "%7B", "ä", " ", "x" * 255])
-@sync_only
-async def test_all_keys_of_a_lock_are_in_one_cluster_slot(name: str, host: StubHost) -> None:
-    """Whatever the name: no brace of it takes part in the choice of the slot."""
-    seen: set[bytes] = set()
-
-    async with backend_at("redis://localhost", host) as backend:
-        keys = backend._keys[name]
-        for script in (_ACQUIRE, _BREAK, _WRITE_NOTE):
-            seen.update(cast("list[bytes]", Parser().feed(keys.packed(script))))
-
-    assert lock_key("lockkit", name).encode() in seen
-    assert len({hash_tag(key) for key in seen}) == 1
-
-
-def hash_tag(key: bytes) -> bytes:
-    """What of a key decides its slot (Redis Cluster specification, hash tags)."""
-    start = key.find(b"{")
-    end = key.find(b"}", start + 1)
-    return key[start + 1 : end] if start >= 0 and end > start + 1 else key
 
 
 async def test_grant_is_a_grant(server: RedisServer, redis: Keyspace, host: StubHost) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,11 +15,16 @@ import redis.sentinel
 import lockkit
 import lockkit.aio
 from lockkit.backends.redis.backend import RedisBackend
-from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from tests.backends.redis.support import Face, backend_at
-from tests.backends.support import StubHost
+from lockkit.testing.face_driver import FaceDriver, adapt
+from lockkit.testing.target import Face
+from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require
+from tests.backends.redis.support import Face as ApiFace
+from tests.backends.redis.support import backend_at
+from tests.backends.support import StubHost, play
 
 PATIENCE = 60.0
+
+both = pytest.mark.parametrize("face", ["blocking", "asyncio"])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,52 +41,34 @@ def server() -> Iterator[RedisServer]:
         yield node
 
 
-def use(first: lockkit.Client, second: lockkit.Client) -> None:
+async def use(driver: FaceDriver, first: lockkit.aio.Client, second: lockkit.aio.Client) -> None:
     """Hold, wait, be woken, look, and let go."""
-    first.ping()
-    lease = first.lock("x").acquire(timeout=PATIENCE)
-    tokens: list[int] = []
-
-    def wait() -> None:
-        with second.lock("x", timeout=PATIENCE) as later:
-            tokens.append(later.token)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    wait_until(lambda: None if [one.waiters for one in first.holders("x")] == [1] else "nobody waits")
-    lease.extend()
-    lease.release()
-    thread.join(PATIENCE)
-    assert tokens > [lease.token]
-
-
-async def use_asyncio(first: lockkit.aio.Client, second: lockkit.aio.Client) -> None:
-    """As `use`, with tasks."""
     await first.ping()
     lease = await first.lock("x").acquire(timeout=PATIENCE)
-
-    async def wait() -> int:
-        async with second.lock("x", timeout=PATIENCE) as later:
-            return later.token
-
-    waiting = asyncio.create_task(wait())
-    while [one.waiters for one in await first.holders("x")] != [1]:  # noqa: ASYNC110 - it is the server that changes
-        await asyncio.sleep(0.01)
+    waiting = driver.spawn(second.lock("x").acquire(timeout=PATIENCE))
+    await driver.until_waiting(second, "x")
     await lease.extend()
     await lease.release()
-    assert await waiting > lease.token
+    later = await waiting.result()
+    assert later.token > lease.token
+    await later.release()
 
 
-def use_both(url: str) -> None:
-    """Use a URL on both faces."""
-    with lockkit.connect(url) as first, lockkit.connect(url) as second:
-        use(first, second)
+def use_url(face: Face, url: str) -> None:
+    """Use a URL."""
 
-    async def scenario() -> None:
-        async with lockkit.aio.connect(url) as first, lockkit.aio.connect(url) as second:
-            await use_asyncio(first, second)
+    async def body(driver: FaceDriver) -> None:
+        await use(driver, await driver.connect(), await driver.connect())
 
-    asyncio.run(scenario())
+    play(face, url, body)
+
+
+def adopt(driver: FaceDriver, client: object, **options: Any) -> lockkit.aio.Client:
+    """Make a client from one of the application."""
+    if driver.face == "asyncio":
+        return lockkit.aio.from_client(client, **options)
+    made: lockkit.aio.Client = adapt(lockkit.from_client(client, **options))
+    return made
 
 
 @pytest.mark.parametrize(
@@ -98,16 +84,18 @@ def use_both(url: str) -> None:
         "redis://:pass%20word@{address}?db=1&socket_keepalive=yes&client_name=me",
     ],
 )
-def test_url_reaches_the_server(server: RedisServer, form: str) -> None:
-    """User, password, database, protocol and socket, on both faces."""
-    use_both(form.format(address=server.address, socket=server.socket_path))
+@both
+def test_url_reaches_the_server(server: RedisServer, form: str, face: Face) -> None:
+    """User, password, database, protocol and socket."""
+    use_url(face, form.format(address=server.address, socket=server.socket_path))
 
 
+@both
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_tls_is_spoken_and_checked(protocol: int) -> None:
+def test_tls_is_spoken_and_checked(protocol: int, face: Face) -> None:
     """With the authority's certificate it works; without it the certificate is refused, and the message says so."""
     with RedisServer(tls=True) as node:
-        use_both(f"{node.url}&protocol={protocol}")
+        use_url(face, f"{node.url}&protocol={protocol}")
         with (
             lockkit.connect(f"rediss://{node.address}") as client,
             pytest.raises(lockkit.ConfigurationError, match="ssl_ca_certs"),
@@ -115,24 +103,24 @@ def test_tls_is_spoken_and_checked(protocol: int) -> None:
             client.ping()
 
 
+@both
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_tls_at_one_end_only_is_an_error_of_configuration(protocol: int) -> None:
+@pytest.mark.parametrize(("tls", "advice"), [(False, "such as redis://"), (True, "such as rediss://")])
+def test_tls_at_one_end_only_is_an_error_of_configuration(
+    protocol: int,
+    face: Face,
+    tls: bool,  # noqa: FBT001 - a parameter of the test
+    advice: str,
+) -> None:
     """Neither side says so: the one waits for the rest of a line, the other closes the connection."""
 
-    def expect(url: str, advice: str) -> None:
-        with lockkit.connect(url, protocol=protocol) as client, pytest.raises(lockkit.ConfigurationError, match=advice):
-            client.lock("x").acquire(timeout=PATIENCE)
+    async def body(driver: FaceDriver) -> None:
+        client = await driver.connect(protocol=protocol)
+        with pytest.raises(lockkit.ConfigurationError, match=advice):
+            await client.lock("x").acquire(timeout=PATIENCE)
 
-        async def scenario() -> None:
-            async with lockkit.aio.connect(url, protocol=protocol) as other:
-                with pytest.raises(lockkit.ConfigurationError, match=advice):
-                    await other.lock("x").acquire(timeout=PATIENCE)
-
-        asyncio.run(scenario())
-
-    with RedisServer() as plain, RedisServer(tls=True) as secret:
-        expect(f"rediss://{plain.address}", "such as redis://")
-        expect(f"redis://{secret.address}", "such as rediss://")
+    with RedisServer(tls=tls) as node:
+        play(face, f"{'redis' if tls else 'rediss'}://{node.address}", body)
 
 
 def test_client_name_and_database_are_set(server: RedisServer) -> None:
@@ -197,159 +185,89 @@ def test_no_message_shows_a_password(server: RedisServer) -> None:
     """Not the URL of a client, nor what stands in its parts."""
     client = lockkit.connect(f"redis://app:hidden@{server.address}?client_name=me", password="hidden too")  # noqa: S106
     topology: Any = client._engine.client.backend._topology  # type: ignore[union-attr]
-    shown = f"{client!r} {client.url} {topology._node.target!r}"
+    shown = f"{client!r} {client.url} {topology.target!r}"
 
     assert "hidden" not in shown
     client.close()
 
 
-DRIVERS: dict[str, Callable[[RedisServer], redis.Redis]] = {
-    "plain": lambda node: redis.Redis(host=node.host, port=node.port, password=node.password),
-    "decoding": lambda node: redis.Redis(
-        host=node.host, port=node.port, password=node.password, decode_responses=True, protocol=3
-    ),
-    "unix": lambda node: redis.Redis(unix_socket_path=str(node.socket_path), password=node.password),
-    "one connection": lambda node: redis.Redis(
-        connection_pool=redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-            host=node.host, port=node.port, password=node.password, max_connections=1, timeout=20
-        )
-    ),
-    "single": lambda node: redis.Redis(
-        host=node.host, port=node.port, password=node.password, single_connection_client=True
-    ),
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "decoding": {"decode_responses": True, "protocol": 3},
+    "single": {"single_connection_client": True},
 }
 
 
-@pytest.mark.parametrize("kind", DRIVERS)
-def test_client_of_the_application_is_used_and_left_open(server: RedisServer, kind: str) -> None:
+@both
+@pytest.mark.parametrize("kind", KINDS)
+def test_client_of_the_application_is_used_and_left_open(server: RedisServer, kind: str, face: Face) -> None:
     """Whatever its pool and its decoding."""
-    driver = DRIVERS[kind](server)
-    with lockkit.from_client(driver) as first, lockkit.from_client(driver) as second:
-        use(first, second)
 
-    assert driver.ping()
-    driver.close()
+    async def body(driver: FaceDriver) -> None:
+        module = redis if face == "blocking" else redis.asyncio
+        theirs: Any = module.Redis(host=server.host, port=server.port, password=server.password, **KINDS[kind])
+        async with adopt(driver, theirs) as first, adopt(driver, theirs) as second:
+            await use(driver, first, second)
+        if face == "blocking":
+            assert theirs.ping()
+            theirs.close()
+        else:
+            assert await theirs.ping()
+            await theirs.aclose()
+
+    play(face, server.url, body)
 
 
 def test_pool_that_is_used_up_delays_no_lock(server: RedisServer) -> None:
     """The application's own commands may take all its connections while it holds a lock."""
-    where: dict[str, Any] = {"host": server.host, "port": server.port, "password": server.password}
-    pool = redis.ConnectionPool(max_connections=1, **where)
+    pool = redis.ConnectionPool(max_connections=1, host=server.host, port=server.port, password=server.password)
     with lockkit.from_client(redis.Redis(connection_pool=pool)) as client, lockkit.connect(server.url) as other:
         with client.lock("used up", ttl=600):
             taken = pool.get_connection()
         other.lock("used up", ttl=600).acquire(timeout=PATIENCE).release()
     taken.disconnect()  # type: ignore[no-untyped-call]
 
-    async def scenario() -> None:
-        pool = redis.asyncio.ConnectionPool(max_connections=1, **where)
-        driver = redis.asyncio.Redis(connection_pool=pool)
-        async with lockkit.aio.from_client(driver) as client, lockkit.aio.connect(server.url) as other:
-            async with client.lock("used up", ttl=600):
-                taken = await pool.get_connection()  # type: ignore[no-untyped-call]
-            await (await other.lock("used up", ttl=600).acquire(timeout=PATIENCE)).release()
-        await taken.disconnect()
 
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("decode", [False, True])
-def test_asyncio_client_of_the_application_is_used_and_left_open(
-    server: RedisServer,
-    decode: bool,  # noqa: FBT001 - a parameter of the test
-    protocol: int,
-) -> None:
-    """The same for ``redis.asyncio.Redis``; a cancelled call returns no half-read connection to the pool."""
-
-    async def scenario() -> None:
-        driver = redis.asyncio.Redis(
-            host=server.host, port=server.port, password=server.password, decode_responses=decode, protocol=protocol
-        )
-        async with lockkit.aio.from_client(driver) as first, lockkit.aio.from_client(driver) as second:
-            await use_asyncio(first, second)
-            for number in range(100):
-                task = asyncio.create_task(first.holders("x"))
-                for _ in range(number % 6):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.wait([task])
-                assert await driver.echo(f"{number}") in {f"{number}", f"{number}".encode()}
-        assert await driver.ping()
-        await driver.aclose()
-
-    asyncio.run(scenario())
-
-
-def test_sentinel_and_cluster_clients_are_used() -> None:
-    """Their addresses and credentials, on both faces."""
+@both
+def test_sentinel_client_is_used(face: Face) -> None:
+    """Its addresses and credentials."""
     with RedisSentinels(password="one") as group:  # noqa: S106 - of a throw-away server
         hosts = [(sentinel.host, sentinel.port) for sentinel in group.sentinels]
-        sentinel: Any = redis.sentinel.Sentinel(hosts, password="one")  # type: ignore[no-untyped-call]  # noqa: S106
-        with pytest.raises(lockkit.ConfigurationError, match="service_name="):
-            lockkit.from_client(sentinel)
-        with (
-            lockkit.from_client(sentinel, service_name="mymaster") as first,
-            lockkit.from_client(sentinel.master_for("mymaster")) as second,
-        ):
-            use(first, second)
 
-        async def scenario() -> None:
-            driver: Any = redis.asyncio.sentinel.Sentinel(hosts, password="one")  # type: ignore[no-untyped-call]  # noqa: S106
+        async def body(driver: FaceDriver) -> None:
+            module = redis if face == "blocking" else redis.asyncio
+            theirs: Any = module.sentinel.Sentinel(hosts, password="one")  # noqa: S106
+            with pytest.raises(lockkit.ConfigurationError, match="service_name="):
+                adopt(driver, theirs)
             async with (
-                lockkit.aio.from_client(driver, service_name="mymaster") as first,
-                lockkit.aio.connect(group.url) as second,
+                adopt(driver, theirs, service_name="mymaster") as first,
+                adopt(driver, theirs.master_for("mymaster")) as second,
             ):
-                await use_asyncio(first, second)
+                await use(driver, first, second)
 
-        asyncio.run(scenario())
-
-
-def test_cluster_client_is_used() -> None:
-    """As the one of Sentinel."""
-    with RedisCluster() as group:
-        node = group.nodes[0]
-        driver = redis.RedisCluster(host=node.host, port=node.port)
-        with lockkit.from_client(driver) as first, lockkit.connect(group.url) as second:
-            use(first, second)
-        assert driver.ping()
-        driver.close()
-
-        async def scenario() -> None:
-            client = redis.asyncio.RedisCluster(host=node.host, port=node.port)
-            async with lockkit.aio.from_client(client) as first, lockkit.aio.connect(group.url) as second:
-                await use_asyncio(first, second)
-            await client.aclose()
-
-        asyncio.run(scenario())
+        play(face, group.url, body)
 
 
-def test_addresses_that_a_cluster_client_remaps_are_remapped() -> None:
+@both
+def test_cluster_client_is_used_and_its_remapping(face: Face) -> None:
     """As where the nodes tell addresses of their own network."""
 
     def remap(address: tuple[str, int]) -> tuple[str, int]:
         return "localhost", address[1]
 
-    def hosts(client: lockkit.Client | lockkit.aio.Client) -> set[str]:
-        topology: Any = client._engine.client.backend._topology  # type: ignore[union-attr]
-        return {node.target.arguments["host"] for node in topology._nodes.values()}
-
     with RedisCluster() as group:
-        port = group.nodes[0].port
-        driver = redis.RedisCluster(host="localhost", port=port, address_remap=remap)
-        with lockkit.from_client(driver) as client:
-            client.lock("x").acquire(timeout=PATIENCE).release()
-            assert hosts(client) == {"localhost"}
-        driver.close()
 
-        async def scenario() -> None:
-            driver = redis.asyncio.RedisCluster(host="localhost", port=port, address_remap=remap)
-            async with lockkit.aio.from_client(driver) as client:
-                await (await client.lock("x").acquire(timeout=PATIENCE)).release()
-                assert hosts(client) == {"localhost"}
-            await driver.aclose()
+        async def body(driver: FaceDriver) -> None:
+            module = redis if face == "blocking" else redis.asyncio
+            theirs: Any = module.RedisCluster(host="localhost", port=group.nodes[0].port, address_remap=remap)
+            async with adopt(driver, theirs) as first:
+                await use(driver, first, await driver.connect())
+                nodes = first._engine.client.backend._topology._nodes  # type: ignore[union-attr]
+                assert {node.target.arguments["host"] for node in nodes.values()} == {"localhost"}
+            closing = theirs.close() if face == "blocking" else await theirs.aclose()
+            assert closing is None
 
-        asyncio.run(scenario())
+        play(face, group.url, body)
 
 
 @pytest.mark.parametrize(
@@ -377,10 +295,6 @@ class StandIn(redis.Connection):
     """A class of connections that is not redis-py's own, as that of fakeredis."""
 
 
-class AsyncStandIn(redis.asyncio.Connection):
-    """The same for asyncio."""
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -398,19 +312,9 @@ def test_client_that_connects_in_a_way_of_its_own_is_refused(arguments: dict[str
         lockkit.from_client(redis.Redis(connection_pool=redis.ConnectionPool(**arguments)))
 
 
-def test_asyncio_client_that_connects_in_a_way_of_its_own_is_refused() -> None:
-    """As in the sync API."""
-    pool = redis.asyncio.ConnectionPool(connection_class=AsyncStandIn)
-
-    async def scenario() -> None:
-        with pytest.raises(lockkit.ConfigurationError, match="AsyncStandIn have no socket"):
-            lockkit.aio.from_client(redis.asyncio.Redis(connection_pool=pool))
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("face", ["sync", "asyncio"])
-def test_credential_provider_is_asked_for_each_connection(server: RedisServer, face: str) -> None:
+async def test_credential_provider_is_asked_for_each_connection(
+    server: RedisServer, face: ApiFace, host: StubHost
+) -> None:
     """By the function for this API; its credentials may be valid for minutes only."""
     asked: list[str] = []
 
@@ -427,14 +331,11 @@ def test_credential_provider_is_asked_for_each_connection(server: RedisServer, f
         with server.connect() as connection:
             connection.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    async def scenario(host: StubHost) -> None:
-        async with backend_at(f"redis://{server.address}", host, credential_provider=Provider()) as backend:
-            for _ in range(2):
-                await backend.ping()
-                drop_connections()
-
-    Face(face).run(scenario)
-    assert asked == [face, face]
+    async with backend_at(f"redis://{server.address}", host, credential_provider=Provider()) as backend:
+        for _ in range(2):
+            await backend.ping()
+            drop_connections()
+    assert asked == [face.name, face.name]
 
 
 def test_client_of_the_other_face_is_refused() -> None:

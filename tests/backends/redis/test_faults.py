@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -18,17 +17,18 @@ import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis import node as redis_node
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.connection import Connection, Sent
 from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync import Client, Lease
-from lockkit.testing.stopwatch import Stopwatch
-from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, require, wait_until
+from lockkit.testing.face_driver import FaceDriver
+from lockkit.testing.target import Face as ApiFace
+from lockkit.testing.target import Target as ApiTarget
+from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
 from tests.backends.redis.faces import async_only
 from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, woken
-from tests.backends.support import StubHost, granted
-from tests.tries import busy, have_time_to_answer, until_async, until_renewed
+from tests.backends.support import StubHost, granted, play
+from tests.tries import busy, have_time_to_answer, until_async
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -55,20 +55,6 @@ def eventually_acquired(client: Client, name: str = "x", ttl: float = 30.0) -> L
 class TestOneNode:
     """``redis://``."""
 
-    def test_call_to_a_frozen_server_is_bounded(self, server: RedisServer, connect: Connect) -> None:
-        """The default time limits end a call within five seconds."""
-        client = connect(server.url)
-        client.ping()
-        server.pause()
-        watch = Stopwatch()
-
-        with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
-            client.holders("x")
-
-        assert watch.stop() < 5.5
-        server.resume()
-        client.ping()
-
     def test_restart_is_noticed_and_all_leases_are_asked_for(self, server: RedisServer, connect: Connect) -> None:
         """The first new connection sees another server, long before the renewals are due."""
         client = connect(server.url)
@@ -78,40 +64,6 @@ class TestOneNode:
         client.ping()
 
         assert all(lease.wait_lost(PATIENCE) for lease in leases)
-
-    def test_output_that_is_paused_is_waited_for(self, server: RedisServer, connect: Connect) -> None:
-        """CLIENT PAUSE delays; the deadline counts from before the request."""
-        client = connect(server.url)
-        client.ping()
-        with server.connect() as connection, ThreadPoolExecutor(1) as pool:
-            connection.call("CLIENT", "PAUSE", 60_000, "WRITE")
-            acquiring = pool.submit(client.lock("x", ttl=60).acquire)
-            wait_until(lambda: None if "flags=b" in str(connection.call("CLIENT", "LIST")) else "nothing waits yet")
-            time.sleep(0.5)
-            connection.call("CLIENT", "UNPAUSE")
-
-        lease = acquiring.result()
-        assert lease.remaining() < 59.5
-        lease.release()
-
-    def test_flushed_keys_and_scripts_in_the_middle(self, server: RedisServer, connect: Connect) -> None:
-        """FLUSHALL takes the lock away and its waiters get it; SCRIPT FLUSH is not noticed at all."""
-        holder, waiter = connect(server.url), connect(server.url)
-        lease = holder.lock("x", ttl=600).acquire()
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(eventually_acquired(waiter)))
-        thread.start()
-        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits yet")
-
-        with server.connect() as connection:
-            connection.call("FLUSHALL")
-            connection.call("SCRIPT", "FLUSH")
-        holder._engine.confirm_soon()
-
-        thread.join(PATIENCE)
-        assert got[0].token > lease.token
-        assert lease.wait_lost(PATIENCE)
-        got[0].release()
 
     def test_full_memory_is_said_to_be_full(self, connect: Connect) -> None:
         """With noeviction a full server grants nothing and says why; renewing and freeing still work, also by force."""
@@ -183,54 +135,31 @@ class TestOneNode:
 class TestLostAnswers:
     """The request was carried out, and its answer never came."""
 
-    @pytest.fixture
-    def proxy(self, server: RedisServer) -> Iterator[FaultProxy]:
-        """Stands between client and server."""
-        with FaultProxy(server.host, server.port, count_commands=True) as proxy:
-            yield proxy
-
     @pytest.mark.parametrize("protocol", [2, 3])
+    @pytest.mark.parametrize("face", ["blocking", "asyncio"])
     def test_forgotten_subscription_is_noticed_while_waiting(
-        self, server: RedisServer, connect: Connect, protocol: int
+        self, server: RedisServer, protocol: int, face: ApiFace
     ) -> None:
         """A connection that a NAT has dropped ends without a word: the waiter asks it for an answer now and then."""
-        with closing(Nat(server)) as nat:
-            holder, waiter = connect(server.url), connect(f"redis://{nat.address}?protocol={protocol}")
-            lease = holder.lock("x", ttl=600).acquire()
-            got: list[Lease] = []
-            thread = threading.Thread(target=lambda: got.append(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE)))
-            thread.start()
-            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
+
+        async def body(driver: FaceDriver) -> None:
+            holder = await driver.connect()
+            waiter = await driver.connect(ApiTarget(f"redis://{nat.address}?protocol={protocol}"))
+            lease = await holder.lock("x", ttl=600).acquire()
+            waiting = driver.spawn(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE))
+
+            async def queued() -> bool:
+                return [one.waiters for one in await holder.holders("x")] == [1]
+
+            await driver.eventually(queued, "a waiter in the queue")
             assert nat.forget_subscriptions() == 1
 
-            lease.release()
+            await lease.release()
 
-            thread.join(PATIENCE / 2)
-            assert not thread.is_alive()
-            got[0].release()
-
-    @pytest.mark.parametrize("protocol", [2, 3])
-    def test_forgotten_subscription_is_noticed_while_a_task_waits(self, server: RedisServer, protocol: int) -> None:
-        """The same on asyncio."""
-
-        async def scenario(nat: Nat) -> None:
-            async with (
-                lockkit.aio.connect(server.url) as holder,
-                lockkit.aio.connect(f"redis://{nat.address}?protocol={protocol}") as waiter,
-            ):
-                lease = await holder.lock("x", ttl=600).acquire()
-                waiting = asyncio.create_task(waiter.lock("x", ttl=600).acquire(timeout=PATIENCE))
-                while [one.waiters for one in await holder.holders("x")] != [1]:  # noqa: ASYNC110 - the server changes
-                    await asyncio.sleep(0.01)
-                assert nat.forget_subscriptions() == 1
-
-                await lease.release()
-
-                async with asyncio.timeout(PATIENCE / 2):
-                    await (await waiting).release()
+            await (await waiting.result(PATIENCE / 2)).release()
 
         with closing(Nat(server)) as nat:
-            asyncio.run(scenario(nat))
+            play(face, server.url, body)
 
     def test_connections_that_the_network_has_dropped_cost_the_time_of_one_answer(self, server: RedisServer) -> None:
         """After a burst of threads many are kept. When one gives no answer, the others are not tried one by one."""
@@ -247,47 +176,6 @@ class TestLostAnswers:
 
             assert drive(node.call(pack("PING"))) == b"PONG"
             drive(node.close())
-
-    def test_living_subscription_is_kept(self, server: RedisServer, connect: Connect) -> None:
-        """A server that answers the PING is kept, however long it sends nothing else."""
-        holder, waiter = connect(server.url), connect(server.url)
-        lease = holder.lock("x", ttl=600).acquire()
-        thread = threading.Thread(target=lambda: waiter.lock("x").acquire(timeout=PATIENCE).release())
-        thread.start()
-        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits")
-        with server.connect() as connection:
-            before = connection.call_list("PUBSUB", "CHANNELS", "lockkit:wake:*")
-            time.sleep(10)
-            assert connection.call_list("PUBSUB", "CHANNELS", "lockkit:wake:*") == before
-
-        lease.release()
-        thread.join(PATIENCE)
-
-    def test_two_thousand_cancellations_leave_nothing(self, server: RedisServer, proxy: FaultProxy) -> None:
-        """Whenever an asyncio acquisition is cancelled, no key, no place in a queue and no connection is left."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(f"redis://{proxy.address}") as client:
-                held = await client.lock("held", ttl=600).acquire()
-                for number in range(2000):
-                    # While it subscribes, in the queue, at the grant, before anything is sent: at any of 12 moments.
-                    name = "held" if number % 3 else "free"
-                    task = asyncio.create_task(client.lock(name, ttl=600).acquire())
-                    for _ in range(number % 12):
-                        await asyncio.sleep(0)
-                    task.cancel()
-                    try:
-                        lease = await task
-                    except asyncio.CancelledError:
-                        continue
-                    await lease.release()
-                assert [one.waiters for one in await client.holders("held")] == [0]
-                await held.release()
-
-        asyncio.run(scenario())
-
-        with server.connect() as connection:
-            assert set(connection.call_list("KEYS", "*")) == {"{lockkit:free}:fence", "{lockkit:held}:fence"}
 
 
 class TestReplicas:
@@ -336,28 +224,6 @@ class TestReplicas:
             with pytest.raises(lockkit.BackendUnavailable, match="0 of 1 replicas"):
                 kept.extend()
             kept.release()
-
-    def test_grant_takes_one_round_trip(
-        self, server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The wait for replicas is sent with the script."""
-        sent: list[bytes] = []
-        send = Connection.send
-
-        def note(connection: Connection, packed: bytes, count: int, until: float = inf) -> Sent:
-            sent.append(packed)
-            return send(connection, packed, count, until)
-
-        with RedisServer(replica_of=server):
-            client = connect(f"{server.url}?replicas=1")
-            client.lock("x").acquire(timeout=PATIENCE).release()
-            monkeypatch.setattr(Connection, "send", note)
-
-            lease = client.lock("x").acquire(timeout=PATIENCE)
-
-            assert len(sent) == 1
-            assert b"\r\nWAIT\r\n" in sent[0]
-            lease.release()
 
     def test_promoted_replica_knows_an_acknowledged_lock(self, connect: Connect) -> None:
         """What was acknowledged survives the master."""
@@ -456,27 +322,6 @@ class TestSentinel:
             thread.join(PATIENCE)
             assert got[0].token > lease.token
             got[0].release()
-
-    def test_lock_that_no_replica_knew_is_given_twice_and_the_token_tells(self, connect: Connect) -> None:
-        """The honest demonstration: replication is asynchronous. The second token is higher, so storage can refuse."""
-        with RedisSentinels() as group:
-            (replica,) = group.replicas
-            first_client, second_client = connect(group.url), connect(group.url)
-            first_client.ping()
-            replica.pause()
-            with group.master.connect() as connection:
-                # What has been sent would wait at the paused replica; so nothing more is sent.
-                connection.call("CLIENT", "KILL", "TYPE", "replica")
-            first = first_client.lock("x", ttl=60).acquire()
-            group.master.kill()
-            replica.resume()
-
-            second = eventually_acquired(second_client)
-
-            assert second.token > first.token
-            # The first holder learns of it when it reaches the new master.
-            assert first.wait_lost(PATIENCE)
-            second.release()
 
     async def test_master_that_was_demoted_is_not_believed(self, host: StubHost) -> None:
         """Sentinels still name it for a while. A replica tells what its master had, so it is not asked."""
@@ -720,22 +565,6 @@ class TestCluster:
             Face("sync").run(scenario)
             Face("asyncio").run(scenario)
 
-    def test_lease_is_renewed_in_the_background_while_its_slot_moves(
-        self, cluster: RedisCluster, connect: Connect
-    ) -> None:
-        """For longer than its ttl."""
-        lease = connect(cluster.url).lock("moving", ttl=6.0).acquire(PATIENCE)
-        slot = cluster.slot_of("lockkit:moving")
-        source = cluster.owner_of(slot)
-        target = next(node for node in cluster.nodes if node is not source)
-        with move_called_off(slot, source, target):
-            cluster.begin_move(slot, source, target)
-
-            for _ in range(4):
-                until_renewed(lease)
-
-            lease.release()
-
     @async_only
     async def test_call_that_outlives_its_client_leaves_no_connection(
         self, cluster: RedisCluster, host: StubHost
@@ -755,16 +584,6 @@ class TestCluster:
         with pytest.raises(lockkit.BackendUnavailable):
             await asking
         await until_async(lambda: not any(map(clients_of, cluster.nodes)))
-
-    def test_renewals_of_many_slots_travel_by_node(self, cluster: RedisCluster, connect: Connect) -> None:
-        """300 leases on three nodes are renewed and released."""
-        client = connect(cluster.url)
-        leases = [client.lock(f"lock {index}", ttl=6.0).acquire(PATIENCE) for index in range(300)]
-
-        until_renewed(*leases)
-
-        for lease in leases:
-            lease.release()
 
     def test_replica_takes_over_while_held_and_while_waiting(self, connect: Connect) -> None:
         """After a failover the lease is confirmed at the new master, and a release there wakes the waiter."""

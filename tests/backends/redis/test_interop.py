@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import lockkit.aio
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import RedisServer, wait_until
-from tests.tries import busy, busy_async
+from tests.tries import busy
 
 PATIENCE = 60.0
 
@@ -154,34 +153,6 @@ def test_both_contend_for_one_key(server: RedisServer, theirs: redis.Redis) -> N
     assert overlaps == 0
 
 
-def test_asyncio_forms_keep_each_other_out(server: RedisServer, theirs: redis.Redis) -> None:
-    """The same with tasks."""
-
-    async def scenario() -> None:
-        async with (
-            lockkit.aio.connect(server.url) as client,
-            redis.asyncio.Redis(host=server.host, port=server.port) as driver,
-        ):
-            lock = driver.lock("lockkit:x", timeout=30, sleep=0.01)
-            assert await lock.acquire()
-            assert await busy_async(client.lock("x"))
-            waiting = asyncio.create_task(client.lock("x").acquire(timeout=PATIENCE))
-            await asyncio.sleep(0.2)
-            assert not waiting.done()
-
-            await lock.release()
-
-            lease = await waiting
-            assert not await lock.acquire(blocking=False)
-            theirs_next = asyncio.create_task(lock.acquire(blocking_timeout=PATIENCE))
-            await lease.release()
-            assert await theirs_next
-            await lock.release()
-
-    assert theirs.ping()
-    asyncio.run(scenario())
-
-
 # -- the same name, with an empty prefix -------------------------------------------------------------------------------
 
 
@@ -273,33 +244,6 @@ def test_empty_prefix_breaks_a_lock_of_which_only_the_record_is_left(server: Red
         assert client.break_lock("x")
 
         assert not lease.confirm()
-
-
-def test_empty_prefix_leaves_data_alone_in_the_async_api_too(server: RedisServer, theirs: redis.Redis) -> None:
-    """As in the sync API."""
-    theirs.set("user:1", "kept")
-
-    async def use() -> None:
-        async with lockkit.aio.connect(server.url, prefix="") as client:
-            with pytest.raises(lockkit.LockError, match="force=True"):
-                await client.break_lock("user:1")
-            assert [name async for name in client.names("user:")] == []
-            assert theirs.get("user:1") == b"kept"
-            assert await client.break_lock("user:1", force=True)
-
-    asyncio.run(use())
-    assert theirs.get("user:1") is None
-
-
-def test_empty_prefix_excludes_in_the_async_api_too(server: RedisServer, theirs: redis.Redis) -> None:
-    """As in the sync API."""
-
-    async def use() -> None:
-        async with lockkit.aio.connect(server.url, prefix="") as client, client.lock("foo") as lease:
-            assert theirs.get("foo") == lease.owner.encode()
-            assert not theirs.lock("foo", timeout=30).acquire(blocking=False)
-
-    asyncio.run(use())
 
 
 # -- readers and permits -----------------------------------------------------------------------------------------------

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.testing.face_driver import FaceDriver
+from lockkit.testing.target import Face
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import RedisCluster, RedisNodes, RedisServer, require, wait_until
+from lockkit_tools.servers import RedisCluster, RedisNodes, RedisServer, require
+from tests.backends.support import play
 
 RULES = {
     "mute": "~* &* +@all -publish -spublish",
@@ -38,95 +40,57 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"{request.param}://USER@{','.join(node.address for node in nodes)}"
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Those about polling."""
-    return [message for message in caplog.messages if "poll, because" in message]
-
-
-def contend(first: lockkit.Client, second: lockkit.Client, wait_for_warning: Callable[[], None]) -> None:
+async def contend(driver: FaceDriver, first: lockkit.aio.Client, second: lockkit.aio.Client) -> None:
     """Do with one client what another one waits for."""
-    waits: list[threading.Thread] = []
+    lease = await first.lock("x", ttl=TTL).acquire(timeout=PATIENCE)
+    waiters = [driver.spawn(hold(second.lock("x", ttl=TTL))) for _ in range(3)]
+    await driver.sleep(0.3)
+    assert not any(one.done for one in waiters)
+    await lease.release()
+    for one in waiters:
+        await one.result(PATIENCE)
 
-    def wait_for(lock: lockkit.Lock) -> threading.Event:
-        granted = threading.Event()
-
-        def wait() -> None:
-            with lock.acquire(timeout=PATIENCE):
-                granted.set()
-
-        waits.append(threading.Thread(target=wait))
-        waits[-1].start()
-        return granted
-
-    lease = first.lock("x", ttl=TTL).acquire(timeout=PATIENCE)
-    waiters = [wait_for(second.lock("x", ttl=TTL)) for _ in range(3)]
-    wait_for_warning()
-    assert not waiters[0].is_set()
-    lease.release()
-    assert all(one.wait(PATIENCE) for one in waiters)
-    lease = first.lock("y", ttl=TTL).acquire(timeout=PATIENCE)
-    waiter = wait_for(second.lock("y", ttl=TTL))
-    assert not waiter.wait(0.3)
-    assert first.break_lock("y")
-    assert waiter.wait(PATIENCE)
+    lease = await first.lock("y", ttl=TTL).acquire(timeout=PATIENCE)
+    waiter = driver.spawn(hold(second.lock("y", ttl=TTL)))
+    await driver.sleep(0.3)
+    assert await first.break_lock("y")
+    await waiter.result(PATIENCE)
     with pytest.raises(lockkit.LockLost):
-        lease.release()
+        await lease.release()
     if first.capabilities.downgrade:
-        writer = first.rwlock("z", ttl=TTL).write().acquire(timeout=PATIENCE)
-        waiter = wait_for(second.rwlock("z", ttl=TTL).read())
-        assert not waiter.wait(0.3)
-        writer.downgrade()
-        assert waiter.wait(PATIENCE)
-        writer.release()
-    permit = first.semaphore("s", 1, ttl=TTL).acquire(timeout=PATIENCE)
-    waiter = wait_for(second.semaphore("s", 1, ttl=TTL))
-    assert not waiter.wait(0.3)
-    permit.release()
-    assert waiter.wait(PATIENCE)
-    for thread in waits:
-        thread.join()
+        writer = await first.rwlock("z", ttl=TTL).write().acquire(timeout=PATIENCE)
+        waiter = driver.spawn(hold(second.rwlock("z", ttl=TTL).read()))
+        await driver.sleep(0.3)
+        await writer.downgrade()
+        await waiter.result(PATIENCE)
+        await writer.release()
+    permit = await first.semaphore("s", 1, ttl=TTL).acquire(timeout=PATIENCE)
+    waiter = driver.spawn(hold(second.semaphore("s", 1, ttl=TTL)))
+    await driver.sleep(0.3)
+    await permit.release()
+    await waiter.result(PATIENCE)
 
 
+async def hold(lock: lockkit.aio.Lock | lockkit.aio.Semaphore) -> None:
+    """Wait for it, and release it."""
+    await (await lock.acquire(timeout=PATIENCE)).release()
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
 @pytest.mark.parametrize("user", RULES)
-def test_waiters_poll(url: str, user: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiters_poll(url: str, user: str, face: Face, caplog: pytest.LogCaptureFixture) -> None:
     """Releases succeed, and one warning says why it is slow."""
     own = url.replace("USER", f"{user}:secret").replace(",", f",{user}:secret@" if url.startswith("redlock") else ",")
-    own += f"?prefix={user}-sync"
-    with (
-        caplog.at_level(logging.WARNING, logger="lockkit"),
-        lockkit.connect(own) as first,
-        lockkit.connect(own) as second,
-    ):
-        contend(first, second, lambda: wait_until(lambda: None if warnings(caplog) else "no warning"))
-    assert len(warnings(caplog)) == 1, caplog.messages
-    assert "secret" not in caplog.text
+    own += f"?prefix={user}-{face}"
 
-
-@pytest.mark.parametrize("user", RULES)
-def test_waiters_poll_with_asyncio(url: str, user: str, caplog: pytest.LogCaptureFixture) -> None:
-    """As with threads."""
-    own = url.replace("USER", f"{user}:secret").replace(",", f",{user}:secret@" if url.startswith("redlock") else ",")
-    own += f"?prefix={user}-aio"
-
-    async def scenario() -> None:
-        async with lockkit.aio.connect(own) as first, lockkit.aio.connect(own) as second:
-            lease = await first.lock("x", ttl=TTL).acquire(timeout=PATIENCE)
-
-            async def wait() -> None:
-                async with second.lock("x", ttl=TTL, timeout=PATIENCE):
-                    pass
-
-            waiting = [asyncio.create_task(wait()) for _ in range(3)]
-            async with asyncio.timeout(PATIENCE):
-                while not warnings(caplog):  # noqa: ASYNC110 - of lockkit, which has no event for it
-                    await asyncio.sleep(0.01)
-            assert not any(task.done() for task in waiting)
-            await lease.release()
-            await asyncio.gather(*waiting)
+    async def body(driver: FaceDriver) -> None:
+        await contend(driver, await driver.connect(), await driver.connect())
 
     with caplog.at_level(logging.WARNING, logger="lockkit"):
-        asyncio.run(scenario())
-    assert len(warnings(caplog)) == 1
+        play(face, own, body)
+    warnings = [message for message in caplog.messages if "poll, because" in message]
+    assert len(warnings) == 1, caplog.messages
+    assert "secret" not in caplog.text
 
 
 def test_holder_who_may_not_publish(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,6 @@ from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.handshake import can_shard
 from lockkit_tools.servers import RedisCluster, RedisServer, require
 from lockkit_tools.servers.redis_groups import ClusterNode
-from tests.backends.redis.faces import sync_only
 from tests.backends.redis.support import Face, Keyspace, backend_at, busy_at, queue_up, woken
 from tests.backends.support import StubHost, granted
 
@@ -311,25 +310,6 @@ async def test_version_that_must_not_be_used(
         keyspace = Keyspace(cluster.owner_of(slot_of(cluster, name)))
         assert keyspace("PUBSUB", "SHARDCHANNELS") == []
         await woken_by_all_nodes(cluster, backend, grant, other, waiter)
-
-
-@sync_only
-async def test_message_to_all_nodes_wakes_a_waiter(cluster: RedisCluster, host: StubHost) -> None:
-    """As a node sends it to which the lock's slot has moved, or whose user may not run SPUBLISH."""
-    name = next(names)
-
-    async with backend_at(cluster.url, host) as backend:
-        grant = granted(await backend.try_acquire(host.request(name, ttl=TTL)))
-        waiter = host.request(name, ttl=TTL)
-        await queue_up(backend, waiter)
-        keyspace = Keyspace(cluster.owner_of(slot_of(cluster, name)))
-
-        assert keyspace("PUBSUB", "NUMSUB", waiter.state.channel)[1] == 1
-        assert keyspace("PUBLISH", waiter.state.channel, waiter.owner) == 1
-
-        assert await woken(waiter)
-        await backend.abandon(waiter)
-        assert await backend.release(grant)
 
 
 async def test_timers_are_those_of_waiting_requests(face: Face, host: StubHost) -> None:

@@ -38,7 +38,7 @@ from lockkit.url import parse
 from lockkit_tools.servers import RedisNodes, RedisServer, require, wait_until
 from lockkit_tools.servers.base import Server
 from tests.backends.redis.faces import async_only
-from tests.backends.redis.support import Face, Keyspace, calls, token_in
+from tests.backends.redis.support import Face, Keyspace, token_in
 from tests.backends.support import StubHost, granted
 from tests.tries import busy
 
@@ -176,28 +176,6 @@ async def test_holder_has_it_as_long_as_a_majority(nodes: RedisNodes, host: Stub
         (holder,) = await backend.holders("x")
         assert holder.remaining is not None
         assert 300 < holder.remaining <= 400
-
-
-@pytest.mark.parametrize("fencing", [True, False])
-async def test_commands_of_an_uncontended_pair(nodes: RedisNodes, host: StubHost, *, fencing: bool) -> None:
-    """On each node: one look in each round, the time, and a write for each change."""
-    one_round = {"evalsha": 2, "mget": 2, "time": 1, "set": 2, "del": 1}
-    # The first acquisition of a client, and one whose messages were late.
-    two_rounds = one_round | {"evalsha": 3, "mget": 3}
-
-    async with redlock(nodes, host, fencing=str(fencing)) as backend:
-        await backend.release(granted(await backend.try_acquire(host.request())))
-
-        async def pair() -> list[dict[str, int]]:
-            for node in nodes.nodes:
-                calls(on(node))
-            await backend.release(granted(await backend.try_acquire(host.request())))
-            return [calls(on(node)) for node in nodes.nodes]
-
-        if fencing:
-            backend._ahead_us = None
-            assert await pair() == [two_rounds] * 5
-        await until_it(host, pair, [one_round] * 5)
 
 
 async def test_waiter_behind_a_client_that_may_be_of_another_kind(nodes: RedisNodes, host: StubHost) -> None:
@@ -413,19 +391,6 @@ async def test_late_release_of_an_earlier_attempt_frees_nothing(nodes: RedisNode
 # -- nodes that fail ---------------------------------------------------------------------------------------------------
 
 
-async def test_two_of_five_down(nodes: RedisNodes, host: StubHost) -> None:
-    """A majority is enough, and who is down is told of the release when it is back."""
-    async with redlock(nodes, host) as backend:
-        granted(await backend.try_acquire(host.request("warm")))
-        for node in nodes.nodes[:2]:
-            node.kill()
-        for _ in range(3):
-            grant = granted(await backend.try_acquire(host.request()))
-            assert await backend.renew([grant]) == [Renewed()]
-            assert await backend.release(grant)
-        assert [node.up for node in nodes_of(backend).all] == [False, False, True, True, True]
-
-
 async def test_three_of_five_down(nodes: RedisNodes, host: StubHost) -> None:
     """The error names the nodes and comes at once, and the votes of the others are given back."""
     async with redlock(nodes, host) as backend:
@@ -476,21 +441,6 @@ async def test_names_need_a_majority(nodes: RedisNodes, host: StubHost) -> None:
             await all_names(backend, "n:")
 
 
-async def test_nodes_that_come_back_are_found(nodes: RedisNodes, host: StubHost) -> None:
-    """No restart of the client is needed."""
-    async with redlock(nodes, host, durable=True) as backend:
-        await backend.release(granted(await backend.try_acquire(host.request())))
-        for node in nodes.nodes:
-            node.kill()
-        with pytest.raises(NoQuorum):
-            await backend.try_acquire(host.request())
-        for node in nodes.nodes:
-            node.start()
-        await until(host, lambda: all(node.up for node in nodes_of(backend).all))
-
-        granted(await backend.try_acquire(host.request()))
-
-
 async def test_hanging_node_is_waited_for_once(nodes: RedisNodes, host: StubHost) -> None:
     """A stopped node takes connections and answers nothing: after the first time it is not asked until it answers."""
     async with redlock(nodes, host, node_timeout=0.3) as backend:
@@ -511,34 +461,6 @@ async def test_hanging_node_is_waited_for_once(nodes: RedisNodes, host: StubHost
         await until(host, lambda: node.up)
         # What it had taken in before it was stopped has been done by now, and undone.
         wait_until(lambda: "key left" if has_lock(nodes.nodes[1]) else None)
-
-
-async def test_two_hanging_nodes_share_one_deadline(nodes: RedisNodes, host: StubHost) -> None:
-    """Their time limits do not add up."""
-    async with redlock(nodes, host, node_timeout=1.0) as backend:
-        granted(await backend.try_acquire(host.request("warm")))
-        for node in nodes.nodes[:2]:
-            node.pause()
-        watch = Stopwatch()
-        granted(await backend.try_acquire(host.request()))
-
-        assert watch.stop() < 1.9
-
-
-async def test_release_is_sent_later_to_a_node_that_hangs(nodes: RedisNodes, host: StubHost) -> None:
-    """A key on a node that could not be told is removed when it is back, not only by its ttl."""
-    async with redlock(nodes, host, node_timeout=0.3) as backend:
-        grant = granted(await backend.try_acquire(host.request(ttl=600.0)))
-        nodes.nodes[2].pause()
-        assert await backend.release(grant)
-        nodes.nodes[2].resume()
-
-        # Not wait_until, which would block the event loop that has to send it.
-        for _ in range(600):
-            if not has_lock(nodes.nodes[2]):
-                break
-            await host.runtime.sleep(0.1)
-        assert not has_lock(nodes.nodes[2])
 
 
 async def test_release_is_sent_until_the_node_confirms_it(nodes: RedisNodes, host: StubHost) -> None:
@@ -589,19 +511,6 @@ async def test_waiter_that_gives_up_leaves_the_queue_of_a_node_that_hangs(nodes:
         await backend.abandon(waiter)
         node.resume()
         await until(host, lambda: on(node)("LLEN", f"{{{LOCK}}}:queue") == 0)
-
-
-def test_failed_release_frees_the_lock_when_the_nodes_are_back(nodes: RedisNodes) -> None:
-    """Leaving ``with`` while a majority hangs: logged, and not left to the ttl."""
-    url = f"{nodes.url}?node_timeout=0.3"
-    with lockkit.connect(url) as client, lockkit.connect(url) as other:
-        with client.lock("x", ttl=600):
-            for node in nodes.nodes[:3]:
-                node.pause()
-        wait_until(lambda: "held" if any(has_lock(node) for node in nodes.nodes[3:]) else None)
-        for node in nodes.nodes[:3]:
-            node.resume()
-        other.lock("x", ttl=600).acquire(timeout=PATIENCE).release()
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "not connected"])
@@ -1398,20 +1307,6 @@ async def test_release_notifies_the_first_waiter(nodes: RedisNodes, host: StubHo
         assert not second.wake.is_set()
 
 
-async def test_waiter_that_gives_up_notifies_the_next(nodes: RedisNodes, host: StubHost) -> None:
-    """A wake-up is not lost with the one that it was for."""
-    async with redlock(nodes, host) as backend:
-        grant = granted(await backend.try_acquire(host.request()))
-        first, second = host.request(), host.request()
-        await queue_up(backend, first)
-        await queue_up(backend, second)
-        await backend.release(grant)
-        assert await first.wake.wait(PATIENCE)
-        await backend.abandon(first)
-
-        assert await second.wake.wait(PATIENCE)
-
-
 async def test_stale_waiters_are_passed_over(nodes: RedisNodes, host: StubHost) -> None:
     """Who died while waiting is not told in place of one that lives."""
     async with redlock(nodes, host) as backend:
@@ -1458,26 +1353,6 @@ async def test_waiter_retries_within_half_the_ttl(nodes: RedisNodes, host: StubH
             assert max(0.0, latest - 5) < look < latest + 0.5, looks
 
 
-async def test_first_waiter_that_is_stopped_does_not_keep_the_second_waiting(nodes: RedisNodes, host: StubHost) -> None:
-    """It is told and does nothing, as a process after SIGSTOP: the second has the lock after half the ttl at most."""
-    ttl = 8.0
-    async with redlock(nodes, host) as backend, redlock(nodes, host) as other:
-        grant = granted(await backend.try_acquire(host.request(ttl=ttl)))
-        stopped, second = host.request(ttl=ttl), host.request(ttl=ttl)
-        await queue_up(backend, stopped)
-        await queue_up(other, second)
-        busy = await other.try_acquire(second)
-        assert isinstance(busy, Busy)
-        await backend.release(grant)
-        watch = Stopwatch()
-        while isinstance(busy, Busy):
-            assert busy.retry_after is not None
-            await other.wait(second, busy, host.runtime.now() + busy.retry_after)
-            busy = await other.try_acquire(second)
-        assert watch.stop() < ttl / 2 + 1.5
-        assert await stopped.wake.wait(PATIENCE)
-
-
 async def test_second_waiter_is_notified_a_little_later(nodes: RedisNodes, host: StubHost) -> None:
     """The first may be stopped."""
     async with redlock(nodes, host) as backend:
@@ -1494,24 +1369,6 @@ async def test_second_waiter_is_notified_a_little_later(nodes: RedisNodes, host:
             assert told == [b"first", b"second 500"]
             assert on(nodes.nodes[0])("LLEN", f"{{{LOCK}}}:queue") == 2
             assert channel.get_message(timeout=0.2) is None
-
-
-async def test_waiter_after_all_nodes_were_flushed(nodes: RedisNodes, host: StubHost) -> None:
-    """Its place is gone with the lock, and nobody will tell it: it looks by itself."""
-    ttl = 8.0
-    async with redlock(nodes, host) as backend:
-        granted(await backend.try_acquire(host.request(ttl=ttl)))
-        waiter = host.request(ttl=ttl)
-        await queue_up(backend, waiter)
-        busy = await backend.try_acquire(waiter)
-        watch = Stopwatch()
-        for node in nodes.nodes:
-            on(node)("FLUSHALL")
-        while isinstance(busy, Busy):
-            assert busy.retry_after is not None
-            await backend.wait(waiter, busy, host.runtime.now() + busy.retry_after)
-            busy = await backend.try_acquire(waiter)
-        assert watch.stop() < ttl / 2 + 1.5
 
 
 async def test_split_votes_come_apart(nodes: RedisNodes, host: StubHost) -> None:
@@ -1565,20 +1422,6 @@ def test_redlock_py_excludes_both_ways(nodes: RedisNodes) -> None:
         held = theirs.lock(LOCK, 30_000)
         assert held
         theirs.unlock(held)
-
-
-async def test_foreign_majority_is_polled(nodes: RedisNodes, host: StubHost) -> None:
-    """Who does not tell waiters is looked at."""
-    async with redlock(nodes, host) as backend:
-        await backend.release(granted(await backend.try_acquire(host.request())))
-        for node in nodes.nodes[1:]:
-            on(node)("SET", LOCK, "foreign", "PX", 60_000)
-        busy = await backend.try_acquire(host.request())
-
-        assert isinstance(busy, Busy)
-        assert (busy.poll, busy.owner) == (True, "foreign")
-        (holder,) = await backend.holders("x")
-        assert (holder.owner, holder.token) == ("foreign", None)
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------

@@ -15,11 +15,10 @@ from math import inf
 from typing import Any, NoReturn
 
 from lockkit.backend import Request, seconds_left
-from lockkit.backends.redis.node import RedisNode
+from lockkit.backends.redis.node import NotReplicatedError, RedisNode, Topology
 from lockkit.backends.redis.options import OPTIONS
 from lockkit.backends.redis.resp import Reply
 from lockkit.backends.redis.script import Command, Script
-from lockkit.backends.redis.topology import NotReplicatedError, Topology
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import Event

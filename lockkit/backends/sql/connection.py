@@ -63,13 +63,11 @@ class Connection(ABC):
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
         prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
-        threaded: Under asyncio a thread calls a driver that blocks: answers may be long.
     """
 
     used: float = 0.0
     pooled: bool = False
     prepared: PreparedStatements | None = None
-    threaded: bool = False
 
     @abstractmethod
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -240,6 +238,11 @@ class Worker:
         threading.Thread(target=_work, args=(self._jobs,), name="lockkit-sql-driver", daemon=True).start()
 
     @property
+    def pending(self) -> bool:
+        """Whether there is a call whose result nobody has taken."""
+        return self._current is not None
+
+    @property
     def busy(self) -> bool:
         return self._current is not None and not self._current.done.is_set()
 
@@ -250,12 +253,16 @@ class Worker:
         result: T = await self.finish(seconds)
         return result
 
+    async def until_done(self, seconds: float) -> bool:
+        """Wait for the call that is under way, if there is one; return whether it is over."""
+        return self._current is None or await self._current.done.wait(max(0.0, seconds))
+
     async def finish(self, seconds: float) -> Any:  # noqa: ANN401 - of any function
-        """Wait for the call that is under way, if there is one."""
+        """Take the result of the call that is under way; None if there is none."""
         job = self._current
         if job is None:
             return None
-        if not await job.done.wait(max(0.0, seconds)):
+        if not await self.until_done(seconds):
             raise TimeoutError(NO_ANSWER)
         self._current = None
         return job.result()

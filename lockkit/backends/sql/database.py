@@ -279,7 +279,6 @@ class Database:
         try:
             connection = await self.connect(until)
             connection.used = 0.0
-            connection.threaded = True
         finally:
             with self._mutex:
                 self._opening -= 1

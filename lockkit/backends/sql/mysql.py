@@ -155,16 +155,17 @@ class PymysqlConnection(SessionConnection):
         return await self.prepared.run(statement, parameters, partial(self._exchange, seconds))
 
     async def _exchange(self, seconds: float, statement: Statement, parameters: Sequence[Parameter]) -> Result:
+        return await self._call(partial(self._send_and_read, seconds, statement, parameters), seconds)
+
+    async def _call(self, function: Callable[[], Result], seconds: float) -> Result:
+        """Call the driver, which blocks: under asyncio in a thread."""
         if self._blocking:
-            return self._send_and_read(seconds, statement, parameters)
-        if self.threaded:
-            self._worker = self._worker or Worker(self._runtime)
-            return await self._worker.call(partial(self._send_and_read, seconds, statement, parameters), seconds)
-        self.send(statement, parameters)
-        return await self.answer(seconds)
+            return function()
+        self._worker = self._worker or Worker(self._runtime)
+        return await self._worker.call(function, seconds)
 
     def _send_and_read(self, seconds: float, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        self._set_limit(min(seconds, self._limit))
+        self._limit_by(seconds)
         try:
             self.send(statement, parameters)
         except BaseException:
@@ -180,6 +181,12 @@ class PymysqlConnection(SessionConnection):
         except BaseException as error:
             self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
             raise
+        finally:
+            self._set_limit(self._limit)
+
+    def _limit_by(self, seconds: float) -> None:
+        if self._blocking:  # a thread may go on when its caller has given up
+            self._set_limit(min(seconds, self._limit))
 
     def _set_limit(self, seconds: float) -> None:
         if self.dbapi is not None:
@@ -191,15 +198,21 @@ class PymysqlConnection(SessionConnection):
         text %= tuple([escape(value) for value in order(parameters)])
         self.dbapi._execute_command(_COM_QUERY, text.encode())
 
+    @property
+    def _reading(self) -> Worker | None:
+        """The thread that reads an answer whose caller did not wait to its end."""
+        return self._worker if self._worker is not None and self._worker.pending else None
+
     async def answer(self, seconds: float) -> Result:
+        if self._reading is not None:
+            result: Result = await self._reading.finish(seconds)
+            return result
+        until = self._runtime.now() + seconds
         if not await self._runtime.readable(self._fd, seconds):
             raise TimeoutError(NO_ANSWER)
         # The server has begun to answer: the rest must come in the same time. Answers to a session are short.
-        self._set_limit(min(seconds, self._limit))
-        try:
-            return self._read()
-        finally:
-            self._set_limit(self._limit)
+        self._limit_by(seconds)
+        return await self._call(self._read, until - self._runtime.now())
 
     async def finish(self, seconds: float) -> None:
         if self._worker is None:
@@ -210,9 +223,14 @@ class PymysqlConnection(SessionConnection):
 
     @property
     def answered(self) -> bool:
+        if self._reading is not None:
+            return not self._reading.busy
         return self._fd < 0 or readable(self._fd)
 
     async def until_answer(self, wake: Event, until: Instant) -> None:
+        if self._reading is not None:
+            await self._reading.until_done(until - self._runtime.now())
+            return
         await until_readable(self._runtime, self._fd, wake, until)
 
     @property

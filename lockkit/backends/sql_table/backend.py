@@ -6,8 +6,7 @@ a transaction of its own decides (`lockkit.backends.sql_table.statements`): it t
 the token. A release clears the owner and keeps the row, so the token stays. Clients remove rows that were not used for
 ``idle_ttl``; the clock has passed their tokens by then. A note is two more columns of the row, and keeps it until its
 end.
-Readers and permits are a JSON object in the row, under the same statements' protection
-(`lockkit.backends.sql_table.share_statements`).
+Readers and permits are a JSON object in the row (`lockkit.backends.sql_table.shares`).
 
 How waiters are woken, and what each kind of database does in its own way: `lockkit.backends.sql_table.table`.
 
@@ -24,6 +23,8 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -53,10 +54,9 @@ from lockkit.backends.sql.names import name_of_key, range_of, row_key
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import TABLE, create, lock_table, locks, parse_table
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_table.share_statements import SHARED, ShareStatements
-from lockkit.backends.sql_table.shares import REMARK_SECONDS, Shares, Waiting, waiting_of
+from lockkit.backends.sql_table.shares import NO_ROWS, REMARK_SECONDS, Held, Shares, Waiting, waiting_of
 from lockkit.backends.sql_table.shares import text as _text
-from lockkit.backends.sql_table.statements import Statements
+from lockkit.backends.sql_table.statements import SHARED, Statements
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.units import Seconds
@@ -126,17 +126,14 @@ class SqlTableBackend(SqlBackend):
     capabilities = CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
     _statements_class: ClassVar[type[Statements]]
-    _share_statements_class: ClassVar[type[ShareStatements]]
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self.tables = [locks(options["table"])]
         self._auto_create: bool = options["auto_create"]
-        table, now_us = self.tables[0].quoted(database.dialect.name), database.dialect.now_us
-        self._statements = self._statements_class(table, now_us)
-        self._share_statements = self._share_statements_class(table, now_us)
-        self._shares = Shares(self._run, self._share_statements)
+        self._statements = self._statements_class(self.tables[0].quoted(database.dialect.name), database.dialect.now_us)
+        self._shares = Shares(self._run, database.run, self._statements, host.runtime)
         self._idle_us = _microseconds(options["idle_ttl"])
         self._reap_seconds = min(REAP_SECONDS, options["idle_ttl"])
         self._reap_at = 0.0
@@ -144,51 +141,47 @@ class SqlTableBackend(SqlBackend):
         self._ttl_us = (0.0, 0)
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
+        waiting: Waiting | None = request.state
+        try:
+            outcome = await self._attempt(request)
+        except MissingTable as error:
+            await self._make_table(error, request.answer_by)
+            outcome = await self._attempt(request)
+        if type(outcome) is Grant:
+            if waiting is not None and waiting.marked_at is not None:
+                with suppress(BackendUnavailable):  # then the mark ends by itself
+                    await self._shares.unmark(self._key(request.name), request.owner, request.answer_by)
+            if self._runtime.random.random() < REAP_SHARE:
+                self._reap_soon()
+        return outcome
+
+    @abstractmethod
+    async def _attempt(self, request: Request) -> Grant | Busy:
+        """Try once."""
+
+    def _parameters(self, request: Request) -> tuple[Parameter, ...]:
+        """Return those of what takes the lock."""
+        return (self._key(request.name), request.owner, self._ttl_of(request), request.metadata)
+
+    def _ttl_of(self, request: Request) -> int:
         ttl, ttl_us = self._ttl_us
         if ttl != request.ttl:
             ttl_us = _microseconds(request.ttl)
             self._ttl_us = (request.ttl, ttl_us)
-        parameters: tuple[Parameter, ...] = (self._key(request.name), request.owner, ttl_us, request.metadata)
-        if request.mode == "permit":
-            parameters = (*parameters, request.limit)
-        try:
-            outcome = await self._attempt(request, parameters)
-        except MissingTable as error:
-            await self._make_table(error, request.answer_by)
-            outcome = await self._attempt(request, parameters)
-        if type(outcome) is Grant and self._runtime.random.random() < REAP_SHARE:
-            self._reap_soon()
-        return outcome
+        return ttl_us
 
-    @abstractmethod
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
-        """Try once."""
+    async def _ask_for_share(self, request: Request, *, want: bool = False) -> Grant | Held:
+        found = await self._shares.acquire(request, self._key(request.name), self._ttl_of(request), want=want)
+        if isinstance(found, Grant):
+            found.name, found.ttl = request.name, request.ttl  # it has the key, and µs
+        return found
 
-    async def _try_alone(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | None:
-        """Ask for a reader's lease or a permit as if nobody else had one, by a cheaper statement."""
-        name, now = self._key(request.name), self._runtime.now()
-        statement = self._shares.alone(request.mode, name, now) if request.state is None else None
-        if statement is None:
-            return None
-        granted = await self._ask(request, statement, parameters[:4])
-        if granted is None:
-            self._shares.found_crowded(name, now)
-        return granted
-
-    @abstractmethod
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        """Try to take the lock; None if it is held."""
-
-    def _granted(self, request: Request, token: int, slot: int | None = None) -> Grant:
-        state = None if request.mode == "exclusive" else "share"
-        return Grant(request.name, request.owner, token, request.ttl, state=state, slot=slot)
-
-    async def _busy(self, request: Request, owner: str | None, left: float, *, poll: bool) -> Busy:
+    async def _busy(self, request: Request, held: Held, *, poll: bool, left: float = inf) -> Busy:
         """Make the answer; a writer that waits where there may be readers stops later ones first."""
-        left = max(0.0, left)  # the clock went on during the statement
-        holder = None if owner == SHARED else owner
+        left = min(left, max(0.0, held.left_us / 1e6))  # the clock went on during the statement
+        holder = None if held.owner == SHARED else held.owner
         # Also behind a writer, which may go on as a reader.
-        if request.mode != "exclusive" or not (owner == SHARED or request.readers):
+        if request.mode != "exclusive" or not (held.owner == SHARED or request.readers):
             return Busy(left, poll=poll, owner=holder)
         if request.queue:
             waiting = waiting_of(request)
@@ -198,14 +191,6 @@ class SqlTableBackend(SqlBackend):
                 await self._shares.mark(self._key(request.name), request.owner, request.answer_by)
             left = min(left, REMARK_SECONDS)
         return Busy(left, poll=poll, owner=holder)
-
-    def _acquiring(self, request: Request) -> Statement:
-        """Choose the statement."""
-        if request.mode != "exclusive":
-            return self._share_statements.acquire[request.mode]
-        if request.state is not None and request.state.marked_at is not None:
-            return self._statements.acquire_of_writer
-        return self._statements.acquire
 
     async def _make_table(self, error: MissingTable, answer_by: float) -> None:
         if not self._auto_create:
@@ -221,7 +206,7 @@ class SqlTableBackend(SqlBackend):
         if request.uncertain and request.mode == "exclusive":
             await self._release(name, owner, answer_by, again=True)
         elif request.uncertain:
-            await self._shares.release([name], [owner], answer_by, again=True)
+            await self._shares.release_many({name: [owner]}, answer_by)
         if waiting is not None and waiting.marked_at is not None:
             await self._shares.unmark(name, owner, answer_by)
         request.state = None
@@ -232,11 +217,11 @@ class SqlTableBackend(SqlBackend):
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         name, owner = self._key(grant.name), grant.owner
-        if grant.state != "share":
+        if _may_be_alone(grant):
             released = await self._release(name, owner, answer_by, again=False)
             if released or grant.state is None:
                 return released
-        return await self._shares.release_one(name, owner, self._runtime.now(), answer_by)
+        return await self._shares.release(grant, name, answer_by)
 
     async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
         result = await self._run(self._statements.release, (name, owner), again=again, answer_by=answer_by)
@@ -245,22 +230,27 @@ class SqlTableBackend(SqlBackend):
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One statement for each thousand."""
         failed: BackendUnavailable | None = None
-        alone = [grant for grant in grants if grant.state != "share"]
-        beside = [grant for grant in grants if grant.state is not None]
-        batches = [(each, start) for each in (alone, beside) for start in range(0, len(each), BATCH)]
-        for each, start in batches:
-            some = each[start : start + BATCH]
+        alone = [grant for grant in grants if _may_be_alone(grant)]
+        beside = self._owners([grant for grant in grants if grant.state is not None])
+        batches = (alone[start : start + BATCH] for start in range(0, len(alone), BATCH))
+        for release in (*(partial(self._free, some) for some in batches), partial(self._shares.release_many, beside)):
             try:
-                if each is alone:
-                    statement = self._statements.free(len(some))
-                    await self._run(statement, self._for_many(some), again=True, answer_by=answer_by)
-                else:
-                    owners = [grant.owner for grant in some]
-                    await self._shares.release(self._keys(some), owners, answer_by, again=True)
+                await release(answer_by)
             except BackendUnavailable as error:
                 failed = error
         if failed is not None:
             raise failed
+
+    async def _free(self, grants: Sequence[Grant], answer_by: float) -> None:
+        statement = self._statements.free(len(grants))
+        await self._run(statement, self._for_many(grants), again=True, answer_by=answer_by)
+
+    def _owners(self, grants: Sequence[Grant]) -> dict[str, list[str]]:
+        """Return the owners of leases, by key."""
+        owners: dict[str, list[str]] = {}
+        for grant in grants:
+            owners.setdefault(self._key(grant.name), []).append(grant.owner)
+        return owners
 
     def _for_many(self, grants: Sequence[Grant]) -> list[Parameter]:
         return self._statements.many(self._keys(grants), [grant.owner for grant in grants])
@@ -275,16 +265,14 @@ class SqlTableBackend(SqlBackend):
     async def _renew_group(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
         """Renew leases of one ttl."""
         outcomes: dict[str, Renewal] = {}
-        alone = [grant for grant in grants if grant.state != "share"]
+        alone = [grant for grant in grants if _may_be_alone(grant)]
         if alone:
             outcomes |= await self._renew_alone(alone)
         beside = [
             grant for grant in grants
             if grant.state is not None and not isinstance(outcomes.get(grant.owner), Renewed)
         ]  # fmt: skip
-        if beside:
-            outcomes |= await self._shares.renew(_microseconds(grants[0].ttl), beside, self._key)
-        return outcomes
+        return outcomes | await self._shares.renew(self._owners(beside), _microseconds(grants[0].ttl))
 
     async def _renew_alone(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
         renewed = await self._renew(_microseconds(grants[0].ttl), grants)
@@ -329,15 +317,15 @@ class SqlTableBackend(SqlBackend):
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         parameters = (metadata, self._key(grant.name), grant.owner)
-        if grant.state != "share" and (await self._run(self._statements.update, parameters, again=True)).changed == 1:
+        if _may_be_alone(grant) and (await self._run(self._statements.update, parameters, again=True)).changed == 1:
             return None
-        if grant.state is not None and await self._shares.update(parameters):
-            return None
+        if grant.state is not None:
+            return await self._shares.update(self._key(grant.name), grant.owner, metadata)
         return await self.confirm(grant)  # MariaDB and MySQL do not count a row that has the same metadata already
 
     async def confirm(self, grant: Grant) -> Gone | None:
         name, owner = self._key(grant.name), grant.owner
-        if grant.state != "share":
+        if _may_be_alone(grant):
             state = (await self._states([name]))[name]
             if state.holds(owner):
                 return None
@@ -356,10 +344,7 @@ class SqlTableBackend(SqlBackend):
         return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        """See `LockBackend.break_permit`. Releases the lease that is found, not a later one."""
-        key = self._key(name)
-        owners = [holder.owner for holder in await self._shares.holders(key) if holder.slot == slot]
-        return bool(owners) and bool(await self._shares.release([key], owners, inf, again=False))
+        return await self._shares.break_permit(self._key(name), slot)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """
@@ -383,11 +368,8 @@ class SqlTableBackend(SqlBackend):
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         parameters = (text, _microseconds(keep), self._key(grant.name), grant.owner)
-        if grant.state != "share":
-            result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
-            if result.changed == 1 or grant.state is None:
-                return result.changed == 1
-        return await self._shares.write_note(parameters, answer_by)
+        result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
+        return result.changed == 1
 
     async def clock(self) -> float:
         ((now_us,),) = (await self._run(self._statements.clock, (), again=True)).rows
@@ -443,7 +425,7 @@ class SqlTableBackend(SqlBackend):
         try:
             return await self.database.run(statement, parameters, again=again, answer_by=answer_by, urgent=urgent)
         except MissingTable:
-            return _NO_ROWS
+            return NO_ROWS
 
 
 class _State:
@@ -465,7 +447,9 @@ class _State:
         return Gone("taken" if self._owner not in {"", owner} and not self._expired else "gone")
 
 
-_NO_ROWS = Result([], 0, 0)
+def _may_be_alone(grant: Grant) -> bool:
+    """Tell whether a lease may be an exclusive one, see `lockkit.backends.sql_table.shares.GrantState`."""
+    return grant.state not in {"share", "alone"}
 
 
 def _key_text(value: str | bytes | bytearray) -> str | None:

@@ -8,7 +8,6 @@ Each decides by itself, in a transaction of its own, by the database's clock (``
 statement       parameters                                  returns
 ==============  ==========================================  ===========================================================
 ``acquire``     name, owner, ttl in µs, metadata            by database, see there
-``…_of_writer`` the same                                    the same, for a writer that has marked readers' lock
 ``look``        name                                        of a held lock: owner, µs left, token, metadata, its owner
 ``release``     name, owner                                 one row changed, if that owner held it
 ``free``        names, owners                               releases many, one row changed for each
@@ -22,6 +21,14 @@ statement       parameters                                  returns
 ``names``       first name, limit (, one behind the last)   names of locks that are held, in the order of their bytes
 ``idle``        least age in µs, limit                      names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
+``rows``        names                                       all that readers and permits need, and the clock
+``change``      see there                                   rows changed: those that are as they were read
+``want``        name, version of the row                    one row marked, so that its release notifies
+``make_row``    name                                        makes a free row unless it is there
+``free_alone``  name, token                                 one row changed, if the newest lease beside others was held
+``mark``        name, owner, µs                             one row changed, if the lock is held and no other writer
+                                                            has marked it
+``unmark``      name, owner                                 removes it
 ==============  ==========================================  ===========================================================
 
 The next token is the larger of the last one plus 1 and the clock; so a row may be removed once the clock has passed its
@@ -35,75 +42,22 @@ from collections.abc import Callable, Sequence
 
 from lockkit.backends.sql.statement import Parameter, Statement
 
+SHARED = "+shared"
+"""Owner of a row that readers or permits hold. No lease of lockkit has it: those are hexadecimal digits."""
 
-class StatementMaker:
-    """Writes the statements on one table."""
+
+class Statements(ABC):
+    """The statements on one table."""
+
+    acquire: Statement
+
+    _shares_text = "COALESCE(CAST(shares AS text), '')"
+    _as_json = "{}"
+    _keep_row = "ON CONFLICT (name) DO NOTHING"
 
     def __init__(self, table: str, now_us: str) -> None:
         """Keep what stands for ``{table}``, ``{now}`` and ``{channel}``."""
         self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"`')}
-
-    def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
-        for word, meaning in self._words.items():
-            text = text.replace(word, meaning)
-        return Statement(text, once=once, frequent=frequent)
-
-    def many(self, *lists: Sequence[str]) -> list[Parameter]:
-        """Return the parameters of a statement for many: lists of equal length."""
-        return [value for values in lists for value in values]
-
-    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
-        """Return what gives the statement for so many names; those for few are kept."""
-        kept: dict[int, Statement] = {}
-
-        def statement(count: int) -> Statement:
-            if count > KEPT_MAX:
-                return self._written(text_of(count), once=True)
-            if count not in kept:
-                kept[count] = self._written(text_of(count))
-            return kept[count]
-
-        return statement
-
-    def _notifying(self, change: str, wanted: str = "wanted") -> str:
-        """Have those notified that wait for the locks that a change frees, where they can be, and are `wanted`."""
-        del wanted
-        return change
-
-    def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
-        """Compare a column with the values of the list of this number (0, 1, …), behind so many other parameters."""
-        first = behind + number * count + 1
-        values = ", ".join(f"${place}" for place in range(first, first + count))
-        return f"{column} IN ({values})"
-
-
-class PostgresqlStatementMaker(StatementMaker):
-    """PostgreSQL: a list of any length is one parameter, so one statement serves for all; and it notifies waiters."""
-
-    def many(self, *lists: Sequence[str]) -> list[Parameter]:
-        return [list(values) for values in lists]
-
-    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
-        statement = self._written(text_of(1))
-        return lambda _: statement
-
-    def _notifying(self, change: str, wanted: str = "wanted") -> str:
-        freed = f"WITH freed AS ({change} RETURNING name, {wanted})"
-        return f"{freed} SELECT CASE WHEN wanted THEN pg_notify('{{channel}}', name) END FROM freed"
-
-    def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
-        del count
-        return f"{column} = ANY (CAST(${behind + number + 1} AS text[]))"
-
-
-class Statements(StatementMaker, ABC):
-    """The statements on one table."""
-
-    acquire: Statement
-    acquire_of_writer: Statement
-
-    def __init__(self, table: str, now_us: str) -> None:
-        super().__init__(table, now_us)
         self.look = self._written(
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
             " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
@@ -134,10 +88,66 @@ class Statements(StatementMaker, ABC):
         self.state = self._for_many(self._state_text)
         self.reap = self._for_many(self._reap_text)
         self._write_acquire()
+        self._write_shares()
 
     @abstractmethod
     def _write_acquire(self) -> None:
         """Write what takes the lock."""
+
+    def _write_shares(self) -> None:
+        """Write what is for readers and permits."""
+        self.rows = self._for_many(self._rows_text, frequent=True)
+        self.change = self._for_many(self._change_text, frequent=True)
+        self.make_row = self._written(f"INSERT INTO {{table}} (name) VALUES ($1) {self._keep_row}")
+        self.want = self._written(f"UPDATE {{table}} SET wanted = true WHERE {self._unchanged(1)}")
+        self.free_alone = self._written(
+            self._freeing(
+                "owner = NULL, shares = NULL",
+                f"name = $1 AND owner = '{SHARED}' AND token = $2 AND expires_at_us > {{now}}",
+            ),
+            frequent=True,
+        )
+        self.mark = self._written(
+            "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3 WHERE name = $1"
+            " AND owner IS NOT NULL AND expires_at_us > {now} AND (writer = $2 OR writer_until_us <= {now})"
+        )
+        # Readers whom the mark has stopped are notified, also when the writer's grant has taken their own mark away.
+        unmark = "UPDATE {table} SET writer_until_us = 0, wanted = true WHERE name = $1 AND writer = $2"
+        self.unmark = self._written(self._notifying(unmark))
+
+    def _rows_text(self, count: int) -> str:
+        return (
+            "SELECT name, owner, metadata, metadata_owner, broken_owner, writer, token, expires_at_us, writer_until_us,"
+            f" wanted, {self._shares_text}, {{now}} FROM {{table}} WHERE {self._among('name', 0, count)}"
+        )
+
+    def _unchanged(self, first: int) -> str:
+        """Tell whether a row has this name and version: the parameters from `first` on, see `Row.version`."""
+        columns = ("name", "token", "expires_at_us", "writer_until_us", "wanted", self._shares_text)
+        return " AND ".join([f"{column} = ${first + place}" for place, column in enumerate(columns)])
+
+    def _change_text(self, count: int) -> str:
+        """Write rows that are unchanged. $1: notify; then of each row its name, version and content."""
+        width = 11
+        firsts = range(2, 2 + count * width, width)
+
+        def chosen(column: str, place: int) -> str:
+            by_name = " ".join([f"WHEN ${first} THEN ${first + place}" for first in firsts])
+            return f"CASE name {by_name}{f' ELSE {column}' if column else ''} END"
+
+        content = ", ".join(
+            [
+                f"{column} = {chosen(column, place)}"
+                for place, column in enumerate(("owner", "token", "expires_at_us", "wanted"), 6)
+            ]
+        )
+        shares = self._as_json.format(chosen("", 10))
+        which = " OR ".join([f"({self._unchanged(first)})" for first in firsts])
+        return self._notifying(
+            f"UPDATE {{table}} SET {content}, shares = {shares}, metadata = NULL, metadata_owner = '{SHARED}'"
+            f" WHERE {which}",
+            "wanted AND CAST($1 AS integer) = 1 AS wanted",
+        )
 
     def _freeing(self, owners: str, which: str) -> str:
         """Give what frees locks."""
@@ -162,6 +172,42 @@ class Statements(StatementMaker, ABC):
     def _reap_text(self, count: int) -> str:
         return f"DELETE FROM {{table}} WHERE {_IDLE} AND {self._among('name', 0, count, 1)}"
 
+    def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
+        for word, meaning in self._words.items():
+            text = text.replace(word, meaning)
+        return Statement(text, once=once, frequent=frequent)
+
+    def many(self, *lists: Sequence[str]) -> list[Parameter]:
+        """Return the parameters of a statement for many: lists of equal length."""
+        return [value for values in lists for value in values]
+
+    def _for_many(self, text_of: Callable[[int], str], *, frequent: bool = False) -> Callable[[int], Statement]:
+        """Return what gives the statement for so many names; those for few are kept."""
+        if text_of(1) == text_of(2):  # a list is one parameter
+            single = self._written(text_of(1), frequent=frequent)
+            return lambda _: single
+        kept: dict[int, Statement] = {}
+
+        def statement(count: int) -> Statement:
+            if count > KEPT_MAX:
+                return self._written(text_of(count), once=True)
+            if count not in kept:
+                kept[count] = self._written(text_of(count), frequent=frequent and count == 1)
+            return kept[count]
+
+        return statement
+
+    def _notifying(self, change: str, wanted: str = "wanted") -> str:
+        """Have those notified that wait for the locks that a change frees, where they can be, and are `wanted`."""
+        del wanted
+        return change
+
+    def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
+        """Compare a column with the values of the list of this number (0, 1, …), behind so many other parameters."""
+        first = behind + number * count + 1
+        values = ", ".join(f"${place}" for place in range(first, first + count))
+        return f"{column} IN ({values})"
+
 
 KEPT_MAX = 8
 """Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
@@ -170,7 +216,7 @@ KEPT_MAX = 8
 _IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1 AND note_until_us < {now}"
 
 
-class PostgresqlStatements(PostgresqlStatementMaker, Statements):
+class PostgresqlStatements(Statements):
     """
     PostgreSQL.
 
@@ -190,16 +236,21 @@ class PostgresqlStatements(PostgresqlStatementMaker, Statements):
     """
 
     acquire_or_wait: Statement
-    acquire_of_writer_or_wait: Statement
+
+    _as_json = "CAST({} AS jsonb)"
+
+    def many(self, *lists: Sequence[str]) -> list[Parameter]:
+        return [list(values) for values in lists]  # a list of any length is one parameter
+
+    def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
+        del count
+        return f"{column} = ANY (CAST(${behind + number + 1} AS text[]))"
+
+    def _notifying(self, change: str, wanted: str = "wanted") -> str:
+        freed = f"WITH freed AS ({change} RETURNING name, {wanted})"
+        return f"{freed} SELECT CASE WHEN wanted THEN pg_notify('{{channel}}', name) END FROM freed"
 
     def _write_acquire(self) -> None:
-        self.acquire, self.acquire_or_wait = self._acquiring("wanted = false")
-        # Readers whom its mark has stopped still wait: its release notifies them.
-        ends = "writer_until_us = CASE WHEN l.writer = excluded.owner THEN 0 ELSE l.writer_until_us END"
-        self.acquire_of_writer, self.acquire_of_writer_or_wait = self._acquiring(ends)
-
-    def _acquiring(self, also: str) -> tuple[Statement, Statement]:
-        """Write ``acquire`` and ``acquire_or_wait``, and what else a grant sets."""
         held = (
             "held AS (SELECT owner, expires_at_us - {now} AS left_us, wanted,"
             " owner IS DISTINCT FROM metadata_owner AS alien"
@@ -210,7 +261,7 @@ class PostgresqlStatements(PostgresqlStatementMaker, Statements):
             " SELECT $1, $2, {now}, {now} + $3, $4, $2 WHERE NOT EXISTS (SELECT FROM held)"
             " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
             " token = greatest(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
-            f" metadata = excluded.metadata, metadata_owner = excluded.owner, {also}"
+            " metadata = excluded.metadata, metadata_owner = excluded.owner, wanted = false"
             " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token"
             " RETURNING token)"
         )
@@ -218,15 +269,14 @@ class PostgresqlStatements(PostgresqlStatementMaker, Statements):
             "marked AS (UPDATE {table} SET wanted = true WHERE name = $1 AND owner IS NOT NULL AND NOT wanted"
             " AND EXISTS (SELECT FROM held WHERE NOT wanted) RETURNING 1)"
         )
-        acquire = self._written(
+        self.acquire = self._written(
             f"WITH {held}, {granted} SELECT token, NULL, NULL, false, false FROM granted"
             " UNION ALL SELECT NULL, owner, left_us, alien, true FROM held"
         )
-        acquire_or_wait = self._written(
+        self.acquire_or_wait = self._written(
             f"WITH {held}, {granted}, {marked} SELECT token, NULL, NULL, false, false FROM granted"
             " UNION ALL SELECT NULL, owner, left_us, alien, wanted OR EXISTS (SELECT FROM marked) FROM held"
         )
-        return acquire, acquire_or_wait
 
     def _renew_text(self, count: int) -> str:
         return f"{super()._renew_text(count)} RETURNING owner"
@@ -250,20 +300,20 @@ class MysqlStatements(Statements):
     expired lock for held, and what it grants ends earlier; both are harmless.
     """
 
+    _shares_text = "COALESCE(CAST(shares AS BINARY), '')"
+    _keep_row = "ON DUPLICATE KEY UPDATE name = name"
+
     def _write_acquire(self) -> None:
         ours = "owner IS NULL OR owner = VALUES(owner) OR expires_at_us <= VALUES(token)"
-        acquire = (
+        self.acquire = self._written(
             "INSERT INTO {table} (name, owner, token, expires_at_us, metadata, metadata_owner)"
             " VALUES ($1, $2, LAST_INSERT_ID({now}), token + $3, $4, owner) ON DUPLICATE KEY UPDATE"
             f" token = IF({ours}, LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
             f" owner = IF({ours}, VALUES(owner), owner),"
             " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us),"
             " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
-            " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)"
-        )
-        self.acquire = self._written(acquire, frequent=True)
-        self.acquire_of_writer = self._written(
-            f"{acquire}, writer_until_us = IF(owner = VALUES(owner) AND writer = owner, 0, writer_until_us)"
+            " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)",
+            frequent=True,
         )
 
 
@@ -275,16 +325,11 @@ class SqliteStatements(Statements):
     """
 
     def _write_acquire(self) -> None:
-        ends = ", writer_until_us = CASE WHEN l.writer = excluded.owner THEN 0 ELSE l.writer_until_us END"
-        self.acquire, self.acquire_of_writer = (self._written(self._acquire_text(also)) for also in ("", ends))
-
-    @staticmethod
-    def _acquire_text(also: str) -> str:
-        return (
+        self.acquire = self._written(
             "INSERT INTO {table} AS l (name, owner, token, expires_at_us, metadata, metadata_owner)"
             " VALUES ($1, $2, {now}, {now} + $3, $4, $2) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner,"
             " token = max(l.token + 1, excluded.token), expires_at_us = excluded.expires_at_us,"
-            f" metadata = excluded.metadata, metadata_owner = excluded.owner{also}"
+            " metadata = excluded.metadata, metadata_owner = excluded.owner"
             " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token RETURNING token"
         )
 

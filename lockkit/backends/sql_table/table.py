@@ -8,6 +8,7 @@ with growing, jittered pauses (`lockkit.backends.sql_table.pace`).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -17,18 +18,10 @@ from typing import Any
 from lockkit import validation
 from lockkit.backend import Busy, Grant, Host, Option, Request
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.backends.sql.wakeup import WakeupListener
 from lockkit.backends.sql_table.backend import CAPABILITIES, OPTIONS, SqlTableBackend
 from lockkit.backends.sql_table.pace import Pace, Paces
-from lockkit.backends.sql_table.share_statements import (
-    SHARED,
-    SLOTS,
-    MysqlShareStatements,
-    PostgresqlShareStatements,
-    SqliteShareStatements,
-)
-from lockkit.backends.sql_table.shares import Waiting, text, waiting_of
+from lockkit.backends.sql_table.shares import Held, Waiting, text, waiting_of
 from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements
 from lockkit.units import Instant
 
@@ -47,47 +40,40 @@ class PostgresqlTable(SqlTableBackend):
     _dialect = "postgresql"
     _statements_class = PostgresqlStatements
     _statements: PostgresqlStatements
-    _share_statements_class = PostgresqlShareStatements
-    _share_statements: PostgresqlShareStatements
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
         """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self._listener = WakeupListener(host.runtime, database, self.tables[0].name)
 
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
-        granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
-        if granted is not None:
-            return granted
+    async def _attempt(self, request: Request) -> Grant | Busy:
         listener = self._listener
         for _ in range(LOOKS_MAX):
             listening = self._listen(request)
-            statement = self._acquiring_or_waiting(request) if listening else self._acquiring(request)
-            rows = (await self._run_for(request, statement, parameters)).rows
-            if not rows:
-                continue
-            token, owner, left_us, alien, settled, *slot = rows[0]
-            if token is not None:
+            if request.mode == "exclusive":
+                found = await self._ask(request, listening=listening)
+            else:
+                found = await self._ask_for_share(request, want=listening)
+            if isinstance(found, Grant):
                 self._forget(request)
-                return self._granted(request, token, *slot)
-            if not settled:
+                return found
+            if found is None:
                 continue
             if listening or not request.queue or listener.cannot_listen:
-                return await self._busy(request, owner, left_us / 1e6, poll=alien or not listening)
+                return await self._busy(request, found, poll=found.alien or not listening)
             await listener.open(request.answer_by)
         return Busy(0.0, poll=True)
 
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        rows = (await self._run_for(request, statement, parameters)).rows
-        return self._granted(request, rows[0][0], rows[0][5]) if rows else None
-
-    def _acquiring_or_waiting(self, request: Request) -> Statement:
-        """Choose the statement for a request that is woken."""
-        if request.mode != "exclusive":
-            return self._share_statements.acquire_or_wait[request.mode]
-        if request.state.marked_at is not None:
-            return self._statements.acquire_of_writer_or_wait
-        return self._statements.acquire_or_wait
+    async def _ask(self, request: Request, *, listening: bool) -> Grant | Held | None:
+        """Try to take the lock; None if it changed hands meanwhile."""
+        statement = self._statements.acquire_or_wait if listening else self._statements.acquire
+        rows = (await self._run_for(request, statement, self._parameters(request))).rows
+        if not rows:
+            return None
+        token, owner, left_us, alien, settled = rows[0]
+        if token is not None:
+            return Grant(request.name, request.owner, token, request.ttl)
+        return Held(owner, left_us, alien) if settled else None
 
     def _listen(self, request: Request) -> bool:
         """Have a request that may wait woken; return whether it will be."""
@@ -127,13 +113,16 @@ class _PollingTable(SqlTableBackend):
         super().__init__(database, options, host)
         self._paces = Paces()
 
-    async def _attempt(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
+    async def _attempt(self, request: Request) -> Grant | Busy:
+        if request.mode != "exclusive":
+            found = await self._ask_for_share(request)
+            return found if isinstance(found, Grant) else await self._busy(request, found, poll=True)
         waiting: Waiting | None = request.state
-        pace = self._paces.find(self._key(request.name), self._runtime.now()) if request.mode == "exclusive" else None
+        pace = self._paces.find(self._key(request.name), self._runtime.now())
         if pace is not None and waiting is None and self._lets_others_go_first(request, pace):
             waiting_of(request)
             return Busy(pace.pause(self._runtime.random.uniform), poll=True)
-        outcome = await self._ask_or_look(request, parameters)
+        outcome = await self._ask_or_look(request)
         if isinstance(outcome, Grant):
             request.state = None
             if pace is not None:
@@ -145,26 +134,26 @@ class _PollingTable(SqlTableBackend):
         now = self._runtime.now()
         return request.queue and pace.just_released(now) and request.answer_by >= now + LEISURE_SECONDS
 
-    async def _ask_or_look(self, request: Request, parameters: tuple[Parameter, ...]) -> Grant | Busy:
+    async def _ask_or_look(self, request: Request) -> Grant | Busy:
         # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
         waiting: Waiting | None = request.state
-        if waiting is None or not waiting.seen_held or await self._look_for(request, parameters) is None:
-            granted = None if request.mode == "exclusive" else await self._try_alone(request, parameters)
-            granted = granted or await self._ask(request, self._acquiring(request), parameters)
-            if granted is not None:
-                return granted
-        found = await self._look_for(request, parameters)
+        if waiting is None or not waiting.seen_held or await self._look_for(request) is None:
+            token = await self._ask(request)
+            if token:
+                return Grant(request.name, request.owner, token, request.ttl)
+        found = await self._look_for(request)
         if isinstance(found, Grant):
             return found
         if request.queue:
             waiting_of(request).seen_held = True
         if found is None:  # released since: ask again soon
             return Busy(0.0, poll=True)
-        owner, left_us, token = found
-        left = left_us / 1e6
-        if token and request.queue:
-            left = min(left, self._until_next_look(request, token))
-        return await self._busy(request, owner, left, poll=True)
+        left = self._until_next_look(request, found.token) if request.queue else inf
+        return await self._busy(request, found, poll=True, left=left)
+
+    @abstractmethod
+    async def _ask(self, request: Request) -> int:
+        """Try to take the lock; return the token, or 0 if it is held or the answer did not say it."""
 
     def _until_next_look(self, request: Request, token: int) -> float:
         """Return after how many seconds to look again for a lock that changes hands; without limit if it does not."""
@@ -179,25 +168,19 @@ class _PollingTable(SqlTableBackend):
             pace.released_at = self._runtime.now()
         return released
 
-    async def _look_for(self, request: Request, parameters: Sequence[Parameter]) -> Grant | tuple[str, int, int] | None:
+    async def _look_for(self, request: Request) -> Grant | Held | None:
         """
-        Look who holds the lock, for how many µs, and since which token (0: it is not alone); None if it can be had.
+        Look who holds the lock; None if it can be had.
 
         A grant: the answer did not say so. MariaDB returns no last id if the table has a trigger that writes.
         """
-        if request.mode == "exclusive":
-            row = await self._look(parameters[0], request.answer_by)
-            if row is None:
-                return None
-            holder = text(row[0])
-            return self._granted(request, row[2]) if holder == request.owner else (holder, row[1], row[2])
-        name, owner, _, _, *limit = parameters
-        statement = self._share_statements.look[request.mode]
-        rows = (await self._run_for(request, statement, (name, owner, *limit))).rows
-        if not rows:
+        row = await self._look(self._key(request.name), request.answer_by)
+        if row is None:
             return None
-        left_us, token, slot = rows[0]
-        return (SHARED, left_us, 0) if token is None else self._granted(request, token, slot)
+        owner, left_us, token, *_ = row
+        if text(owner) == request.owner:
+            return Grant(request.name, request.owner, token, request.ttl)
+        return Held(text(owner), left_us, token=token)
 
 
 class MysqlTable(_PollingTable):
@@ -205,16 +188,9 @@ class MysqlTable(_PollingTable):
 
     _dialect = "mysql"
     _statements_class = MysqlStatements
-    _share_statements_class = MysqlShareStatements
 
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        answer = (await self._run_for(request, statement, parameters)).last_id
-        if not answer:
-            return None
-        if request.mode == "exclusive":
-            return self._granted(request, answer)
-        token, slot = divmod(answer, SLOTS)
-        return self._granted(request, token, slot if request.mode == "permit" else None)
+    async def _ask(self, request: Request) -> int:
+        return (await self._run_for(request, self._statements.acquire, self._parameters(request))).last_id
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
         if (await self._run_renewal(ttl_us, grants)).changed == len(grants):
@@ -245,8 +221,7 @@ class SqliteTable(_PollingTable):
     )
     _dialect = "sqlite"
     _statements_class = SqliteStatements
-    _share_statements_class = SqliteShareStatements
 
-    async def _ask(self, request: Request, statement: Statement, parameters: tuple[Parameter, ...]) -> Grant | None:
-        rows = (await self._run_for(request, statement, parameters)).rows
-        return self._granted(request, *rows[0]) if rows else None
+    async def _ask(self, request: Request) -> int:
+        rows = (await self._run_for(request, self._statements.acquire, self._parameters(request))).rows
+        return rows[0][0] if rows else 0

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,25 +51,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 class TestQueue:
     """SQLite has one writer, so a client has one connection, and its callers queue."""
-
-    def test_renewals_go_first_with_threads(self, tmp_path: Path, gate: threading.Event) -> None:
-        """However often the others have looked, and in the order in which they came."""
-        database = opened(tmp_path, BlockingRuntime())
-        with ThreadPoolExecutor(len(OTHERS) + 2) as threads:
-            try:
-                threads.submit(drive, database.run(GATE))
-                wait_until(lambda: None if database._counted and not database._idle else "the gate")
-                for count, caller in enumerate(OTHERS, 1):
-                    threads.submit(drive, database.run(NOTE, [caller]))
-                    wait_until(queued(database, count))
-                time.sleep(20 * CHECK_SECONDS)
-                threads.submit(drive, database.run(NOTE, ["renewal"], urgent=True))
-                wait_until(queued(database, len(OTHERS) + 1))
-                time.sleep(20 * CHECK_SECONDS)
-            finally:
-                gate.set()
-        drive(database.close())
-        assert Connection.noted == ["renewal", *OTHERS]
 
     def test_renewals_go_first_with_tasks(self, tmp_path: Path, gate: threading.Event) -> None:
         """The same with tasks."""
@@ -152,8 +130,3 @@ def opened(directory: Path, runtime: Runtime) -> Database:
     """Return a database whose connections have the two functions."""
     driver = SqliteDriver(f"{directory}/locks.db", {"factory": Connection}, adopted=False)
     return Database(driver, dialect_named("sqlite"), runtime, url="sqlite", label="sqlite")
-
-
-def queued(database: Database, count: int) -> Callable[[], str | None]:
-    """Ask whether so many callers wait for the connection."""
-    return lambda: None if len(database._waiting) == count else f"{count} callers"

@@ -153,21 +153,3 @@ def test_asyncio_client_prepares_and_forgets(mode: str, mariadb: MariaServer) ->
     tokens = asyncio.run(main())
 
     assert tokens == sorted(set(tokens))
-
-
-def test_readers_and_permits_are_prepared_too(mariadb: MariaServer, texts: list[str]) -> None:
-    """And what releases them: two statements each."""
-    with lockkit.connect(mariadb.url) as client:
-        read, permits = client.rwlock("x", timeout=PATIENCE).read(), client.semaphore("x", limit=2, timeout=PATIENCE)
-        for _ in range(PREPARE_AFTER + 2):
-            read.acquire().release()
-            permits.acquire().release()
-        texts.clear()
-
-        lease = read.acquire()
-        permit = permits.acquire()
-        assert permit.slot == 0
-        lease.release()
-        permit.release()
-
-    assert [text.partition(" ")[0] for text in texts] == ["EXECUTE"] * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
@@ -20,10 +19,9 @@ import sqlalchemy
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Request
-from lockkit.backends.sql.postgresql import PsycopgConnection
+from lockkit.backend import Busy, Mode, Request
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_session import mysql, pool
+from lockkit.backends.sql_session import mysql
 from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.session import Claim, Key, Session
@@ -45,7 +43,6 @@ from tests.backends.sql_session.support import (
 )
 from tests.backends.sql_table.support import DRIVERS, Connect, counted, with_driver
 from tests.backends.support import StubHost, granted
-from tests.interrupts import OpcodeStrike
 from tests.tries import busy
 
 pytestmark = pytest.mark.timeout(180)
@@ -185,26 +182,6 @@ class TestConnections:
         assert again._record.grant.state.session is session
         again.release()
 
-    def test_waiter_whose_connection_is_ended_waits_on(self, place: ModeServer, connect: Connect) -> None:
-        """It joins the queue anew, and has the lock when it is free."""
-        client, other = connect(place.url), connect(place.url)
-        lease = client.lock("waiter", ttl=LONG).acquire()
-        with running(lambda: other.lock("waiter", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(other, "waiter")
-            first = waiting_pid(other, "waiter")
-
-            place.end(first)
-
-            def ask() -> str | None:
-                until_waiting(other, "waiter")
-                return None if waiting_pid(other, "waiter") != first else "still the same session"
-
-            wait_until(ask)
-            assert got == []
-            lease.release()
-        assert got[0].token > lease.token
-        got[0].release()
-
     def test_waiter_whose_statement_is_cancelled_waits_on(self, place: ModeServer, connect: Connect) -> None:
         """An administrator's cancel, or a limit of the server's, is no grant."""
         client, other = connect(place.url), connect(place.url)
@@ -330,23 +307,6 @@ class TestConnections:
                 lease.release()
         engine.dispose()
 
-    def test_several_locks_find_their_connections_again(
-        self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Ten locks, taken and released together, connect ten times, and not once more when they are taken again."""
-        opened: list[object] = []
-
-        def counting(*arguments: Any) -> Session:
-            opened.append(arguments)
-            return Session(*arguments)
-
-        monkeypatch.setattr(pool, "Session", counting)
-        several = connect(place.url).locks([f"several {number}" for number in range(10)], ttl=LONG, timeout=PATIENCE)
-        with several:
-            first = len(opened)
-        with several:
-            assert len(opened) == first == 10
-
     def test_pool_size_can_be_given(self, place: ModeServer, connect: Connect) -> None:
         """Without it a client has as many connections as the server takes."""
         unlimited, limited = connect(place.url), connect(place.url, pool_size=1)
@@ -358,74 +318,24 @@ class TestConnections:
         for lease in leases:
             lease.release()
 
-    def test_thousand_waiters_use_one_connection(self, place: ModeServer) -> None:
-        """They stand in line in the client; their first alone waits at the database."""
-
-        async def run() -> None:
-            async with lockkit.aio.connect(place.url) as client, lockkit.aio.connect(place.url) as other:
-                lease = await client.lock("crowd", ttl=LONG).acquire()
-                before = await asyncio.to_thread(place.sessions_count)
-                lock = other.lock("crowd", ttl=LONG)
-                waiting = [asyncio.create_task(lock.acquire()) for _ in range(1000)]
-                await asyncio.to_thread(until_waiting, other, "crowd", 1000)
-
-                def few() -> str | None:
-                    # The one that waits, and one for statements; that which counted before may still be closing.
-                    more = place.sessions_count() - before
-                    return None if more <= 2 else f"{more} more sessions"
-
-                await asyncio.to_thread(wait_until, few)
-                for task in waiting:
-                    task.cancel()
-                await asyncio.wait(waiting)
-                await lease.release()
-
-        asyncio.run(run())
-
-    def test_fresh_lock_after_a_long_idle_time(self, place: ModeServer, connect: Connect) -> None:
-        """A kept connection that the server has ended meanwhile is replaced without anybody's noticing."""
-        client = connect(place.url)
-        client.lock("idle", ttl=LONG).acquire().release()
-        (session,) = client._engine.client.backend._sessions._idle  # type: ignore[union-attr]
-        place.end(session.pid)
-        wait_until(lambda: None if session.ended else "not ended yet")
-
-        client.lock("idle", ttl=LONG).acquire(PATIENCE).release()
-
-    def test_interrupt_anywhere_in_sending_leaves_no_waiter(self, on_postgresql: ModeServer, connect: Connect) -> None:
-        """PostgreSQL does not notice that the client of a session has gone while that waits for a lock."""
-        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
-        lease = holder.lock("interrupted", ttl=LONG).acquire()
-        number = 0
-        while True:
-            strike = OpcodeStrike(number, Session.send.__code__, PsycopgConnection.send.__code__)
-            with suppress(lockkit.LockTimeout, lockkit.BackendUnavailable):
-                strike.during(partial(client.lock("interrupted", ttl=LONG).acquire, 0.2))
-
-            wait_until(lambda: None if holder.holders("interrupted")[0].waiters == 0 else "somebody waits")
-            if not strike.struck:
-                break
-            number += 1
-        assert number > 10
-        lease.release()
-
 
 class TestGrants:
     """When a grant counts, and what is written."""
 
+    @pytest.mark.parametrize("mode", ["exclusive", "shared"])
     @pytest.mark.parametrize("where", ["postgresql-row", "mariadb-row", "postgresql-advisory"])
     def test_lease_is_not_written_by_who_was_thrown_out_meanwhile(
-        self, where: str, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
+        self, where: str, mode: Mode, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """
         Between the database's grant and our writing of it. In mode=advisory that is two things behind a pooler only.
 
         A is granted the lock, and is stopped. A is thrown out. B is granted it, and writes its lease.
-        A wakes: it must neither believe that it holds, nor write over B's lease.
+        A wakes: it must neither believe that it holds, nor write over B's lease, nor beside it with a larger token.
         """
-        kind, _, mode = where.partition("-")
-        place = ModeServer(request.getfixturevalue(kind), mode)
-        monkeypatch.setattr(Session, "pooled", mode == "advisory")
+        kind, _, sql_mode = where.partition("-")
+        place = ModeServer(request.getfixturevalue(kind), sql_mode)
+        monkeypatch.setattr(Session, "pooled", sql_mode == "advisory")
         host = StubHost()
         slow: SessionBackend = open_backend(place, host)
         other = connect(place.url)
@@ -440,6 +350,7 @@ class TestGrants:
 
         slow._leases.write = stopped  # type: ignore[method-assign, assignment]
         wanted = host.request("thrown out", ttl=LONG)
+        wanted.mode = mode
         with other.lock("thrown out", ttl=LONG):
             assert isinstance(drive(slow.try_acquire(wanted)), Busy)
         wait_until(lambda: None if wanted.state.session.answered else "not granted yet")
@@ -449,9 +360,12 @@ class TestGrants:
         assert isinstance(outcome, Busy)
         assert theirs[0].confirm()
         (holder,) = other.holders("thrown out")
-        assert (holder.owner, holder.token) == (theirs[0].owner, theirs[0].token)
+        assert (holder.owner, holder.token, holder.mode) == (theirs[0].owner, theirs[0].token, "exclusive")
         theirs[0].release()
-        drive(slow.abandon(wanted))
+        wait_until(lambda: None if wanted.state.session.answered else "not granted yet")
+        grant = granted(drive(slow.try_acquire(wanted)))
+        assert grant.token > theirs[0].token
+        assert drive(slow.release(grant))
         drive(slow.close())
 
     def test_grant_that_was_found_late_is_not_believed(self, place: ModeServer, connect: Connect) -> None:
@@ -550,6 +464,11 @@ class TestGrants:
         name = "'clock'" if place.is_postgresql else "CAST('clock' AS BINARY)"
         place.server.execute(f"UPDATE {place.leases} SET token = {ahead} WHERE name = {name}")  # noqa: S608 - ours
 
+        if client.capabilities.shared_mode:
+            for _ in range(2):
+                ahead += 1
+                with client.rwlock("clock", ttl=LONG, timeout=PATIENCE).read() as read:
+                    assert read.token == ahead
         lease = client.lock("clock", ttl=LONG).acquire(PATIENCE)
         assert lease.token == ahead + 1
         place.end(pid_of(lease))
@@ -608,35 +527,6 @@ class TestTables:
         with other.lock("dropped", ttl=LONG, timeout=PATIENCE) as after:
             assert after.token > lease.token
 
-    def test_table_of_leases_dropped_while_somebody_waits(self, place: ModeServer, connect: Connect) -> None:
-        """It is made anew by whoever is granted the lock next."""
-        client, other = connect(place.url), connect(place.url)
-        lease = client.lock("dropped too", ttl=LONG).acquire()
-        with running(lambda: other.lock("dropped too", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(other, "dropped too")
-            place.server.execute(f"DROP TABLE {place.leases}")
-            lease.release()
-
-        assert got[0].token > lease.token
-        got[0].release()
-
-    @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-    def test_table_of_rows_is_dropped_when_the_last_has_released(
-        self, kind: str, request: pytest.FixtureRequest, connect: Connect
-    ) -> None:
-        """The database itself keeps it while a row is locked."""
-        place = ModeServer(request.getfixturevalue(kind), "row")
-        client = connect(f"{place.url}&table=doomed")
-        lease = client.lock("x", ttl=LONG).acquire()
-        with running(lambda: place.server.execute("DROP TABLE doomed")) as dropped:
-            time.sleep(0.3)
-            assert dropped == []
-            lease.extend()
-            lease.release()
-
-        with client.lock("x", ttl=LONG, timeout=PATIENCE) as after:
-            assert after.token > lease.token
-
     def test_row_that_was_deleted_is_made_again(self, place: ModeServer, connect: Connect) -> None:
         """Whoever tidies up may delete rows of names that are not in use."""
         client = connect(place.url)
@@ -654,14 +544,6 @@ class TestTables:
             client.lock("x", ttl=LONG).acquire(PATIENCE)
 
         assert client.holders("x") == []
-
-    def test_clients_with_different_tables_do_not_share_locks(self, place: ModeServer, connect: Connect) -> None:
-        """The table's name is in the hash."""
-        with (
-            connect(f"{place.url}&table=mine_{place.mode}").lock("x", ttl=LONG),
-            connect(f"{place.url}&table=yours_{place.mode}").lock("x", ttl=LONG, timeout=PATIENCE),
-        ):
-            pass
 
     def test_table_with_a_long_name_is_refused(self, place: ModeServer) -> None:
         """PostgreSQL would cut the name of the one beside it."""
@@ -706,27 +588,6 @@ class TestRights:
         assert "pw-secret" not in str(caught.value)
         assert lease.confirm()
         lease.release()
-
-    def test_table_that_may_not_be_written_is_an_error_of_configuration(
-        self, place: ModeServer, connect: Connect
-    ) -> None:
-        """And nothing is left locked."""
-        make_user(place, write=False)
-        holder = connect(place.url)
-        holder.lock("unwritten", ttl=LONG).acquire().release()
-        scheme, _, rest = place.server.url.partition("://")
-        reader = connect(f"{scheme}://reader:pw-secret@{rest.partition('@')[2]}?mode={place.mode}")
-
-        with pytest.raises(lockkit.ConfigurationError, match="denies this user a right"):
-            reader.lock("unwritten", ttl=LONG).acquire(PATIENCE)
-
-        holder.lock("unwritten", ttl=LONG).acquire(PATIENCE).release()
-
-    @pytest.mark.parametrize("mode", MODES)
-    def test_sqlite_names_the_alternative(self, mode: str) -> None:
-        """It has one writer at a time, and no sessions."""
-        with pytest.raises(lockkit.ConfigurationError, match="mode=table"):
-            lockkit.connect(f"sqlite:///x.db?mode={mode}")
 
 
 class TestPooler:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,9 +18,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, LockBackend, Renewed, Unknown
-from lockkit.backends.sql.postgresql import PsycopgConnection
-from lockkit.backends.sql.statement import Statement
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
@@ -40,7 +35,6 @@ from tests.backends.sql_session.support import (
 )
 from tests.backends.sql_table.support import Connect, demote
 from tests.backends.support import StubHost, granted
-from tests.interrupts import OpcodeStrike
 from tests.tries import busy, tried, until, until_renewed
 
 pytestmark = pytest.mark.timeout(180)
@@ -48,40 +42,6 @@ pytestmark = pytest.mark.timeout(180)
 SLACK = 1.0  # for a busy machine
 LIMITS = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout", "transaction_timeout")
 """PostgreSQL's, by which an administrator ends transactions, sessions and waits; the last since PostgreSQL 17."""
-CRASHING = """
-import asyncio
-import builtins
-import sys
-
-import lockkit.aio
-
-
-async def main():
-    global kept
-    client = await lockkit.aio.connect(sys.argv[1])
-    kept = client, await client.lock("crashed", ttl=120).acquire()
-    raise getattr(builtins, sys.argv[2])(1)
-
-
-asyncio.run(main())
-"""
-CLOSING = """
-import asyncio
-import sys
-
-import lockkit.aio
-
-
-async def main():
-    global kept
-    client = await lockkit.aio.connect(sys.argv[1])
-    kept = client, await client.lock("closed", ttl=120).acquire()
-
-
-loop = asyncio.new_event_loop()
-loop.run_until_complete(main())
-loop.close()
-"""
 
 
 class TestSpellings:
@@ -120,60 +80,8 @@ class TestSpellings:
             assert busy(spelled.lock("x", ttl=LONG))
 
 
-class TestDrivers:
-    """What goes wrong in a driver does not leave lockkit as the driver's exception."""
-
-    def test_interrupt_anywhere_in_an_answer_is_no_failed_assertion(self, postgresql: PostgresServer) -> None:
-        """Of PostgreSQL: the client reads the answer to what was interrupted, or gives the connection up."""
-
-        def ask(connection: PsycopgConnection) -> None:
-            drive(connection.run(Statement("SELECT 1")))
-
-        number = 0
-        while True:
-            with psycopg.connect(postgresql.url, autocommit=True) as driver_connection:
-                connection = PsycopgConnection(driver_connection, BlockingRuntime())
-                strike = OpcodeStrike(number, PsycopgConnection.answer.__code__)
-                strike.during(partial(ask, connection))
-                if not strike.struck:
-                    break
-                try:
-                    drive(connection.finish(PATIENCE))
-                    assert drive(connection.run(Statement("SELECT 2"))).rows == [(2,)]
-                except psycopg.OperationalError:
-                    connection.terminate()
-            number += 1
-        assert number > 10
-
-
 class TestWaiters:
     """Who waits holds up others no longer than it must."""
-
-    def test_first_waiter_that_stops_holds_up_the_second_for_half_a_ttl(
-        self, place: ModeServer, connect: Connect
-    ) -> None:
-        """
-        It is granted the lock in the queue, and is thrown out by the server because it does not use it.
-
-        To the server a waiter that nobody looks after is the same as one that is stopped.
-        """
-        ttl = 8.0
-        host = StubHost()
-        stopped = open_backend(place, host)
-        client, other = connect(place.url), connect(place.url)
-        lease = client.lock("stopped", ttl=LONG).acquire()
-        request = host.request("stopped", ttl=ttl)
-        assert isinstance(drive(stopped.try_acquire(request)), Busy)
-        watches: list[Stopwatch] = []
-        with running(lambda: (other.lock("stopped", ttl=ttl).acquire(PATIENCE), watches[0].stop())) as got:
-            until_waiting(other, "stopped")
-            watches.append(Stopwatch())
-            lease.release()
-
-        after, took = got[0]
-        assert took < ttl * 0.8
-        after.release()
-        drive(stopped.close())
 
     def test_waiter_whose_connection_is_gone_leaves_the_queue(
         self, on_postgresql: ModeServer, connect: Connect
@@ -322,53 +230,6 @@ class TestLimits:
             got[0].release()
 
 
-class TestEndedConnections:
-    """A connection that the server has closed is a lock that is lost."""
-
-    def test_holder_is_told_at_once(self, place: ModeServer, connect: Connect) -> None:
-        """Not by its next renewal, which is due after a third of its ttl."""
-        lease = connect(place.url).lock("told", ttl=10 * PATIENCE).acquire()
-        reasons: list[str] = []
-        lease.on_lost(lambda _, reason: reasons.append(reason))
-
-        place.end(pid_of(lease))
-
-        assert lease.wait_lost(PATIENCE)
-        wait_until(lambda: None if reasons == ["session"] else f"told {reasons}")
-        with pytest.raises(lockkit.LockLost):
-            lease.release()
-
-    def test_asyncio_holder_is_told_at_once(self, place: ModeServer) -> None:
-        """The same, also of the second of two leases, after the first was released."""
-
-        async def run() -> None:
-            async with lockkit.aio.connect(place.url) as client:
-                await (await client.lock("told first", ttl=10 * PATIENCE).acquire()).release()
-                lease = await client.lock("told", ttl=10 * PATIENCE).acquire()
-                await lease.extend()
-
-                await asyncio.to_thread(place.end, pid_of(lease))
-
-                assert await lease.wait_lost(PATIENCE)
-                with pytest.raises(lockkit.LockLost):
-                    await lease.release()
-
-        asyncio.run(run())
-
-    def test_all_holders_are_told_when_the_server_is_killed(self, place: ModeServer, connect: Connect) -> None:
-        """Each of them."""
-        client = connect(place.url)
-        leases = [client.lock(f"killed {number}", ttl=10 * PATIENCE).acquire() for number in range(5)]
-        place.server.kill()
-        try:
-            assert all(lease.wait_lost(PATIENCE) for lease in leases)
-        finally:
-            place.server.start()
-        for lease in leases:
-            with pytest.raises(lockkit.LockLost):
-                lease.release()
-
-
 class TestHungServers:
     """A server that is stopped: its port and its connections stay open, and nothing is answered."""
 
@@ -453,50 +314,6 @@ class TestHungServers:
             assert watch.stop() < 0.5 + SLACK
         with client.lock("behind", ttl=LONG, timeout=PATIENCE):
             pass
-
-    def test_close_releases_all_in_one_trip(self, place: ModeServer, connect: Connect) -> None:
-        """And when it returns they are free."""
-        client, other = connect(place.url), connect(place.url)
-        other.lock("connected", ttl=LONG).acquire(PATIENCE).release()
-        names = [f"all {number}" for number in range(12)]
-        leases = [client.lock(name, ttl=LONG).acquire() for name in names]
-
-        client.close()
-
-        assert [name for name in names if other.holders(name)] == []
-        for name in names:
-            other.lock(name, ttl=LONG).acquire(PATIENCE).release()
-        assert not any(lease.held for lease in leases)
-
-
-class TestExit:
-    """The end of a process that holds."""
-
-    @pytest.mark.parametrize("end", ["SystemExit", "RuntimeError"])
-    def test_asyncio_program_that_crashes_frees_its_lock_without_noise(
-        self, end: str, place: ModeServer, connect: Connect
-    ) -> None:
-        """Its event loop has ended: nothing can be awaited, and nothing of that is printed."""
-        done = subprocess.run(
-            [sys.executable, "-c", CRASHING, place.url, end], capture_output=True, check=False, text=True, timeout=60
-        )
-
-        assert done.returncode == 1, done.stderr
-        for noise in ("Event loop is closed", "never awaited", "Exception ignored"):
-            assert noise not in done.stderr
-        connect(place.url).lock("crashed", ttl=LONG).acquire(PATIENCE).release()
-
-    def test_asyncio_program_that_closes_its_event_loop_frees_its_lock(
-        self, place: ModeServer, connect: Connect
-    ) -> None:
-        """Without the help of asyncio.run: the driver is not asked to use the event loop any more."""
-        done = subprocess.run(
-            [sys.executable, "-c", CLOSING, place.url], capture_output=True, check=False, text=True, timeout=60
-        )
-
-        assert done.returncode == 0, done.stderr
-        assert "Event loop is closed" not in done.stderr
-        connect(place.url).lock("closed", ttl=LONG).acquire(PATIENCE).release()
 
 
 class TestBinaryLog:

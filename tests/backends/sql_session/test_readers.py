@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,12 +11,9 @@ import psycopg
 import pytest
 
 import lockkit
-from lockkit.backend import Busy, Request
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import held
-from lockkit.backends.sql_session.backend import SessionBackend
-from lockkit.backends.sql_session.session import Key, Session
-from lockkit.runtime import drive
+from lockkit.backends.sql_session.session import Session
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_session.support import (
@@ -27,29 +22,17 @@ from tests.backends.sql_session.support import (
     PATIENCE,
     TTL,
     ModeServer,
-    open_backend,
     pid_of,
     running,
     until_waiting,
     waiting_pid,
 )
-from tests.backends.sql_table.support import Connect, counted
-from tests.backends.support import StubHost, granted
+from tests.backends.sql_table.support import Connect
 from tests.tries import busy
 
 pytestmark = pytest.mark.timeout(180)
 
 READERS = ["postgresql-row", "postgresql-advisory", "mariadb-row"]
-READING = """
-import sys
-
-import lockkit
-
-with lockkit.connect(sys.argv[1]) as client:
-    lease = client.rwlock(sys.argv[2], ttl=120).read().acquire()
-    print(lease.owner, flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,42 +86,6 @@ def until_in_queue(place: ModeServer, client: Client, name: str) -> None:
 class TestReaders:
     """Several at once, each a session of its own."""
 
-    def test_killed_reader_frees_its_share_while_others_go_on(self, place: ModeServer, connect: Connect) -> None:
-        """A writer waits for those that live, and for no other."""
-        name = "killed reader"
-        client, writer = connect(place.url), connect(place.url)
-        lease = read(client, name)
-        with subprocess.Popen(
-            [sys.executable, "-c", READING, place.url, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            owner = process.stdout.readline().strip()
-            assert owners(client, name) == {lease.owner, owner}
-            process.kill()
-            wait_until(lambda: None if owners(client, name) == {lease.owner} else "its share is not free yet")
-
-        assert lease.confirm()
-        with running(partial(writer.lock(name, ttl=LONG).acquire, PATIENCE)) as got:
-            until_in_queue(place, writer, name)
-            assert got == []
-            lease.release()
-        assert got[0].token > lease.token
-        got[0].release()
-
-    def test_reader_whose_connection_is_ended_loses_its_lease_alone(self, place: ModeServer, connect: Connect) -> None:
-        """It is notified at once, the others hold on."""
-        client, other = connect(place.url), connect(place.url)
-        lease, kept = read(client, "ended reader"), read(other, "ended reader")
-
-        place.end(pid_of(lease))
-
-        assert lease.wait_lost(PATIENCE)
-        with pytest.raises(lockkit.LockLost):
-            lease.release()
-        assert kept.confirm()
-        assert owners(client, "ended reader") == {kept.owner}
-        kept.release()
-
     def test_read_lock_whose_answer_was_lost_is_freed(self, place: ModeServer, connect: Connect) -> None:
         """The client asks again as another owner, and holds one share."""
         server = place.server
@@ -155,38 +102,6 @@ class TestReaders:
             lease.release()
             other.lock("no answer", ttl=LONG).acquire(PATIENCE).release()
 
-    def test_readers_that_come_and_go_do_not_starve_a_writer(self, place: ModeServer, connect: Connect) -> None:
-        """Once it is in the queue, only those that were on their way there go before it."""
-        name, count = "starved", 4
-        writer, clients = connect(place.url), [connect(place.url) for _ in range(count)]
-        ended, overlapping, reads = threading.Event(), threading.Barrier(count), list[int]()
-
-        def come_and_go(client: Client) -> None:
-            lock = client.rwlock(name, ttl=LONG).read()
-            first = lock.acquire(PATIENCE)
-            overlapping.wait(PATIENCE)
-            while not ended.is_set():
-                first.release()
-                first = lock.acquire(PATIENCE)
-                reads.append(first.token)
-                ended.wait(0.01)
-            first.release()
-
-        threads = [threading.Thread(target=come_and_go, args=(client,), daemon=True) for client in clients]
-        for thread in threads:
-            thread.start()
-        try:
-            wait_until(lambda: None if len(reads) > 3 * count else "they do not come and go yet")
-            with running(partial(writer.lock(name, ttl=LONG).acquire, PATIENCE)) as got:
-                pass
-            assert owners(writer, name) == {got[0].owner}
-            assert max(reads) < got[0].token
-            got[0].release()
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join(PATIENCE)
-
     def test_writer_in_the_queue_stops_readers_until_it_leaves(self, place: ModeServer, connect: Connect) -> None:
         """What it holds while it waits is free then."""
         client, writer, late = connect(place.url), connect(place.url), connect(place.url)
@@ -202,44 +117,6 @@ class TestReaders:
 
         read(late, "stopped readers").release()
         lease.release()
-
-    def test_reader_that_gives_up_leaves_nothing(self, place: ModeServer, connect: Connect) -> None:
-        """Neither in the queue nor of the lock."""
-        holder, client = connect(place.url), connect(place.url)
-        lease = holder.lock("left", ttl=LONG).acquire(PATIENCE)
-        assert busy(client.rwlock("left", ttl=LONG).read(), 0.2)
-        assert busy(client.rwlock("left", ttl=LONG).read())
-
-        if place.is_postgresql:
-            assert [one.waiters for one in client.holders("left")] == [0]
-        lease.release()
-        holder.lock("left", ttl=LONG).acquire(PATIENCE).release()
-
-    def test_reader_that_was_left_waiting_at_a_hung_server_is_ended_later(
-        self, place: ModeServer, connect: Connect
-    ) -> None:
-        """As a writer is: no ttl ends a waiter."""
-        host = StubHost()
-        waiter = open_backend(place, host)
-        lease = connect(place.url).lock("left waiting", ttl=LONG).acquire(PATIENCE)
-        request = host.request("left waiting", ttl=LONG)
-        request.mode = "shared"
-        assert isinstance(drive(waiter.try_acquire(request)), Busy)
-        pid = request.state.session.pid
-        place.server.pause()
-        try:
-            request.answer_by = host.runtime.now() + 0.3
-            with pytest.raises(lockkit.BackendUnavailable):
-                drive(waiter.abandon(request))
-        finally:
-            place.server.resume()
-
-        grant = granted(drive(waiter.try_acquire(host.request("another"))))
-
-        wait_until(lambda: "it still waits" if place.has_session(pid) else None)
-        assert drive(waiter.release(grant))
-        lease.release()
-        drive(waiter.close())
 
     def test_waiters_are_counted_behind_readers(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """Writers and readers alike, wherever they wait."""
@@ -294,46 +171,6 @@ class TestReaders:
                 assert begun >= asked or other < token
                 assert mode == "shared" or other == token or not begun < entered < ended
 
-    def test_token_is_above_the_last_though_the_clock_is_behind_it(self, place: ModeServer, connect: Connect) -> None:
-        """As after a clock that was set back; a writer goes on from there."""
-        client = connect(place.url)
-        client.lock("clock", ttl=LONG).acquire(PATIENCE).release()
-        ahead = 4_102_444_800_000_000  # 2100
-        name = "'clock'" if place.is_postgresql else "CAST('clock' AS BINARY)"
-        place.server.execute(f"UPDATE {place.leases} SET token = {ahead} WHERE name = {name}")  # noqa: S608 - ours
-
-        for token, side in enumerate(("read", "read", "write"), ahead + 1):
-            with getattr(client.rwlock("clock", ttl=LONG, timeout=PATIENCE), side)() as lease:
-                assert lease.token == token
-
-    def test_read_costs_what_a_write_costs(
-        self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The same number of statements; but for the leases of former readers, which one in many deletes."""
-        monkeypatch.setattr(held, "DELETE_CHANCE", 0.0)
-        client = connect(place.url)
-        lock = client.rwlock("trips", ttl=LONG)
-        sent: list[Statement] = []
-        send = Session.send
-
-        def collecting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-            sent.append(statement)
-            send(self, statement, parameters)
-
-        monkeypatch.setattr(Session, "send", collecting)
-        counts = []
-        for side in (lock.write(), lock.read()):
-            for _ in range(2):
-                side.acquire(PATIENCE).release()
-            sent.clear()
-            with counted(monkeypatch) as beside:
-                lease = side.acquire(PATIENCE)
-                lease.extend()
-                lease.release()
-            counts.append((len(sent), len(beside)))
-
-        assert counts == [(3, 0 if place.mode == "advisory" else 1)] * 2
-
     def test_leases_of_former_readers_are_deleted(
         self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -378,57 +215,6 @@ class TestReaders:
                 lease.release()
                 wait_until(lambda: None if got else "the writer waits")
                 got[0].release()
-
-    @pytest.mark.parametrize("where", READERS)
-    def test_read_lease_is_not_written_by_who_was_thrown_out_meanwhile(
-        self, where: str, request: pytest.FixtureRequest, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """
-        Between the database's grant and the writing of the lease, which in mode=advisory are apart behind a pooler.
-
-        Its token would be larger than that of the writer which was granted the lock meanwhile.
-        """
-        kind, _, mode = where.partition("-")
-        place = ModeServer(request.getfixturevalue(kind), mode)
-        monkeypatch.setattr(Session, "pooled", mode == "advisory")
-        host = StubHost()
-        slow: SessionBackend = open_backend(place, host)
-        other = connect(place.url)
-        write = slow._leases.write
-        theirs: list[Lease] = []
-
-        async def stopped(wanted: Request, key: Key, session: Session, identity: int) -> int | None:
-            if not theirs:
-                place.end(session.pid)
-                theirs.append(other.lock("thrown out", ttl=LONG).acquire(PATIENCE))
-            return await write(wanted, key, session, identity)
-
-        slow._leases.write = stopped  # type: ignore[method-assign, assignment]
-        other.lock("thrown out", ttl=LONG).acquire(PATIENCE).release()
-        wanted = host.request("thrown out", ttl=LONG)
-        wanted.mode = "shared"
-
-        outcome = drive(slow.try_acquire(wanted))
-
-        assert isinstance(outcome, Busy)
-        (holder,) = other.holders("thrown out")
-        assert (holder.owner, holder.token, holder.mode) == (theirs[0].owner, theirs[0].token, "exclusive")
-        theirs[0].release()
-        wait_until(lambda: None if wanted.state.session.answered else "not granted yet")
-        grant = granted(drive(slow.try_acquire(wanted)))
-        assert grant.token > theirs[0].token
-        assert drive(slow.release(grant))
-        drive(slow.close())
-
-    def test_user_locks_of_mysql_have_no_read_side(self, mariadb: MariaServer, connect: Connect) -> None:
-        """Nothing is sent: there is no such server."""
-        client = connect("mysql://nobody@127.0.0.1:1/x?mode=advisory")
-
-        with pytest.raises(lockkit.Unsupported, match="shared_mode"):
-            client.rwlock("x").read()
-
-        with connect(mariadb.url, mode="advisory").rwlock("x", ttl=LONG).write() as lease:
-            assert lease.mode == "exclusive"
 
 
 class TestDowngrade:
@@ -516,18 +302,6 @@ class TestDowngrade:
                 lease.check()
         lease.release()
         other.lock("unanswered", ttl=LONG).acquire(PATIENCE).release()
-
-    def test_row_lock_is_not_downgraded(self, place: ModeServer, connect: Connect) -> None:
-        """No database weakens the lock of a row within a transaction."""
-        if place.mode == "advisory":
-            place = ModeServer(place.server, "row")
-        client = connect(place.url)
-        assert not client.capabilities.downgrade
-        with client.rwlock("row", ttl=LONG).write() as lease:
-            with pytest.raises(lockkit.Unsupported, match="read lease"):
-                lease.downgrade()
-            assert lease.mode == "exclusive"
-            assert lease.confirm()
 
 
 class TestPooler:

@@ -101,20 +101,6 @@ class TestIdleCuts:
             assert lease.confirm()
             assert not lease.lost
 
-    def test_asyncio_lock_with_a_long_ttl_is_kept(self, place: ModeServer, proxy: FaultProxy) -> None:
-        """The same."""
-
-        async def hold() -> None:
-            async with await lockkit.aio.connect(through(proxy, place)) as client:
-                with socket.create_connection((proxy.host, proxy.port)) as silent:
-                    async with client.lock("x", ttl=LONG) as lease:
-                        silent.settimeout(PATIENCE)
-                        proxy.cut_idle(IDLE)
-                        await asyncio.to_thread(until_closed, silent)
-                        assert await lease.confirm()
-
-        asyncio.run(hold())
-
     def test_waiter_that_was_cut_waits_anew(self, place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
         """Nothing can be sent while a statement waits: it loses its place, and gets the lock."""
         holder, waiter = connect(place.url), connect(through(proxy, place))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import heapq
 import random
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from lockkit import url
 from lockkit.backend import Busy, Grant, LockBackend
 from lockkit.backends.sql_table.pace import CONTENDED_SECONDS, NAMES_MAX, RATE_MIN, Pace, Paces
-from lockkit.backends.sql_table.shares import Shares
 from lockkit.configuration import registry
 from lockkit.runtime import drive
 from tests.backends.support import FakeClock, StubHost, granted
@@ -91,30 +86,6 @@ def test_names_are_forgotten() -> None:
 
     assert paces.find("0", 20.0) is None
     assert paces.find("1", 20.0) is not None
-
-
-def crowded() -> Callable[[str], object]:
-    """What a client remembers of readers and permits."""
-    database = SimpleNamespace(run=None)
-    shares = Shares(cast("Any", database), cast("Any", None))
-    return lambda name: shares.found_crowded(name, 0.0)
-
-
-@pytest.mark.parametrize("remember", [Paces().begin, crowded()], ids=["contended", "crowded"])
-def test_oldest_names_are_forgotten_by_many_threads(remember: Callable[[str], object]) -> None:
-    """Whichever thread adds one while another looks for the oldest."""
-
-    def add(thread: int) -> None:
-        for number in range(20 * NAMES_MAX):
-            remember(f"{thread}/{number}")
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(add, range(4)))
-    finally:
-        sys.setswitchinterval(interval)
 
 
 class TestBackend:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 import lockkit
 from lockkit.sync import Client
-from lockkit_tools.servers import FaultProxy, MariaServer, PostgresServer, require, wait_until
+from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.backends.sql_table.support import Connect
-from tests.forked import Forked, arguments
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -131,68 +129,3 @@ def test_sixteen_connections_read_and_write(server: PostgresServer | MariaServer
         thread.join(PATIENCE * 2)
     assert wrong == []
     assert newest > 0
-
-
-def test_killed_reader_holds_until_its_own_end(server: PostgresServer | MariaServer, connect: Connect) -> None:
-    """A living reader does not keep it; a writer gets in after both."""
-    client = connect(server.url)
-    living = client.rwlock("killed", ttl=LONG).read().acquire(PATIENCE)
-    process = Forked("tests.backends.sql_table.test_share_faults:main", ["read", server.url, "killed"], IMPORTS)
-    try:
-        dead = process.stdout.readline().strip()
-        assert {holder.owner for holder in client.holders("killed")} == {living.owner, dead}
-        process.kill()
-        wait_until(until_holders(client, "killed", {living.owner}))
-    finally:
-        process.close()
-    assert living.confirm()
-    with pytest.raises(lockkit.LockTimeout):
-        connect(server.url).lock("killed").acquire(timeout=0.05)
-    living.release()
-    connect(server.url).lock("killed").acquire(PATIENCE).release()
-
-
-def until_holders(client: Client, name: str, owners: set[str]) -> Callable[[], str | None]:
-    """Say what is wrong until these hold the lock."""
-
-    def wrong() -> str | None:
-        found = {holder.owner for holder in client.holders(name)}
-        return None if found == owners else f"held by {found}"
-
-    return wrong
-
-
-def test_reader_that_is_cut_off_loses_before_a_writer_writes(
-    server: PostgresServer | MariaServer, connect: Connect
-) -> None:
-    """By its own deadline; back again, it is neither renewed nor released in the writer's time."""
-    with FaultProxy(server.host, server.port) as proxy:
-        client, writer = connect(server.url.replace(f"{server.host}:{server.port}", proxy.address)), connect(server.url)
-        lease = client.rwlock("cut", ttl=SHORT).read().acquire(PATIENCE)
-        proxy.blackhole()
-
-        written = writer.lock("cut", ttl=LONG).acquire(PATIENCE)
-
-        assert not lease.held
-        assert lease.wait_lost(PATIENCE)
-        assert written.token > lease.token
-        proxy.heal()
-        proxy.cut()
-        with pytest.raises(lockkit.LockLost):
-            lease.release()
-        client.ping()
-        assert written.confirm()
-        assert [holder.owner for holder in writer.holders("cut")] == [written.owner]
-        written.release()
-
-
-IMPORTS = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "pymysql", "sqlalchemy.dialects.mysql.pymysql")
-
-
-def main() -> None:
-    """Hold a read lock, renewed, and say its owner."""
-    _, url, name = arguments()
-    with lockkit.connect(url) as client, client.rwlock(name, ttl=SHORT, timeout=PATIENCE).read() as lease:
-        sys.stdout.write(f"{lease.owner}\n")
-        sys.stdout.flush()
-        sys.stdin.read()

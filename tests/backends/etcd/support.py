@@ -124,22 +124,17 @@ def settled_calls_of(server: EtcdServer) -> int:
     return counts[-1]
 
 
-class etcdctl_lock:  # noqa: N801 - reads as a call
-    """`etcdctl lock` as a process."""
-
-    def __init__(self, server: EtcdServer, name: str) -> None:
-        """Start it."""
-        self.process = subprocess.Popen(
-            [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", "lock", name],
-            env={"ETCDCTL_API": "3"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Any:  # noqa: ANN401 - a process whose output is there
-        return self.process
-
-    def __exit__(self, *_: object) -> None:
-        # In order, so that it takes its key along.
-        self.process.terminate()
-        self.process.communicate(timeout=4 * PATIENCE)
+@contextmanager
+def etcdctl_runs(server: EtcdServer, *arguments: str) -> Iterator[Any]:
+    """Run `etcdctl` as a process, and end it in order, so that it takes its key along; give it."""
+    with subprocess.Popen(
+        [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", *arguments],
+        env={"ETCDCTL_API": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=4 * PATIENCE)

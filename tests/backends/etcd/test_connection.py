@@ -6,7 +6,6 @@ import asyncio
 import socket
 import struct
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Self
@@ -46,18 +45,6 @@ async def opened(label: str) -> AsyncIterator[AsyncioConnection]:
     await connection.close()
 
 
-def test_time_limit_of_a_call(silent: str) -> None:
-    """A member that hangs is left after it."""
-
-    async def scenario() -> None:
-        async with opened(silent) as connection:
-            with pytest.raises(grpc.RpcError) as failed:
-                await connection.call(RANGE, ASK, 0.2, None)
-            assert code_of(failed.value) in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
-
-    asyncio.run(scenario())
-
-
 def test_closing_ends_the_calls_under_way(silent: str) -> None:
     """Nobody waits for the time limit of a call to a member that hangs."""
 
@@ -88,19 +75,6 @@ def test_closed_connection_of_a_forked_child(server: EtcdServer) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             await connection.call(RANGE, ASK, PATIENCE, None)
         assert code_of(failed.value) is grpc.StatusCode.CANCELLED
-
-    asyncio.run(scenario())
-
-
-def test_timeout_does_not_depend_on_the_wall_clock_of_python(
-    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An application's tests may freeze it."""
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-
-    async def scenario() -> None:
-        async with opened(server.address) as connection:
-            assert (await connection.call(RANGE, ASK, PATIENCE, None)).header.revision > 0
 
     asyncio.run(scenario())
 

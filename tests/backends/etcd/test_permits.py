@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
 
 import lockkit
-from lockkit.backend import apart
 from lockkit.backends.etcd import permits
 from lockkit.backends.etcd.permits import FIRST_SLOTS, lowest_free
-from lockkit.runtime import drive
 from lockkit.sync import Lease
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
 from tests.backends.etcd.support import (
     Connect,
     Waiting,
-    calls_of,
     queue_of,
     session_of,
     settled_calls_of,
@@ -176,58 +172,32 @@ class TestPermits:
         second.lease().release()
         first.lease().release()
 
-    def test_break_ends_all(self, server: EtcdServer, connect: Connect) -> None:
-        """And the first that waits has a permit."""
-        client, other = connect(), connect()
-        permits = [client.semaphore("broken", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
-        waiting = Waiting(other.semaphore("broken", limit=2, ttl=LONG))
-        until_queued(server, "broken", 1)
 
-        backend = client._engine.client.ready()
-        assert drive(backend.break_lock(apart("sem", "broken")))
+@pytest.mark.parametrize("kind", ["lock", "permit"])
+def test_release_wakes_one_waiter(server: EtcdServer, connect: Connect, kind: str) -> None:
+    """No herd: the cost of a release at the server does not depend on the number of waiters."""
 
-        lease = waiting.lease()
-        assert not any(permit.confirm() for permit in permits)
-        assert lease.token > max(permit.token for permit in permits)
+    def contender() -> lockkit.Lock | lockkit.Semaphore:
+        client = connect()
+        return client.lock("herd", ttl=LONG) if kind == "lock" else client.semaphore("herd", limit=2, ttl=LONG)
+
+    held = [contender().acquire(PATIENCE) for _ in range(1 if kind == "lock" else 2)]
+    prefix, waiting = "lockkit/herd/" if kind == "lock" else "lockkit+sem/herd/", []
+    for number in range(8):
+        waiting.append(Waiting(contender()))
+        count = len(held) + number + 1
+        wait_until(lambda count=count: None if len(queue_of(server, prefix)) == count else "not in the queue")  # type: ignore[misc]
+    before = settled_calls_of(server)
+
+    held.pop(0).release()
+
+    waiting[0].lease()
+    # The release; the first waiter looks, and takes the slot; the next one looks, watches the holders, looks again.
+    assert settled_calls_of(server) - before <= (3 if kind == "lock" else 7)
+    for lease in held:
         lease.release()
-        assert not drive(backend.break_lock(apart("sem", "broken")))
-
-
-class TestRequests:
-    """What it costs at the server."""
-
-    def test_permit_beside_others(self, server: EtcdServer, connect: Connect) -> None:
-        """One call, whether the caller would wait or not."""
-        client, other = connect(), connect()
-        held = [other.semaphore("cost", limit=FIRST_SLOTS, ttl=LONG).acquire(PATIENCE) for _ in range(FIRST_SLOTS - 1)]
-        semaphore = client.semaphore("cost", limit=FIRST_SLOTS, ttl=LONG)
-        semaphore.acquire(PATIENCE).release()
-        for timeout in (PATIENCE, 0):
-            before = settled_calls_of(server)  # the first time, limits are compared in the background
-            permit = semaphore.acquire(timeout)
-            assert calls_of(server) - before == 1
-            permit.release()
-        for one in held:
-            one.release()
-
-    def test_release_wakes_one_waiter(self, server: EtcdServer, connect: Connect) -> None:
-        """No herd: the cost does not depend on the number of waiters."""
-        holder = connect()
-        held = [holder.semaphore("herd", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
-        waiting = []
-        for number in range(8):
-            waiting.append(Waiting(connect().semaphore("herd", limit=2, ttl=LONG)))
-            until_queued(server, "herd", number + 1)
-        before = settled_calls_of(server)
-
-        held[0].release()
-
-        waiting[0].lease()
-        # The release; the first waiter looks, and takes the slot; the next one looks, watches the holders, looks again.
-        assert settled_calls_of(server) - before < len(waiting)
-        held[1].release()
-        for one in waiting:
-            one.lease().release()
+    for one in waiting:
+        one.lease().release()
 
 
 class TestLostAnswers:
@@ -292,23 +262,3 @@ class TestLostAnswers:
         assert permit.confirm()
         permit.release()
         assert keys_of(server, "taken") == []
-
-    def test_waiter_survives_cut_connections(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """It keeps its place, watches again, and gets the permit in its turn."""
-        holder, behind = connect(), connect()
-        held = holder.semaphore("cut", limit=1, ttl=LONG).acquire(PATIENCE)
-        first = Waiting(connect(f"etcd://{proxy.address}").semaphore("cut", limit=1, ttl=LONG))
-        until_queued(server, "cut", 1)
-        second = Waiting(behind.semaphore("cut", limit=1, ttl=LONG))
-        until_queued(server, "cut", 2)
-        for _ in range(2):
-            proxy.cut(reset=True)
-            time.sleep(0.2)
-
-        held.release()
-
-        permit = first.lease()
-        assert not second.got
-        permit.release()
-        second.lease().release()
-        assert keys_of(server, "cut") == []

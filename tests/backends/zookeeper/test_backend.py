@@ -414,7 +414,7 @@ class TestAccess:
                 careless.ping()
 
     def test_log_has_no_password_and_no_noise(
-        self, server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, caplog: pytest.LogCaptureFixture
+        self, proxy: FaultProxy, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Kazoo logs requests, the login among them. lockkit says what an outage means for locks, kazoo's is DEBUG."""
         caplog.set_level(1)

@@ -201,45 +201,6 @@ class TestSessions:
 class TestCrowds:
     """How many requests the server gets, as it counts them."""
 
-    @pytest.mark.parametrize(
-        ("share", "ttl", "waited", "expected"),
-        [(0.9, LONG, 0.0, 2), (0.0, LONG, 0.0, 3), (0.9, 3600.0, 130.0, 3)],
-        ids=["short wait", "long wait", "long for the session, not for the ttl"],
-    )
-    def test_requests_of_a_hand_off(
-        self,
-        server: ZooKeeperServer,
-        tree: Tree,
-        connect: Connect,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        share: float,
-        ttl: float,
-        waited: float,
-        expected: int,
-    ) -> None:
-        """The holder's delete, and one listing of the queue by the waiter; after a long wait it asks the leader too."""
-        monkeypatch.setattr("lockkit.backends.zookeeper.session.RECENT_SHARE", share)
-        holder, waiter = connect(server.url), connect(server.url)
-        counts = []
-        for _ in range(3):  # a heartbeat may fall into one
-            lease = holder.lock("hand-off", ttl=LONG).acquire(PATIENCE)
-            waiting = Background(waiter.lock("hand-off", ttl=ttl).acquire)
-            wait_until(
-                lambda: None if "/hand-off/" in server.four_letters("wchp") else "nothing is watched", timeout=PATIENCE
-            )
-            for session in sessions_of(waiter):
-                session._leader_answered -= waited
-            before = packets_count(server)
-            lease.release()
-            after = waiting.result()
-            counts.append(packets_count(server) - before - 1)  # the question before
-            assert after.remaining() > 0
-            after.release()
-            tree.until_empty("/lockkit/hand-off")
-
-        assert min(counts) == expected
-
     def test_renewals_of_many_leases_are_one_request(self, server: ZooKeeperServer, connect: Connect) -> None:
         """
         The server reports when a node goes away, so one heartbeat of their session serves all that are due.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,7 +41,6 @@ from tests.backends.zookeeper.support import (
     end_session,
     holding,
     kazoo_client,
-    packets_count,
     sessions_of,
 )
 
@@ -53,51 +50,6 @@ LONG = 60.0
 
 CLOSING = 6.5
 """What `close` may take: five seconds, and what a busy machine adds."""
-
-
-class TestLeftBehind:
-    """A client tries to remove a node until the server has confirmed that it is gone."""
-
-    def test_exit_frees_thousands_of_locks(self, server: ZooKeeperServer, tree: Tree) -> None:
-        """Within the second that it has: the sessions end, and their nodes with them."""
-        program = (
-            "import lockkit, lockkit.engine.engine, sys\n"
-            "lockkit.engine.engine.EXIT_SECONDS = 4.0\n"  # the machine may stand still
-            f"client = lockkit.connect({server.url!r} + '?prefix=exit&ttl={LONG}')\n"
-            "leases = [client.lock(str(number), metadata='x').acquire() for number in range(5000)]\n"
-            "print('held')\n"
-        )
-        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert found.stdout == "held\n", found.stderr
-
-        def problem() -> str | None:
-            sessions = server.four_letters("dump")
-            left = sessions.count("/exit/")
-            return f"{left} nodes are left" if left else None
-
-        wait_until(problem, timeout=LONG / 3)
-        assert len(tree.nodes("/exit")) > 0
-
-    @pytest.mark.parametrize("face", FACES)
-    def test_close_frees_all_locks_in_a_few_requests(self, server: ZooKeeperServer, tree: Tree, face: Face) -> None:
-        """Those of three sessions, and the places of waiters."""
-
-        async def body(driver: FaceDriver) -> None:
-            client, other = await driver.connect(), await driver.connect()
-            leases = [
-                await client.lock(f"close-{face}-{number}", ttl=(10, 20, 30)[number % 3]).acquire()
-                for number in range(100)
-            ]
-            before = await driver.call(packets_count, server)
-            await client.close()
-            assert await driver.call(packets_count, server) - before <= 20  # one for each lease would be 100
-            assert not any(lease.held for lease in leases)
-            for number in range(100):
-                assert await driver.call(tree.nodes, f"/lockkit/close-{face}-{number}") == []
-            async with other.lock(f"close-{face}-0", ttl=LONG, timeout=PATIENCE):
-                pass
-
-        play(face, server.url, body)
 
 
 class TestShortLeases:

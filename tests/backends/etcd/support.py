@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TypeAlias
 
 import lockkit
 from lockkit.sync import Lease, Lock, Semaphore
-from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, wait_until
 from lockkit_tools.servers.binaries import find_program
@@ -79,27 +76,6 @@ def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> 
             else f"not {waiters_count} waiters for {name!r}"
         )
     )
-
-
-@contextmanager
-def interrupted(seconds: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt in the main thread after so many seconds, unless the block is over by then."""
-    armed = True
-
-    def strike(_: int, frame: FrameType | None) -> None:
-        if armed and must_wait(frame):
-            signal.setitimer(signal.ITIMER_REAL, 0.0005)
-        elif armed:
-            raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGALRM, strike)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.0001))
-    try:
-        yield
-    finally:
-        armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
 
 
 def calls_of(server: EtcdServer) -> int:

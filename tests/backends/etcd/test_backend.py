@@ -12,9 +12,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from types import SimpleNamespace
-from typing import Any, cast
+from contextlib import ExitStack
+from typing import Any
 
 import etcd3gw
 import grpc
@@ -25,10 +24,9 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backend import apart
-from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login
-from lockkit.backends.etcd.connection import AUTHENTICATE, RANGE, WATCH, BlockingConnection, open_connection
+from lockkit.backends.etcd.cluster import Login
+from lockkit.backends.etcd.connection import WATCH
 from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
@@ -428,29 +426,6 @@ class TestForeignClients:
 class TestWatch:
     """The stream that wakes waiters."""
 
-    def test_watch_that_is_cancelled_before_it_began(self, server: EtcdServer) -> None:
-        """If the application cancels all tasks of the loop, the waiter watches again."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as holder, lockkit.aio.connect(server.url) as client:
-                lease = await holder.lock("cancelled watch", ttl=LONG).acquire()
-                waiting = asyncio.create_task(client.lock("cancelled watch", ttl=LONG).acquire())
-                # In the turn of the loop in which it was made, so that it has not run yet.
-                found: list[asyncio.Task[Any]] = []
-                async with asyncio.timeout(PATIENCE):
-                    while not found:
-                        await asyncio.sleep(0)
-                        found = [task for task in asyncio.all_tasks() if task.get_name() == "lockkit-etcd-watch"]
-                found[0].cancel()
-                await asyncio.sleep(0.5)
-
-                await lease.release()
-
-                async with asyncio.timeout(PATIENCE):
-                    await (await waiting).release()
-
-        asyncio.run(scenario())
-
     @pytest.mark.parametrize("face", FACES)
     def test_member_that_refuses_watches(self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: Face) -> None:
         """As a proxy may: a waiter looks twice a second, where without a pause it would look hundreds of times."""
@@ -499,31 +474,6 @@ class TestLogin:
         assert waiting.lease().held
         waiting.lease().release()
 
-    def test_token_of_an_application_s_client_that_ran_out(self, guarded: EtcdServer) -> None:
-        """Lockkit has no password to log in with, so the error says who must."""
-        theirs = SimpleNamespace(channel=grpc.insecure_channel(guarded.address), metadata=None)
-        own = open_connection(BlockingRuntime(), guarded.address, None)
-        request = rpc.AuthenticateRequest(name="root", password="se cret")  # noqa: S106 - of the test's server
-        theirs.metadata = (("token", drive(own.call(AUTHENTICATE, request, PATIENCE, None)).token),)
-        drive(own.close())
-        login = BorrowedLogin(BlockingRuntime(), theirs)
-        connection = BlockingConnection(guarded.address, theirs.channel, owned=True)
-        cluster = Cluster(BlockingRuntime(), [guarded.address], lambda _: connection, login)
-        ask = rpc.RangeRequest(key=b"x")
-        drive(cluster.call(RANGE, ask, resend=True))
-
-        def refused() -> str | None:
-            time.sleep(3)  # each call extends the token's life of two seconds
-            with suppress(lockkit.BackendUnavailable):
-                drive(cluster.call(RANGE, ask, resend=True))
-                return "the token counts"
-            return None
-
-        wait_until(refused)
-        with pytest.raises(lockkit.BackendUnavailable, match="the client must log in again"):
-            drive(cluster.call(RANGE, ask, resend=True))
-        drive(cluster.close())
-
     def test_changed_user_costs_one_login_and_no_lease(self) -> None:
         """The token of forty threads becomes invalid: one thread logs in, the others wait for it."""
         with EtcdServer() as member, ExitStack() as ends:
@@ -558,38 +508,6 @@ class TestLogin:
                 lease.release()
 
     # An interrupt may strike after a coroutine was made and before it is awaited.
-
-    def test_login_of_another_thread_that_hangs(self) -> None:
-        """A caller that waits for it asks the next member, as the one that logs in does."""
-        stop, asked = threading.Event(), threading.Event()
-
-        class Member:
-            """One that hangs during the login, or one that answers anything with a token."""
-
-            def __init__(self, label: str) -> None:
-                self.label = label
-
-            is_outdated = staticmethod(lambda: False)
-
-            async def call(self, *_: object) -> SimpleNamespace:
-                if self.label == "hangs":
-                    asked.set()
-                    stop.wait(PATIENCE)
-                return SimpleNamespace(token=self.label)
-
-        runtime = BlockingRuntime()
-        login = Login(runtime, "root", "secret")
-        cluster = Cluster(runtime, ["hangs", "works"], cast("Any", Member), login)
-        cluster._index = 0
-        first = threading.Thread(target=lambda: drive(cluster.call(RANGE, None, resend=True)))
-        first.start()
-        assert asked.wait(PATIENCE)
-
-        answer = drive(cluster.call(RANGE, None, resend=True, answer_by=runtime.now() + 1))
-
-        assert answer.token == "works"  # noqa: S105 - the member's name
-        stop.set()
-        first.join(PATIENCE)
 
     def test_only_the_token_that_failed_is_forgotten(self) -> None:
         """A late answer to a call with the old token says nothing about the new one."""
@@ -627,20 +545,6 @@ class TestLogin:
                 with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
                     client.semaphore("capped", limit=2).acquire(0)
 
-    def test_lock_is_broken_without_rights_to_leave_a_mark(self) -> None:
-        """The holder is told that its key is gone."""
-        with EtcdServer() as member:
-            add_user(member, {"lockkit/": "readwrite"})
-            with lockkit.connect(f"etcd://app:secret@{member.address}", ttl=LONG) as client:
-                lease = client.lock("x").acquire(PATIENCE)
-                reasons: list[str] = []
-                lease.on_lost(lambda _, reason: reasons.append(reason))
-
-                assert client.break_lock("x")
-
-                assert not lease.confirm()
-                wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
-
     def test_refused_request_costs_no_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Locks and semaphores share a session, which must live. Later versions of etcd refuse the undoing as well."""
         delete = Sessions.delete_keys
@@ -661,7 +565,11 @@ class TestLogin:
 
                 until_renewed(lease)
                 until_renewed(lease)
-                lease.release()
+                reasons: list[str] = []
+                lease.on_lost(lambda _, reason: reasons.append(reason))
+                assert client.break_lock("x")  # without the right to leave a mark
+                assert not lease.confirm()
+                wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
 
     def test_login_that_the_cluster_requires_later(self) -> None:
         """An operator gives all clients user and password, and then turns logins on: no lease is lost."""

@@ -33,7 +33,6 @@ from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, http2_cal
 from tests.backends.etcd.support import (
     Connect,
     Waiting,
-    interrupted,
     leases_of,
     queue_of,
     session_of,
@@ -192,47 +191,6 @@ class TestLoss:
         lease.release()
         waiting.lease().release()
 
-    @pytest.mark.parametrize("waits", [False, True], ids=["free", "waited for"])
-    def test_session_that_has_just_ended_grants_nothing(
-        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, *, waits: bool
-    ) -> None:
-        """
-        The member answers that the lock is ours; the session ends; another thread notices that first.
-
-        It finds no holder to notify, and the lock would count as held up to the next renewal.
-        """
-        client = connect(server.url)
-        backend = client._engine.client.ready()
-        assert isinstance(backend, EtcdBackend)
-        call = backend.cluster.call
-        ended: list[int] = []
-
-        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
-            answer: object = await call(method, *arguments, **keywords)
-            if method is TXN and not (ended or queue_of(server, "lockkit/blocking/")):
-                (session,) = backend._sessions._all
-                ended.append(session.id)
-                server.etcdctl("lease", "revoke", f"{session.id:x}")
-                backend._sessions.end(session)
-            return answer
-
-        monkeypatch.setattr(backend.cluster, "call", call_and_end)
-        if waits:
-            holder = connect(server.url)
-            blocking, lease = holder.lock("blocking", ttl=60).acquire(), holder.lock("just ended", ttl=60).acquire()
-            waiting = Waiting(client.lock("just ended", ttl=60))
-            until_waiting(holder, "just ended")
-            blocking.release()
-            lease.release()
-            granted = waiting.lease()
-        else:
-            granted = client.lock("just ended", ttl=60).acquire(PATIENCE)
-
-        (key,) = queue_of(server, "lockkit/just ended/")
-        assert ended not in ([], [session_of(server, key)])
-        assert granted.confirm()
-        granted.release()
-
     def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
         """The next renewal reports that nobody holds the lock; other locks of the session stay."""
         client = connect(server.url)
@@ -310,22 +268,6 @@ class TestLostAnswers:
         assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
         lease.release()
 
-    def test_compaction_does_not_reach_a_waiter(self, server: EtcdServer, connect: Connect) -> None:
-        """Neither one that waits already, nor a later one."""
-        holder, waiter, later = connect(server.url), connect(server.url), connect(server.url)
-        lease = holder.lock("compacted", ttl=30).acquire()
-        first = Waiting(waiter.lock("compacted", ttl=30))
-        until_waiting(holder, "compacted")
-
-        revision = server.status()["header"]["revision"]
-        server.etcdctl("compact", str(revision))
-        second = Waiting(later.lock("compacted", ttl=30))
-        until_waiting(holder, "compacted", 2)
-
-        lease.release()
-        first.lease().release()
-        second.lease().release()
-
 
 class TestWhatWasSent:
     """The engine has nothing to undo if nothing was sent."""
@@ -363,26 +305,72 @@ class TestUnknownOutcomes:
     """A request for one lock was interrupted or not answered: other leases do not depend on it."""
 
     def test_interrupted_acquire_leaves_the_session_that_a_lease_is_being_moved_to(
-        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The Ctrl-C comes while the answer to an extension to the same ttl is on its way."""
-        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        """A Ctrl-C in an acquisition of the same ttl, just before the request that moves the lease is sent."""
+        client, other = connect(), connect()
         lease = client.lock("extended", ttl=6).acquire()
-        (key,) = queue_of(server, "lockkit/extended/")
-        home = session_of(server, key)
-        proxy.delay(to_client=0.5)
-        extending = threading.Thread(target=lease.extend, args=(12,))
-        extending.start()
-        wait_until(lambda: None if session_of(server, key) != home else "not moved yet")
+        call, sent_count = BlockingConnection.call, 0
 
-        with interrupted(0.2), pytest.raises(KeyboardInterrupt):
-            client.lock("interrupted", ttl=12).acquire()
+        async def strike(connection: BlockingConnection, sent: Method, *arguments: Any) -> object:
+            nonlocal sent_count
+            if sent is TXN and threading.current_thread() is threading.main_thread():
+                sent_count += 1
+                if sent_count == 1:
+                    with pytest.raises(KeyboardInterrupt):
+                        client.lock("interrupted", ttl=12).acquire()
+                elif sent_count == 2:
+                    raise KeyboardInterrupt
+            return await call(connection, sent, *arguments)
 
-        extending.join(PATIENCE)
-        proxy.heal()
+        monkeypatch.setattr(BlockingConnection, "call", strike)
+        lease.extend(12)
+
+        assert sent_count > 2
         assert busy(other.lock("extended", ttl=6))
         assert lease.confirm()
         lease.release()
+
+    @pytest.mark.parametrize("when", ["free", "waited for", "renewed"])
+    def test_session_that_ends_after_its_last_answer_grants_and_renews_nothing(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        """
+        The member answers that the lock is ours; the session ends; another thread notices that first.
+
+        It finds no holder to notify, and the lock would count as held up to the next renewal.
+        """
+        host = StubHost()
+        backend, other, request = (
+            backend_at(server.address, host),
+            backend_at(server.address, host),
+            host.request("ends"),
+        )
+        if when == "waited for":
+            former = granted(drive(other.try_acquire(host.request("ends"))))
+            assert isinstance(drive(backend.try_acquire(request)), Busy)
+            drive(other.release(former))
+        grant = granted(drive(backend.try_acquire(request))) if when == "renewed" else None
+        call, ended = backend.cluster.call, list[Session]()
+
+        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
+            answer: object = await call(method, *arguments, **keywords)
+            if method is TXN and not ended:
+                ended.extend(backend._sessions._all)
+                server.etcdctl("lease", "revoke", f"{ended[0].id:x}")
+                backend._sessions.end(ended[0])
+            return answer
+
+        monkeypatch.setattr(backend.cluster, "call", call_and_end)
+        if grant is not None:
+            assert list(drive(backend.renew([grant]))) == [Gone("session")]
+            assert host.losses == [(grant.owner, "session")]
+        else:
+            after = granted(drive(backend.try_acquire(request)))
+            assert after.state.session not in ended
+            assert drive(backend.release(after))
+        for one in (backend, other):
+            drive(one.close())
 
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
     @pytest.mark.parametrize("executed", [False, True], ids=["before", "after"])
@@ -462,28 +450,6 @@ class TestUnknownOutcomes:
         drive(backend.renew([kept]))
 
         assert queue_of(server, "lockkit/released/") == []
-        drive(backend.close())
-
-    def test_session_that_ends_during_a_renewal_renews_nothing(
-        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Another thread has seen it end, after the keys were seen."""
-        host = StubHost()
-        backend = backend_at(server.address, host)
-        grant = granted(drive(backend.try_acquire(host.request("ends"))))
-        call = backend.cluster.call
-
-        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
-            answer: object = await call(method, *arguments, **keywords)
-            if method is TXN:
-                backend._sessions.end(grant.state.session)
-            return answer
-
-        monkeypatch.setattr(backend.cluster, "call", call_and_end)
-
-        assert list(drive(backend.renew([grant]))) == [Gone("session")]
-        assert host.losses == [(grant.owner, "session")]
-        server.etcdctl("lease", "revoke", f"{grant.state.session.id:x}")
         drive(backend.close())
 
     @pytest.mark.parametrize("is_alone", [False, True], ids=["beside a lease", "alone"])

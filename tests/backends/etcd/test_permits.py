@@ -16,7 +16,6 @@ from tests.backends.etcd.support import (
     Connect,
     Waiting,
     queue_of,
-    session_of,
     settled_calls_of,
 )
 from tests.tries import busy, tried
@@ -60,34 +59,6 @@ class TestPermits:
             assert permit.confirm()
             permit.release()
         assert keys_of(server, "keys") == []
-
-    def test_lowest_free_slot(self) -> None:
-        """Also beside slots above the limit, and beside what is no slot."""
-        assert lowest_free([]) == 0
-        assert lowest_free([1, 2]) == 0
-        assert lowest_free([2, 0]) == 1
-        assert lowest_free([0, 1, 2]) == 3
-        assert lowest_free([0, None]) == 1
-
-    def test_first_come_first_served(self, server: EtcdServer, connect: Connect) -> None:
-        """However they are released; one that gives up makes way."""
-        holder = connect()
-        held = [holder.semaphore("order", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
-        waiting = []
-        for number in range(4):
-            waiting.append(Waiting(connect().semaphore("order", limit=2, ttl=LONG)))
-            until_queued(server, "order", number + 1)
-        with pytest.raises(lockkit.LockTimeout):
-            connect().semaphore("order", limit=2, ttl=LONG).acquire(0.1)
-        until_queued(server, "order", 4)
-
-        for number, one in enumerate(waiting):
-            assert not any(later.got for later in waiting[number:])
-            (held[1] if number == 0 else held[0] if number == 1 else waiting[number - 2].lease()).release()
-            assert one.lease().slot == (1, 0, 1, 0)[number]
-
-        for one in waiting[2:]:
-            one.lease().release()
 
     def test_slots_above_the_own_limit_count(self, server: EtcdServer, connect: Connect) -> None:
         """A free slot is not enough."""
@@ -154,23 +125,6 @@ class TestPermits:
         assert len(keys_of(server, "aba")) == 10
         for permit in (*held, *meanwhile):
             permit.release()
-
-    def test_waiter_that_dies_makes_way(self, server: EtcdServer, connect: Connect) -> None:
-        """Its key goes with its etcd lease; the next one then watches the holders."""
-        holder, dying, behind = connect(), connect(), connect()
-        held = holder.semaphore("dying", limit=1, ttl=LONG).acquire(PATIENCE)
-        first = Waiting(dying.semaphore("dying", limit=1, ttl=LONG))
-        until_queued(server, "dying", 1)
-        second = Waiting(behind.semaphore("dying", limit=1, ttl=LONG))
-        until_queued(server, "dying", 2)
-        key = queue_of(server, "lockkit+sem/dying/")[1]
-        server.etcdctl("lease", "revoke", f"{session_of(server, key):x}")
-        wait_until(lambda: "its key is there" if key in queue_of(server, "lockkit+sem/dying/") else None)
-
-        held.release()
-
-        second.lease().release()
-        first.lease().release()
 
 
 @pytest.mark.parametrize("kind", ["lock", "permit"])

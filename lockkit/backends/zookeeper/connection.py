@@ -225,19 +225,14 @@ class Connection(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has
     def select(
         self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: Seconds | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait as `select.select` does, but not for what TLS has decrypted already: no system call tells of that."""
+        """Wait as `select.select` does. kazoo's own makes a selector each time, which takes longer than a request."""
         poll = select.poll()
         for one in readers:
             poll.register(one, select.POLLIN)
         for one in writers:
             poll.register(one, select.POLLOUT)
-        decrypted = [one for one in readers if isinstance(one, ssl.SSLSocket) and one.pending()]
-        ready = {fd for fd, _ in poll.poll(0 if decrypted else None if timeout is None else ceil(timeout * 1000))}
-        return (
-            [one for one in readers if one in decrypted or one.fileno() in ready],
-            [one for one in writers if one.fileno() in ready],
-            [],
-        )
+        ready = {fd for fd, _ in poll.poll(None if timeout is None else ceil(timeout * 1000))}
+        return [one for one in readers if one.fileno() in ready], [one for one in writers if one.fileno() in ready], []
 
     def sleep_func(self, seconds: float) -> None:
         """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""

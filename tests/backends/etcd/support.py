@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TypeAlias
 
 import lockkit
 from lockkit.sync import Lease, Lock, Semaphore
-from lockkit.testing.interrupts import must_wait
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdServer, wait_until
 from lockkit_tools.servers.binaries import find_program
@@ -81,27 +78,6 @@ def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> 
     )
 
 
-@contextmanager
-def interrupted(seconds: float) -> Iterator[None]:
-    """Raise KeyboardInterrupt in the main thread after so many seconds, unless the block is over by then."""
-    armed = True
-
-    def strike(_: int, frame: FrameType | None) -> None:
-        if armed and must_wait(frame):
-            signal.setitimer(signal.ITIMER_REAL, 0.0005)
-        elif armed:
-            raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGALRM, strike)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.0001))
-    try:
-        yield
-    finally:
-        armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
-
-
 def calls_of(server: EtcdServer) -> int:
     """Count the unary calls at the member."""
     return sum(
@@ -124,22 +100,17 @@ def settled_calls_of(server: EtcdServer) -> int:
     return counts[-1]
 
 
-class etcdctl_lock:  # noqa: N801 - reads as a call
-    """`etcdctl lock` as a process."""
-
-    def __init__(self, server: EtcdServer, name: str) -> None:
-        """Start it."""
-        self.process = subprocess.Popen(
-            [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", "lock", name],
-            env={"ETCDCTL_API": "3"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Any:  # noqa: ANN401 - a process whose output is there
-        return self.process
-
-    def __exit__(self, *_: object) -> None:
-        # In order, so that it takes its key along.
-        self.process.terminate()
-        self.process.communicate(timeout=4 * PATIENCE)
+@contextmanager
+def etcdctl_runs(server: EtcdServer, *arguments: str) -> Iterator[Any]:
+    """Run `etcdctl` as a process, and end it in order, so that it takes its key along; give it."""
+    with subprocess.Popen(
+        [str(find_program("etcdctl")), f"--endpoints={server.endpoint}", *arguments],
+        env={"ETCDCTL_API": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=4 * PATIENCE)

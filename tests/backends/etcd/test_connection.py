@@ -2,107 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from typing import Self
 
 import grpc
 import grpc.aio
-import pytest
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.connection import (
     RANGE,
-    AsyncioConnection,
-    ForkedConnection,
     open_connection,
 )
-from lockkit.backends.etcd.errors import code_of, details_of
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
-from lockkit.testing.timing import PATIENCE
+from lockkit.backends.etcd.errors import details_of
+from lockkit.runtime import BlockingRuntime, drive
 from lockkit_tools.servers import EtcdServer, wait_until
 
 ASK = rpc.RangeRequest(key=b"lockkit/")
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """A member that accepts connections, and answers nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-@asynccontextmanager
-async def opened(label: str) -> AsyncIterator[AsyncioConnection]:
-    """A connection of lockkit's own."""
-    connection = open_connection(AsyncioRuntime(), label, None)
-    assert isinstance(connection, AsyncioConnection)
-    yield connection
-    await connection.close()
-
-
-def test_time_limit_of_a_call(silent: str) -> None:
-    """A member that hangs is left after it."""
-
-    async def scenario() -> None:
-        async with opened(silent) as connection:
-            with pytest.raises(grpc.RpcError) as failed:
-                await connection.call(RANGE, ASK, 0.2, None)
-            assert code_of(failed.value) in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
-
-    asyncio.run(scenario())
-
-
-def test_closing_ends_the_calls_under_way(silent: str) -> None:
-    """Nobody waits for the time limit of a call to a member that hangs."""
-
-    async def scenario() -> None:
-        async with opened(silent) as connection:
-            call = asyncio.create_task(connection.call(RANGE, ASK, 10 * PATIENCE, None))
-            await asyncio.sleep(0.1)
-            await connection.close()
-            async with asyncio.timeout(PATIENCE):
-                with pytest.raises(grpc.RpcError) as failed:
-                    await call
-            assert code_of(failed.value) is grpc.StatusCode.CANCELLED
-
-            with pytest.raises(grpc.RpcError) as failed:
-                await connection.call(RANGE, ASK, PATIENCE, None)
-            assert code_of(failed.value) is grpc.StatusCode.CANCELLED
-
-    asyncio.run(scenario())
-
-
-def test_closed_connection_of_a_forked_child(server: EtcdServer) -> None:
-    """It refuses a call with an error of grpc, as the others do."""
-
-    async def scenario() -> None:
-        connection = ForkedConnection(server.address, grpc.insecure_channel(server.address), owned=True)
-        assert (await connection.call(RANGE, ASK, PATIENCE, None)).header.revision > 0
-        await connection.close()
-        with pytest.raises(grpc.RpcError) as failed:
-            await connection.call(RANGE, ASK, PATIENCE, None)
-        assert code_of(failed.value) is grpc.StatusCode.CANCELLED
-
-    asyncio.run(scenario())
-
-
-def test_timeout_does_not_depend_on_the_wall_clock_of_python(
-    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An application's tests may freeze it."""
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-
-    async def scenario() -> None:
-        async with opened(server.address) as connection:
-            assert (await connection.call(RANGE, ASK, PATIENCE, None)).header.revision > 0
-
-    asyncio.run(scenario())
 
 
 def test_name_that_moves_is_looked_up_again(server: EtcdServer) -> None:

@@ -74,13 +74,6 @@ def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "etcd-even-members" in found(cluster.url)
 
 
-def test_old_version(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a higher minimum than any version."""
-    monkeypatch.setattr(etcd_examine, "VERSION_MIN", (99, 0))
-
-    assert "etcd-version" in found(server.url)
-
-
 def test_corrupt_member() -> None:
     """The alarm that members raise when their data differ."""
     with EtcdServer() as server:
@@ -186,9 +179,12 @@ def test_rights_missing(monkeypatch: pytest.MonkeyPatch) -> None:
             examine(url_of([server], user="nobody"))
 
 
-def test_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without TLS to another machine is a finding; a client certificate counts as a login."""
+def test_old_member_without_tls(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another machine, with a higher minimum than any version; a client certificate counts as a login."""
     monkeypatch.setattr(etcd_examine, "is_loopback", lambda host: False)  # noqa: ARG005
+    with monkeypatch.context() as patch:
+        patch.setattr(etcd_examine, "VERSION_MIN", (99, 0))
+        assert "etcd-version" in found(server.url)
 
     assert found(server.url)["etcd-no-tls"].where == (server.address,)
     with_password = server.url.replace("//", f"//app:{SECRET}@")

@@ -19,7 +19,7 @@ import lockkit.aio
 from lockkit.backend import Busy, Gone, Host, Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.cluster import Cluster
-from lockkit.backends.etcd.connection import TXN, Method
+from lockkit.backends.etcd.connection import GRANT, TXN, BlockingConnection, Method
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.session import Sessions
 from lockkit.configuration.registry import split_options
@@ -33,7 +33,6 @@ from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, http2_cal
 from tests.backends.etcd.support import (
     Connect,
     Waiting,
-    interrupted,
     leases_of,
     queue_of,
     session_of,
@@ -41,7 +40,7 @@ from tests.backends.etcd.support import (
     value_of,
 )
 from tests.backends.support import StubHost, broken_reason, granted, play, sent_to
-from tests.tries import busy
+from tests.tries import busy, until, until_renewed
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -77,6 +76,15 @@ def confirmed(lease: Lease) -> bool:
         return lease.confirm()
     except lockkit.BackendUnavailable:
         return False
+
+
+def answers(backend: EtcdBackend) -> bool:
+    """Tell whether the member answers."""
+    try:
+        drive(backend.ping())
+    except lockkit.BackendUnavailable:
+        return False
+    return True
 
 
 class TestOneMember:
@@ -183,47 +191,6 @@ class TestLoss:
         lease.release()
         waiting.lease().release()
 
-    @pytest.mark.parametrize("waits", [False, True], ids=["free", "waited for"])
-    def test_session_that_has_just_ended_grants_nothing(
-        self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, *, waits: bool
-    ) -> None:
-        """
-        The member answers that the lock is ours; the session ends; another thread notices that first.
-
-        It finds no holder to notify, and the lock would count as held up to the next renewal.
-        """
-        client = connect(server.url)
-        backend = client._engine.client.ready()
-        assert isinstance(backend, EtcdBackend)
-        call = backend.cluster.call
-        ended: list[int] = []
-
-        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
-            answer: object = await call(method, *arguments, **keywords)
-            if method is TXN and not (ended or queue_of(server, "lockkit/blocking/")):
-                (session,) = backend._sessions._all
-                ended.append(session.id)
-                server.etcdctl("lease", "revoke", f"{session.id:x}")
-                backend._sessions.end(session)
-            return answer
-
-        monkeypatch.setattr(backend.cluster, "call", call_and_end)
-        if waits:
-            holder = connect(server.url)
-            blocking, lease = holder.lock("blocking", ttl=60).acquire(), holder.lock("just ended", ttl=60).acquire()
-            waiting = Waiting(client.lock("just ended", ttl=60))
-            until_waiting(holder, "just ended")
-            blocking.release()
-            lease.release()
-            granted = waiting.lease()
-        else:
-            granted = client.lock("just ended", ttl=60).acquire(PATIENCE)
-
-        (key,) = queue_of(server, "lockkit/just ended/")
-        assert ended not in ([], [session_of(server, key)])
-        assert granted.confirm()
-        granted.release()
-
     def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
         """The next renewal reports that nobody holds the lock; other locks of the session stay."""
         client = connect(server.url)
@@ -256,21 +223,6 @@ class TestLoss:
         assert session_of(server, mark)
         assert asyncio.run(broken_reason(server.url, "marked again", renewed=True)) == "broken"
 
-    @pytest.mark.parametrize("seen_by", ["confirm", "update"])
-    def test_call_that_finds_a_broken_lock_says_broken(
-        self, server: EtcdServer, connect: Connect, seen_by: str
-    ) -> None:
-        """Not only a renewal may find out."""
-        lease = connect(server.url).lock("broken", ttl=60).acquire()
-        reasons: list[str] = []
-        lease.on_lost(lambda _, reason: reasons.append(reason))
-        assert connect(server.url).break_lock("broken")
-
-        with suppress(lockkit.LockLost):
-            lease.confirm() if seen_by == "confirm" else lease.update("other")
-
-        wait_until(lambda: None if reasons == ["broken"] else f"reasons: {reasons}")
-
 
 class TestLostAnswers:
     """The member executed the request, and its answer was lost."""
@@ -297,25 +249,6 @@ class TestLostAnswers:
         lease.release()
         assert queue_of(server, "lockkit/lost grant/") == []
 
-    def test_key_of_a_client_that_was_cut_off_is_gone_within_a_ttl(
-        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
-    ) -> None:
-        """It cannot undo a grant whose answer it never got. Other locks of the session do not keep that key."""
-        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
-        kept = client.lock("kept here", ttl=2 * TTL).acquire()
-        proxy.blackhole(to_server=False)
-
-        with pytest.raises(lockkit.BackendUnavailable):
-            client.lock("cut off", ttl=2 * TTL).acquire(timeout=0)
-        proxy.heal()
-
-        lease = other.lock("cut off", ttl=TTL).acquire(PATIENCE)
-        assert [key.count("/") for key in queue_of(server, "lockkit/cut off/")] == [2]
-        lease.release()
-        # The other lock was never in danger.
-        assert kept.confirm()
-        kept.release()
-
     @pytest.mark.parametrize("lost", [KEEP_REQUEST, b"lockkit+note/noted"], ids=["lease", "note"])
     def test_note_leaves_no_lease_without_it(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect, lost: bytes
@@ -335,22 +268,6 @@ class TestLostAnswers:
         assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
         lease.release()
 
-    def test_compaction_does_not_reach_a_waiter(self, server: EtcdServer, connect: Connect) -> None:
-        """Neither one that waits already, nor a later one."""
-        holder, waiter, later = connect(server.url), connect(server.url), connect(server.url)
-        lease = holder.lock("compacted", ttl=30).acquire()
-        first = Waiting(waiter.lock("compacted", ttl=30))
-        until_waiting(holder, "compacted")
-
-        revision = server.status()["header"]["revision"]
-        server.etcdctl("compact", str(revision))
-        second = Waiting(later.lock("compacted", ttl=30))
-        until_waiting(holder, "compacted", 2)
-
-        lease.release()
-        first.lease().release()
-        second.lease().release()
-
 
 class TestWhatWasSent:
     """The engine has nothing to undo if nothing was sent."""
@@ -364,7 +281,7 @@ class TestWhatWasSent:
         assert not sent_to(backend, request)
         assert request.state is None
         proxy.heal()
-        drive(backend.ping())
+        until(lambda: answers(backend))  # grpc connects again after a pause
 
         holder = host.request("sent")
         grant = granted(drive(other.try_acquire(holder)))
@@ -388,51 +305,103 @@ class TestUnknownOutcomes:
     """A request for one lock was interrupted or not answered: other leases do not depend on it."""
 
     def test_interrupted_acquire_leaves_the_session_that_a_lease_is_being_moved_to(
-        self, server: EtcdServer, proxy: FaultProxy, connect: Connect
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The Ctrl-C comes while the answer to an extension to the same ttl is on its way."""
-        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
+        """A Ctrl-C in an acquisition of the same ttl, just before the request that moves the lease is sent."""
+        client, other = connect(), connect()
         lease = client.lock("extended", ttl=6).acquire()
-        (key,) = queue_of(server, "lockkit/extended/")
-        home = session_of(server, key)
-        proxy.delay(to_client=0.5)
-        extending = threading.Thread(target=lease.extend, args=(12,))
-        extending.start()
-        wait_until(lambda: None if session_of(server, key) != home else "not moved yet")
+        call, sent_count = BlockingConnection.call, 0
 
-        with interrupted(0.2), pytest.raises(KeyboardInterrupt):
-            client.lock("interrupted", ttl=12).acquire()
+        async def strike(connection: BlockingConnection, sent: Method, *arguments: Any) -> object:
+            nonlocal sent_count
+            if sent is TXN and threading.current_thread() is threading.main_thread():
+                sent_count += 1
+                if sent_count == 1:
+                    with pytest.raises(KeyboardInterrupt):
+                        client.lock("interrupted", ttl=12).acquire()
+                elif sent_count == 2:
+                    raise KeyboardInterrupt
+            return await call(connection, sent, *arguments)
 
-        extending.join(PATIENCE)
-        proxy.heal()
+        monkeypatch.setattr(BlockingConnection, "call", strike)
+        lease.extend(12)
+
+        assert sent_count > 2
         assert busy(other.lock("extended", ttl=6))
         assert lease.confirm()
         lease.release()
 
-    # An interrupt may strike after a coroutine was made and before it is awaited.
+    @pytest.mark.parametrize("when", ["free", "waited for", "renewed"])
+    def test_session_that_ends_after_its_last_answer_grants_and_renews_nothing(
+        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        """
+        The member answers that the lock is ours; the session ends; another thread notices that first.
+
+        It finds no holder to notify, and the lock would count as held up to the next renewal.
+        """
+        host = StubHost()
+        backend, other, request = (
+            backend_at(server.address, host),
+            backend_at(server.address, host),
+            host.request("ends"),
+        )
+        if when == "waited for":
+            former = granted(drive(other.try_acquire(host.request("ends"))))
+            assert isinstance(drive(backend.try_acquire(request)), Busy)
+            drive(other.release(former))
+        grant = granted(drive(backend.try_acquire(request))) if when == "renewed" else None
+        call, ended = backend.cluster.call, list[Session]()
+
+        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
+            answer: object = await call(method, *arguments, **keywords)
+            if method is TXN and not ended:
+                ended.extend(backend._sessions._all)
+                server.etcdctl("lease", "revoke", f"{ended[0].id:x}")
+                backend._sessions.end(ended[0])
+            return answer
+
+        monkeypatch.setattr(backend.cluster, "call", call_and_end)
+        if grant is not None:
+            assert list(drive(backend.renew([grant]))) == [Gone("session")]
+            assert host.losses == [(grant.owner, "session")]
+        else:
+            after = granted(drive(backend.try_acquire(request)))
+            assert after.state.session not in ended
+            assert drive(backend.release(after))
+        for one in (backend, other):
+            drive(one.close())
+
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-    # And after a lease was had and before it is released.
-    @pytest.mark.filterwarnings("ignore:lease of lock 'stormy' .* was dropped:ResourceWarning")
-    def test_storm_of_interrupts_loses_no_lease(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """Two hundred acquisitions are interrupted at random instants, while other locks are held and renewed."""
-        client, other = connect(f"etcd://{proxy.address}"), connect(server.url)
-        proxy.delay(to_client=0.01)
-        held = [client.lock(f"held {number}", ttl=2 * TTL).acquire() for number in range(5)]
+    @pytest.mark.parametrize("executed", [False, True], ids=["before", "after"])
+    @pytest.mark.parametrize("method", [GRANT, TXN], ids=["session", "key"])
+    def test_interrupted_acquire_costs_no_other_lease(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch, method: Method, *, executed: bool
+    ) -> None:
+        """Before or after a request of it: what is held stays renewed, and the lock is free within its ttl."""
+        client, other = connect(), connect()
+        held = [client.lock(f"held {number}", ttl=2 * TTL).acquire() for number in range(3)]
+        call, struck = BlockingConnection.call, threading.Event()
 
-        for number in range(200):
-            try:
-                with interrupted(0.0005 * (number % 60)):
-                    client.lock("stormy", ttl=2 * TTL).acquire().release()
-            except KeyboardInterrupt:
-                pass
+        async def strike(connection: BlockingConnection, sent: Method, *arguments: Any) -> object:
+            if sent is not method or threading.current_thread() is not threading.main_thread() or struck.is_set():
+                return await call(connection, sent, *arguments)
+            struck.set()
+            if executed:
+                await call(connection, sent, *arguments)
+            raise KeyboardInterrupt
 
-        proxy.heal()
-        assert all(busy(other.lock(lease.name, ttl=2 * TTL)) for lease in held)
+        # The other ttl needs a session of its own.
+        lock = client.lock("struck", ttl=2 * TTL if method is TXN else 3 * TTL)
+        monkeypatch.setattr(BlockingConnection, "call", strike)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+
+        with other.lock("struck", ttl=TTL, timeout=PATIENCE):
+            until_renewed(*held)
         assert all(lease.confirm() for lease in held)
         for lease in held:
             lease.release()
-        with other.lock("stormy", ttl=2 * TTL, timeout=PATIENCE):
-            pass
 
     def test_unanswered_acquire_leaves_held_leases_where_they_are(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect
@@ -481,28 +450,6 @@ class TestUnknownOutcomes:
         drive(backend.renew([kept]))
 
         assert queue_of(server, "lockkit/released/") == []
-        drive(backend.close())
-
-    def test_session_that_ends_during_a_renewal_renews_nothing(
-        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Another thread has seen it end, after the keys were seen."""
-        host = StubHost()
-        backend = backend_at(server.address, host)
-        grant = granted(drive(backend.try_acquire(host.request("ends"))))
-        call = backend.cluster.call
-
-        async def call_and_end(method: Method, *arguments: Any, **keywords: Any) -> object:
-            answer: object = await call(method, *arguments, **keywords)
-            if method is TXN:
-                backend._sessions.end(grant.state.session)
-            return answer
-
-        monkeypatch.setattr(backend.cluster, "call", call_and_end)
-
-        assert list(drive(backend.renew([grant]))) == [Gone("session")]
-        assert host.losses == [(grant.owner, "session")]
-        server.etcdctl("lease", "revoke", f"{grant.state.session.id:x}")
         drive(backend.close())
 
     @pytest.mark.parametrize("is_alone", [False, True], ids=["beside a lease", "alone"])
@@ -625,32 +572,6 @@ class TestUnknownOutcomes:
 class TestThreeMembers:
     """A cluster."""
 
-    def test_leader_dies_while_readers_and_permits_are_held(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """All of them keep their leases and slots; the writer that waits gets the lock after the last reader."""
-        clients = [connect(cluster.url) for _ in range(2)]
-        writer = connect(cluster.url)
-        readers = [client.rwlock("read", ttl=60).read().acquire(PATIENCE) for client in clients]
-        permits = [client.semaphore("permits", limit=2, ttl=60).acquire(PATIENCE) for client in clients]
-        waiting = Waiting(writer.lock("read", ttl=60))
-        until_waiting(clients[0], "read")
-
-        leader = cluster.leader
-        leader.kill()
-
-        for lease in (*readers, *permits):
-            wait_until(lambda lease=lease: None if confirmed(lease) else "not confirmed yet", timeout=PATIENCE)  # type: ignore[misc]
-        with pytest.raises((lockkit.LockTimeout, lockkit.BackendUnavailable)):
-            writer.semaphore("permits", limit=2, ttl=15).acquire(0.3)
-        for permit in permits:
-            permit.release()
-        readers[1].release()
-        assert waiting.waits
-        readers[0].release()
-        after = waiting.lease()
-        assert after.token > max(reader.token for reader in readers)
-        after.release()
-        leader.start()
-
     def test_client_switches_from_a_stopped_member(self, connect: Connect, cluster: EtcdCluster) -> None:
         """The same call asks another member; keys that the stopped one creates late do not stay."""
         clients = [connect(cluster.url) for _ in range(6)]
@@ -693,22 +614,3 @@ class TestThreeMembers:
         assert took < 15
         for lease in got:
             lease.release()
-
-    def test_lost_majority_is_an_outage_and_ends_the_lease(self, connect: Connect, cluster: EtcdCluster) -> None:
-        """A clear error in bounded time, loss by the deadline, and recovery when the members are back."""
-        client = connect(cluster.url)
-        lease = client.lock("majority", ttl=TTL).acquire()
-        killed = cluster.members[:2]
-        for member in killed:
-            member.kill()
-        watch = Stopwatch()
-
-        with pytest.raises(lockkit.BackendUnavailable, match=r"majority|did not answer|reached"):
-            client.lock("y", ttl=TTL).acquire(timeout=0)
-        assert lease.wait_lost(PATIENCE)
-        assert watch.stop() < 15
-
-        cluster.start()
-        again = client.lock("majority", ttl=TTL).acquire(PATIENCE)
-        assert again.token > lease.token
-        again.release()

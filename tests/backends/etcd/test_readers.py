@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from math import inf
 from typing import cast
 
@@ -25,7 +24,7 @@ from tests.backends.etcd.support import (
     Connect,
     Waiting,
     calls_of,
-    etcdctl_lock,
+    etcdctl_runs,
     leases_of,
     queue_of,
     session_of,
@@ -63,7 +62,7 @@ class TestOrder:
         """One queue, in order of arrival: two readers, etcdctl, a reader."""
         client, other, third = connect(), connect(), connect()
         readers = [one.rwlock("shared", ttl=LONG).read().acquire(PATIENCE) for one in (client, other)]
-        with etcdctl_lock(server, "lockkit/shared") as theirs:
+        with etcdctl_runs(server, "lock", "lockkit/shared") as theirs:
             until_waiting(client, "shared", 1)
             assert busy(third.rwlock("shared", ttl=LONG).read())
             late = Waiting(third.rwlock("shared", ttl=LONG).read())
@@ -133,23 +132,6 @@ class TestRequests:
             lease.release()
             assert calls_of(server) - before == 2, what
 
-    def test_hundred_readers_of_one_process(self, server: EtcdServer, connect: Connect) -> None:
-        """One call each, and none waits for another."""
-        client = connect()
-        lock = client.rwlock("hundred", ttl=LONG)
-        with client.lock("the session is open", ttl=LONG):
-            pass
-        before = calls_of(server)
-
-        readers = [Waiting(lock.read()) for _ in range(100)]
-        leases = [reader.lease() for reader in readers]
-
-        assert calls_of(server) - before == 100
-        assert len({lease.token for lease in leases}) == 100
-        assert len(client.holders("hundred")) == 100
-        for lease in leases:
-            lease.release()
-
     def test_readers_whose_metadata_are_long(self, server: EtcdServer, connect: Connect) -> None:
         """Their list is longer than gRPC takes by default, 4 MiB."""
         client, count = connect(ttl=LONG), 1100
@@ -169,26 +151,6 @@ class TestRequests:
         assert (len(client.holders("long")), asyncio.run(ask())) == (count, count)
         client.break_lock("long")
 
-    def test_release_of_a_writer_wakes_its_readers_only(self, connect: Connect) -> None:
-        """Not the writer behind them, nor the readers behind that."""
-        client, *others = [connect() for _ in range(5)]
-        lease = client.lock("run", ttl=LONG).acquire(PATIENCE)
-        waiting = []
-        for number, other in enumerate(others):
-            rwlock = other.rwlock("run", ttl=LONG)
-            waiting.append(Waiting(rwlock.write() if number == 2 else rwlock.read()))
-            until_waiting(client, "run", number + 1)
-
-        lease.release()
-
-        readers = [waiting[0].lease(), waiting[1].lease()]
-        until_waiting(client, "run", 2)
-        assert [not one.got for one in waiting[2:]] == [True, True]
-        for reader in readers:
-            reader.release()
-        waiting[2].lease().release()
-        waiting[3].lease().release()
-
 
 class TestDowngrade:
     """The key stays; its value says that it reads only."""
@@ -199,7 +161,7 @@ class TestDowngrade:
         lease = client.rwlock("down", ttl=LONG).write().acquire(PATIENCE)
         beside = Waiting(others[0].rwlock("down", ttl=LONG).read())
         until_waiting(client, "down", 1)
-        with etcdctl_lock(server, "lockkit/down") as theirs:
+        with etcdctl_runs(server, "lock", "lockkit/down") as theirs:
             until_waiting(client, "down", 2)
             behind = Waiting(others[1].rwlock("down", ttl=LONG).read())
             until_waiting(client, "down", 3)
@@ -235,21 +197,6 @@ class TestDowngrade:
         assert busy(client.lock("beside", ttl=LONG))
         reader.release()
         client.lock("beside", ttl=LONG).acquire(PATIENCE).release()
-
-    def test_lost_answer(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """The client asks again, and finds that it has been done."""
-        client, other = connect(f"etcd://{proxy.address}"), connect()
-        lease = client.rwlock("lost down", ttl=LONG).write().acquire(PATIENCE)
-        (key,) = queue_of(server, "lockkit/lost down/")
-        dropped = proxy.drop_next_reply(match=b"\0shared ", until=http2_call_ended)
-
-        lease.downgrade()
-
-        assert dropped.wait(PATIENCE)
-        assert lease.mode == "shared"
-        assert value_of(server, key).startswith(b"\0shared " + lease.owner.encode())
-        other.rwlock("lost down", ttl=LONG).read().acquire(PATIENCE).release()
-        lease.release()
 
     def test_lost_answers_until_the_call_fails(self, server: EtcdServer, connect: Connect) -> None:
         """Nobody knows which it is; asked again, it is the same, and the lease reads only."""
@@ -313,63 +260,3 @@ class TestUpdate:
         assert not answer.succeeded
         assert value_of(server, key).startswith(b"\0shared ")
         lease.release()
-
-
-class TestFaults:
-    """Readers that die, and answers that are lost."""
-
-    def test_grant_is_found_by_asking_again(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """The second request finds the key of the first."""
-        client = connect(f"etcd://{proxy.address}")
-        client.lock("lost read", ttl=TTL).acquire(PATIENCE).release()
-        dropped = proxy.drop_next_reply(match=b"lockkit/lost read", until=http2_call_ended)
-
-        lease = client.rwlock("lost read", ttl=TTL).read().acquire(PATIENCE)
-
-        assert dropped.wait(PATIENCE)
-        (key,) = queue_of(server, "lockkit/lost read/")
-        assert key.endswith(lease.owner)
-        assert [one.token for one in client.holders("lost read")] == [lease.token]
-        lease.release()
-        assert queue_of(server, "lockkit/lost read/") == []
-
-    def test_reader_that_was_cut_off_leaves_nothing(self, proxy: FaultProxy, connect: Connect) -> None:
-        """It cannot undo a grant whose answer it never got; another reader of its session does not keep that key."""
-        client, other = connect(f"etcd://{proxy.address}"), connect()
-        kept = client.rwlock("cut read", ttl=2 * TTL).read().acquire(PATIENCE)
-        proxy.blackhole(to_server=False)
-        trying = threading.Thread(
-            target=pytest.raises,
-            args=(lockkit.BackendUnavailable, client.rwlock("cut read", ttl=2 * TTL).read().acquire, 0),
-        )
-        trying.start()
-        trying.join(PATIENCE)
-        assert not trying.is_alive()
-        proxy.heal()
-
-        wait_until(
-            lambda: None if [one.owner for one in other.holders("cut read")] == [kept.owner] else "not only one reads"
-        )
-
-        assert kept.confirm()
-        kept.release()
-
-    def test_end_of_a_session_notifies_all_its_readers(self, server: EtcdServer, connect: Connect) -> None:
-        """And the readers that wait in it take a new place."""
-        client, other = connect(), connect()
-        writer = other.lock("ended", ttl=LONG).acquire(PATIENCE)
-        waiting = Waiting(client.rwlock("ended", ttl=LONG).read())
-        until_waiting(other, "ended")
-        dead = queue_of(server, "lockkit/ended/")[1]
-        server.etcdctl("lease", "revoke", f"{session_of(server, dead):x}")
-
-        writer.release()
-
-        lease = waiting.lease()
-        assert queue_of(server, "lockkit/ended/") != [dead]
-        assert lease.confirm()
-        lost = threading.Event()
-        lease.on_lost(lambda _, __: lost.set())
-        server.etcdctl("lease", "revoke", f"{session_of(server, queue_of(server, 'lockkit/ended/')[0]):x}")
-        assert not lease.confirm()
-        assert lost.wait(PATIENCE)

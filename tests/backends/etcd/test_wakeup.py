@@ -135,14 +135,6 @@ class TestNoDeletionIsMissed:
 class TestWatchesThatStay:
     """They end when they are of no use."""
 
-    def test_one_that_reports_what_nobody_waits_for_ends(self, keys: Keys) -> None:
-        """Else each later deletion would cost a message."""
-        keys.listener.unwatch(keys.watched(b"useless"))
-
-        keys.delete(b"useless")
-
-        wait_until(lambda: "it stays" if keys.listener._idle or keys.listener._watches else None)
-
     def test_there_are_only_a_few(self, keys: Keys) -> None:
         """The oldest end."""
         for number in range(IDLE_MAX + 2):
@@ -187,39 +179,3 @@ def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[Blockin
         return [one for one in running if (one.get_name() if isinstance(one, asyncio.Task) else one.name) == NAME]
 
     asyncio.run(scenario())
-
-
-def messages(server: EtcdServer) -> tuple[int, int]:
-    """Count the transactions, and what the member has received on watch streams."""
-
-    def total(metric: str, method: str) -> int:
-        found = server.metrics().items()
-        return sum(int(float(value)) for name, value in found if name.startswith(metric) and f'"{method}"' in name)
-
-    return total("grpc_server_handled_total", "Txn"), total("grpc_server_msg_received_total", "Watch")
-
-
-def test_clients_that_take_turns_send_three_requests_each(server: EtcdServer, connect: Connect) -> None:
-    """To create the key, to look when the one in front has gone, and to delete it; a watch only the first time."""
-    holder, waiter = connect(ttl=30), connect(ttl=30)
-    waiter.ping()
-    backend = waiter._engine.client.backend
-    assert isinstance(backend, EtcdBackend)
-    watches = backend._listener._watches
-    counts = []
-    for _ in range(4):  # a renewal may fall into one
-        before = messages(server)
-        lease = holder.lock("turns", timeout=PATIENCE).acquire()
-        waiting = threading.Thread(target=lambda: waiter.lock("turns", timeout=PATIENCE).acquire().release())
-        waiting.start()
-        wait_until(
-            lambda: None if any(one.contender and one.since for one in watches.values()) else "no waiter",
-            timeout=PATIENCE,
-        )
-        lease.release()
-        waiting.join(PATIENCE)
-        after = messages(server)
-        counts.append((after[0] - before[0], after[1] - before[1]))
-
-    assert counts[0][1] >= 1
-    assert min(counts[1:]) == (5, 0)  # the holder did not have to look

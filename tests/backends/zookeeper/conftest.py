@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require
@@ -25,6 +26,20 @@ def tree(server: ZooKeeperServer) -> Iterator[Tree]:
     """What the server stores."""
     with kazoo_client(server.address) as client:
         yield Tree(client)
+
+
+@pytest.fixture
+def ours(server: ZooKeeperServer) -> Iterator[lockkit.Client]:
+    """A client of lockkit's."""
+    with lockkit.connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def theirs(server: ZooKeeperServer) -> Iterator[KazooClient]:
+    """A client of kazoo's."""
+    with kazoo_client(server.address) as client:
+        yield client
 
 
 @pytest.fixture

@@ -82,55 +82,39 @@ class Tree:
         except NoNodeError:
             return []
 
-    def until_empty(self, directory: str, within: float = PATIENCE) -> None:
+    def until_empty(self, directory: str) -> None:
         """Wait until the queue is empty."""
-
-        def problem() -> str | None:
-            found = self.nodes(directory)
-            return f"{found} are left" if found else None
-
-        wait_until(problem, timeout=within)
+        self.until_waiting(directory, 0)
 
     def until_waiting(self, directory: str, count: int) -> None:
         """Wait until the queue has that many nodes, including the holder's."""
 
         def problem() -> str | None:
-            found = len(self.nodes(directory))
-            return None if found == count else f"{found} and not {count} are in the queue"
+            found = self.nodes(directory)
+            return None if len(found) == count else f"{found} and not {count} nodes are in the queue"
 
         wait_until(problem, timeout=PATIENCE)
 
 
-class Waiters:
-    """Threads that wait for a lock one after the other, each with a client of its own."""
+class Background:
+    """A call in a thread."""
 
-    def __init__(self, tree: Tree, directory: str, timeout: float = PATIENCE) -> None:
-        """Start no thread yet; each waits for at most `timeout` seconds."""
-        self._timeout = timeout
-        self._tree = tree
-        self._directory = directory
-        self._threads: list[threading.Thread] = []
-        self.order: list[int] = []
+    def __init__(self, call: Callable[[], Any]) -> None:
+        """Start it."""
+        self._results: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(call()), daemon=True)
+        self._thread.start()
 
-    def add(self, client: Client, name: str, ttl: float, present: int) -> None:
-        """Start a waiter, and return when it is in the queue behind the `present` others."""
-        number = len(self._threads)
+    @property
+    def done(self) -> bool:
+        """Whether it has returned."""
+        return not self._thread.is_alive()
 
-        def wait() -> None:
-            with client.lock(name, ttl=ttl, timeout=self._timeout):
-                self.order.append(number)
-
-        thread = threading.Thread(target=wait, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-        self._tree.until_waiting(self._directory, present + len(self._threads))
-
-    def end(self) -> list[int]:
-        """Wait until all had the lock; give the order in which they did."""
-        for thread in self._threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive(), f"only {self.order} had the lock"
-        return self.order
+    def result(self) -> Any:  # noqa: ANN401 - whatever it returns
+        """Wait for what it returns."""
+        self._thread.join(PATIENCE)
+        assert self.done
+        return self._results[0]
 
 
 def packets_count(server: ZooKeeperServer) -> int:
@@ -146,19 +130,14 @@ def watches_count(server: ZooKeeperServer) -> int:
     return int(found[1])
 
 
-def end_session(server: ZooKeeperServer, client: Client) -> None:
-    """Have the server end the only session of a client, as it does when no packet came for too long."""
-    (session,) = sessions_of(client)
-    end_at_server(server, session)
-
-
-def end_at_server(server: ZooKeeperServer, session: Session) -> None:
+def end_session(server: ZooKeeperServer, client: Client | Session) -> None:
     """
-    Have the server end a session.
+    Have the server end a session, or the only one of a client, as it does when no packet came for too long.
 
     Connecting to it and ending it are sent together: the client loses its connection by the first, connects again, and
     would take the session back before a second packet came.
     """
+    session = client if isinstance(client, Session) else sessions_of(client)[0]
     number, password = session.client.client_id
     connect = struct.pack(f">iqiqi{len(password)}sx", 0, 0, 30_000, number, len(password), password)
     close = struct.pack(">ii", 1, -11)

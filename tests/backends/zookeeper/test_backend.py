@@ -7,8 +7,9 @@ import gc
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from kazoo.security import ACL, Id, Permissions, make_digest_acl
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.errors import connection_failed
 from lockkit.backends.zookeeper.node import LockNode
@@ -28,19 +28,17 @@ from lockkit.backends.zookeeper.path import contenders, escape_name
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive
 from lockkit.sync import Client
-from lockkit.testing.face_driver import FACES, FaceDriver
-from lockkit.testing.target import Face
 from lockkit.url import parse
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer, require, wait_until
 from lockkit_tools.servers.tls import make_certificates
-from tests.backends.support import StubHost, play, refuses
+from tests.backends.support import StubHost, refuses
 from tests.backends.zookeeper.support import (
     PATIENCE,
+    Background,
     Connect,
     Tree,
     backend_of,
     kazoo_client,
-    packets_count,
     sessions_of,
 )
 from tests.tries import busy
@@ -88,29 +86,29 @@ class TestLayout:
         """Only what it refuses, so that people can read the others."""
         assert escape_name(name) == node
 
-    def test_queue_is_ordered_across_the_end_of_zookeeper_s_numbers(self) -> None:
-        """They have 32 bits with a sign. Other nodes are left out, kazoo's readers are not."""
-        children = [
-            "b__lock__-2147483648",
-            "a__lock__2147483647",
-            "not-a-lock",
-            "c__rlock__-2147483647",
-            "lease-0000000001",
-        ]
-
-        assert [one.owner for one in contenders(children)] == ["a", "b", "c"]
-
-    def test_negative_numbers_of_the_queue_have_nine_or_ten_digits(self) -> None:
-        """ZooKeeper fills them with zeros to ten characters, and the sign is one of them."""
-        children = [
-            "c__permit__-000000001",
-            "d__permit__0000000000",
-            "a__permit__-1000000000",
-            "c__permit__-000000001__slot1",
-            "b__permit__-999999999",
-        ]
-
-        assert [(one.owner, one.slot) for one in contenders(children)] == [("a", 0), ("b", None), ("c", 1), ("d", None)]
+    @pytest.mark.parametrize(
+        ("children", "queue"),
+        [
+            (
+                ["b__lock__-2147483648", "a__lock__2147483647", "not-a-lock", "c__rlock__-2147483647", "x-0000000001"],
+                [("a", None), ("b", None), ("c", None)],
+            ),
+            (
+                [
+                    "c__permit__-000000001",
+                    "d__permit__0000000000",
+                    "a__permit__-1000000000",
+                    "c__permit__-000000001__slot1",
+                    "b__permit__-999999999",
+                ],
+                [("a", 0), ("b", None), ("c", 1), ("d", None)],
+            ),
+        ],
+        ids=["end", "filled with zeros"],
+    )
+    def test_numbers_of_the_queue_have_32_bits_with_a_sign(self, children: list[str], queue: list[object]) -> None:
+        """Ten characters, of which the sign is one. Other nodes are left out, kazoo's readers are not."""
+        assert [(one.owner, one.slot) for one in contenders(children)] == queue
 
     def test_chroot_and_prefix_say_where(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
         """Missing directories are created; a lock in another directory is another lock."""
@@ -170,60 +168,6 @@ class TestLayout:
         finally:
             tree.client.delete("/notes+note/x")
 
-    def test_break_lock_frees_a_lock_of_anybody(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
-        """Also kazoo's; the next token is higher."""
-        client = connect(server.url)
-        theirs = tree.client.Lock("/lockkit/broken", "somebody")
-        theirs.acquire()
-        (holder,) = client.holders("broken")
-        assert holder.metadata == {"text": "somebody"}
-
-        assert client.break_lock("broken")
-
-        assert not client.break_lock("broken")
-        with client.lock("broken", ttl=LONG, timeout=PATIENCE) as lease:
-            assert holder.token is not None
-            assert lease.token > holder.token
-
-    def test_single_try_creates_nothing_while_the_lock_is_busy(
-        self, server: ZooKeeperServer, tree: Tree, connect: Connect
-    ) -> None:
-        """Reading is cheap, creating a node is a transaction of the whole ensemble."""
-        client, other = connect(server.url), connect(server.url)
-        with client.lock("busy", ttl=LONG):
-            before = tree.client.exists("/lockkit/busy").cversion
-
-            assert busy(other.lock("busy", ttl=LONG))
-
-            assert tree.client.exists("/lockkit/busy").cversion == before
-
-
-class TestWoken:
-    """A waiter whose turn has come."""
-
-    def test_time_between_question_and_answer_is_not_part_of_the_lease(
-        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """After kazoo's thread sent the request, the process may have been stopped, and the session may have ended."""
-        holder, waiter = connect(server.url), connect(server.url)
-        backend = backend_of(waiter)
-        wait, stopped = backend.wait, threading.Event()
-
-        async def wait_and_stop(request: Request, busy: Busy, until: float) -> None:
-            threading.Timer(0.5, lease.release).start()
-            await wait(request, busy, until)
-            session = request.state.session
-            wait_until(lambda: None if request in session.watches._listings else "not asked yet", timeout=PATIENCE)
-            threading.Event().wait(2.0)
-            stopped.set()
-
-        monkeypatch.setattr(backend, "wait", wait_and_stop)
-        lease = holder.lock("stopped", ttl=LONG).acquire(PATIENCE)
-
-        with waiter.lock("stopped", ttl=LONG, timeout=PATIENCE) as later:
-            assert stopped.is_set()
-            assert later.remaining() <= LONG - 2.0
-
 
 class TestCleanUp:
     """Nothing is left behind, and no directory is missing."""
@@ -262,30 +206,12 @@ class TestCleanUp:
                 with client.lock("x", ttl=LONG, timeout=PATIENCE) as lease:
                     held.append(lease.token)
 
-        threads = [threading.Thread(target=work, args=(client,)) for client in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
+        for worker in [Background(partial(work, client)) for client in clients]:
+            worker.result()
 
         assert len(held) == 100
         assert held == sorted(held)
         wait_until(lambda: "still there" if tree.client.exists("/plain/x") else None, timeout=PATIENCE)
-
-    @pytest.mark.parametrize("face", FACES)
-    def test_lease_that_nobody_renews_ends_although_the_session_lives(
-        self, server: ZooKeeperServer, tree: Tree, face: Face
-    ) -> None:
-        """The client removes the node: another lease of the session keeps that alive."""
-
-        async def body(driver: FaceDriver) -> None:
-            client, name = await driver.connect(), f"unrenewed-{face}"
-            async with client.lock("beside", ttl=2, raise_on_lost=False):
-                lease = await client.lock(name, ttl=2, renew=False).acquire(PATIENCE)
-                assert await lease.wait_lost(PATIENCE)
-                await driver.call(tree.until_empty, f"/lockkit/{name}")
-
-        play(face, server.url, body)
 
     def test_node_that_is_created_after_it_was_looked_for_is_removed(self, server: ZooKeeperServer, tree: Tree) -> None:
         """The creation hung in the network when its request was given up; here an operator plays the network."""
@@ -306,64 +232,27 @@ class TestCleanUp:
 class TestSessionTimeout:
     """The server bounds what a session may last."""
 
-    def test_longer_ttl_than_the_server_allows_is_cut_with_a_warning(
-        self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Once; and the lease says what it has."""
-        client = connect(server.url)
-        for _ in range(2):
-            with client.lock("long", ttl=600) as lease:
-                assert lease.ttl == 60
-                assert 50 < lease.remaining() < 60
-
-        (record,) = [record for record in caplog.records if "maxSessionTimeout" in record.message]
-        assert record.levelno == logging.WARNING
-
-    def test_shorter_ttl_than_the_server_allows_is_kept_by_the_client(
-        self, connect: Connect, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """With a warning that a crash takes longer."""
-        require("zookeeper", local=True)
-        with ZooKeeperServer(settings={"minSessionTimeout": "20000"}) as slow:
-            client, other = connect(slow.url), connect(slow.url)
-            lease = client.lock("short", ttl=2, renew=False).acquire(PATIENCE)
-            assert lease.ttl == 2
-
-            with other.lock("short", ttl=20, timeout=15):
-                assert lease.lost
-
-            assert [record.message for record in caplog.records if "minSessionTimeout" in record.message]
-            client.close()
-            other.close()
-
     def test_session_of_a_ttl_that_is_used_no_more_is_ended(
-        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+        self, server: ZooKeeperServer, tree: Tree, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A program that computes its ttls keeps no session for each; what is held or waited for stays."""
         client, other = connect(server.url), connect(server.url)
-        tokens: list[int] = []
+        with client.lock("kept", ttl=20) as lease:
+            with other.lock("awaited", ttl=LONG):
+                waiting = Background(client.lock("awaited", ttl=21).acquire)
+                tree.until_waiting("/lockkit/awaited", 2)
+                for ttl in (1, 1.5, 2):
+                    client.lock("computed", ttl=ttl).acquire().release()
+                monkeypatch.setattr("lockkit.backends.zookeeper.sessions.IDLE_SECONDS", 0.0)
+                ended = [session for session in sessions_of(client) if session.requested_seconds < 20]
 
-        def wait() -> None:
-            with client.lock("awaited", ttl=21, timeout=PATIENCE) as later:
-                tokens.append(later.token)
+                client.lock("computed", ttl=5).acquire().release()
 
-        waiter = threading.Thread(target=wait)
-        with client.lock("kept", ttl=20) as lease, other.lock("awaited", ttl=LONG):
-            waiter.start()
-            wait_until(lambda: None if other.holders("awaited")[0].waiters else "nobody waits", timeout=PATIENCE)
-            for ttl in (1, 1.5, 2):
-                client.lock("computed", ttl=ttl).acquire().release()
-            monkeypatch.setattr("lockkit.backends.zookeeper.sessions.IDLE_SECONDS", 0.0)
-            ended = [session for session in sessions_of(client) if session.requested_seconds < 20]
-
-            client.lock("computed", ttl=5).acquire().release()
-
-            assert len(ended) == 3
-            assert sorted(session.requested_seconds for session in sessions_of(client)) == [5, 20, 25]
-            wait_until(lambda: "not ended" if any(one.id for one in ended) else None, timeout=PATIENCE)
-            assert lease.confirm()
-        waiter.join(PATIENCE)
-        assert tokens
+                assert len(ended) == 3
+                assert sorted(session.requested_seconds for session in sessions_of(client)) == [5, 20, 25]
+                wait_until(lambda: "not ended" if any(one.id for one in ended) else None, timeout=PATIENCE)
+                assert lease.confirm()
+            waiting.result().release()
 
     def test_extending_beyond_the_session_is_unsupported(self, server: ZooKeeperServer, connect: Connect) -> None:
         """A node cannot move to another session; the lease stays as it was."""
@@ -389,16 +278,13 @@ class TestAdopted:
                     assert lease.ttl == 50
                     assert len(tree.nodes(f"{chroot}/lockkit/own")) == 1
                 assert not theirs.state_listeners
+            asyncio.run(self.use(started))
             assert started.connected
 
-    def test_asyncio_takes_it_too(self, server: ZooKeeperServer) -> None:
-        """The sync and async APIs take the same kazoo client."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.from_client(KazooClient(server.address)) as client, client.lock("x", ttl=5) as lease:
-                assert await lease.confirm()
-
-        asyncio.run(scenario())
+    async def use(self, theirs: KazooClient) -> None:
+        """The async API takes the same client."""
+        async with lockkit.aio.from_client(theirs) as client, client.lock("x", ttl=5) as lease:
+            assert await lease.confirm()
 
     @pytest.mark.parametrize("option", [{"acl": "creator"}, {"auth": "sasl"}, {"use_ssl": True}], ids=str)
     def test_options_without_effect_are_refused(self, option: dict[str, Any]) -> None:
@@ -444,28 +330,31 @@ class TestAccess:
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
     @pytest.mark.parametrize(
-        ("login", "options"),
-        [("ada:s3cret@", {}), ("", {"auth_data": [("digest", "ada:s3cret")]}), ("ada:s3cret@", {"acl": "creator"})],
-        ids=["url", "auth_data", "explicit"],
+        ("login", "options", "is_open"),
+        [
+            ("ada:s3cret@", {}, False),
+            ("", {"auth_data": [("digest", "ada:s3cret")]}, False),
+            ("ada:s3cret@", {"acl": "creator"}, False),
+            ("ada:s3cret@", {"acl": "open"}, True),
+            ("", {}, True),
+        ],
+        ids=["url", "auth_data", "creator", "open", "no login"],
     )
     def test_login_closes_the_nodes_to_others(
-        self, server: ZooKeeperServer, connect: Connect, login: str, options: dict[str, Any]
+        self,
+        server: ZooKeeperServer,
+        tree: Tree,
+        connect: Connect,
+        login: str,
+        options: dict[str, Any],
+        *,
+        is_open: bool,
     ) -> None:
         """Unless the option acl says otherwise."""
-        client = connect(f"zookeeper://{login}{server.address}?prefix=mine", **options)
-        with client.lock("x", ttl=LONG), kazoo_client(server.address) as stranger, pytest.raises(NoAuthError):
-            stranger.get_children("/mine/x")
-
-    def test_nodes_are_open_without_a_login_or_by_option(
-        self, server: ZooKeeperServer, connect: Connect, tree: Tree
-    ) -> None:
-        """Clients with different logins share locks with acl=open."""
-        for prefix, client in (
-            ("theirs", connect(f"zookeeper://{server.address}?prefix=theirs")),
-            ("ours", connect(f"zookeeper://ada:s3cret@{server.address}?prefix=ours&acl=open")),
-        ):
-            with client.lock("x", ttl=LONG):
-                assert len(tree.nodes(f"/{prefix}/x")) == 1
+        prefix = f"mine-{is_open}-{bool(login)}"
+        client = connect(f"zookeeper://{login}{server.address}?prefix={prefix}", **options)
+        with client.lock("x", ttl=LONG), nullcontext() if is_open else pytest.raises(NoAuthError):
+            assert len(tree.nodes(f"/{prefix}/x")) == 1
 
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
         """As text in the URL, or kazoo's objects."""
@@ -509,79 +398,41 @@ class TestAccess:
             assert "wr0ng" not in str(raised.value)
             client.close()
 
-    def test_tls_with_a_client_certificate(self, connect: Connect) -> None:
-        """The files are named in the URL; without the authority the error says so."""
-        require("zookeeper", local=True)
-        with ZooKeeperServer(tls=True) as secure:
-            client = connect(secure.url)
-            with client.lock("x", ttl=20) as lease:
-                assert lease.confirm()
-            distrustful = connect(f"zookeeper://{secure.host}:{secure.port_for('tls')}?use_ssl=on")
-            with pytest.raises(lockkit.BackendUnavailable, match="not trusted"):
-                distrustful.ping()
-            distrustful.close()
-            client.close()
-
     @pytest.mark.parametrize("face", ["sync", "async"])
-    def test_certificate_of_another_host(self, face: str) -> None:
-        """Of the right authority, but not for the host in the URL: its owner would read the password."""
+    def test_certificates(self, face: str) -> None:
+        """The client's is named in the URL; the server's is of a known authority and for that host, or refused."""
         require("zookeeper", local=True)
         with ZooKeeperServer(tls=True) as secure:
+            with lockkit.connect(secure.url) as client, client.lock("x", ttl=20) as lease:
+                assert lease.confirm()
+            refuses(face, f"zookeeper://{secure.host}:{secure.port_for('tls')}?use_ssl=on", "not trusted")
             secure.stop()
             make_certificates(secure.directory, names="DNS:other.example")
             secure.start()
-
             refuses(face, secure.url, "for another host.*check_hostname")
             with lockkit.connect(f"{secure.url}&check_hostname=0") as careless:
                 careless.ping()
 
-    def test_kazoo_is_quiet(self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-        """What kazoo logs about lockkit's own connections is for DEBUG; lockkit says what it means for locks."""
-        caplog.set_level(logging.DEBUG, "lockkit")
-        with FaultProxy(server.host, server.port) as proxy:
-            client = connect(f"zookeeper://{proxy.address}")
-            lease = client.lock("quiet", ttl=LONG).acquire(PATIENCE)
-            proxy.refuse()
-            proxy.cut()
-            with pytest.raises(lockkit.BackendUnavailable):
-                client.ping()
-            proxy.heal()
-            (session,) = sessions_of(client)
-            wait_until(lambda: None if session.usable else "not back", timeout=PATIENCE)
-            lease.release()
-            client.close()
-
-        levels = {record.levelno for record in caplog.records if record.name == "lockkit.kazoo"}
-        assert levels == {logging.DEBUG}
-
-    def test_no_password_in_any_log(
-        self, server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
+    def test_log_has_no_password_and_no_noise(
+        self, proxy: FaultProxy, connect: Connect, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Kazoo logs requests at DEBUG, the login among them."""
+        """Kazoo logs requests, the login among them. lockkit says what an outage means for locks, kazoo's is DEBUG."""
         caplog.set_level(1)
-        with connect(f"zookeeper://ada:s3cret@{server.address}?prefix=erased").lock("x", ttl=LONG):
-            pass
+        caplog.set_level(logging.DEBUG, "lockkit")
+        client = connect(f"zookeeper://ada:s3cret@{proxy.address}?prefix=erased")
+        lease = client.lock("quiet", ttl=LONG).acquire(PATIENCE)
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(lockkit.BackendUnavailable):
+            client.ping()
+        proxy.heal()
+        (session,) = sessions_of(client)
+        wait_until(lambda: None if session.usable else "not back", timeout=PATIENCE)
+        lease.release()
+        client.close()
 
-        assert caplog.records
+        assert {record.levelno for record in caplog.records if record.name == "lockkit.kazoo"} == {logging.DEBUG}
         assert not [record for record in caplog.records if "s3cret" in record.getMessage()]
-
-
-def test_first_note_is_one_request(server: ZooKeeperServer, connect: Connect) -> None:
-    """Most keys of `once` get one note only. The next takes the place of the first, with two requests."""
-    client = connect(f"zookeeper://{server.address}?prefix=notes")
-    backend = backend_of(client)
-    counts = []
-    for number in range(3):  # the first makes the directory, and a heartbeat may fall into one
-        with client.lock(f"x{number}", ttl=LONG) as lease:
-            for text in ("first", "second"):
-                before = packets_count(server)
-                assert drive(backend.write_note(lease._record.grant, text, LONG))
-                counts.append(packets_count(server) - before - 1)  # the question before
-            note = drive(backend.read_note(lease.name))
-            assert note is not None
-            assert note.text == "second"
-
-    assert (min(counts[::2]), min(counts[1::2])) == (1, 2)
 
 
 class TestBadInput:
@@ -616,6 +467,8 @@ class TestBadInput:
         """Nothing is sent."""
         with pytest.raises(lockkit.ConfigurationError, match=problem):
             lockkit.connect(url)
+        with pytest.raises(lockkit.ConfigurationError, match="creator"):
+            lockkit.connect("zookeeper://h", acl=5)
 
     @pytest.mark.parametrize(
         ("login", "options"), [("ada:pw@", {"auth": "sasl"}), ("", {"sasl_options": {"mechanism": "GSSAPI"}})]
@@ -628,24 +481,6 @@ class TestBadInput:
 
         with pytest.raises(lockkit.ConfigurationError, match="pure-sasl"):
             lockkit.connect(f"zookeeper://{login}h", **options)
-
-    def test_wrong_type_of_rights(self) -> None:
-        """Neither a string nor a list."""
-        with pytest.raises(lockkit.ConfigurationError, match="creator"):
-            lockkit.connect("zookeeper://h", acl=5)
-
-    def test_ttl_below_kazoo_s_heartbeats(self, server: ZooKeeperServer, connect: Connect) -> None:
-        """At the call."""
-        with pytest.raises(lockkit.ConfigurationError, match="ttl"):
-            connect(server.url).lock("x", ttl=0.5)
-
-    def test_nobody_listens(self, connect: Connect) -> None:
-        """Reported at once, with the address and the reason."""
-        with ZooKeeperServer() as server:
-            url = server.url
-        with pytest.raises(lockkit.BackendUnavailable, match="refused") as raised:
-            connect(url).lock("x").acquire(timeout=0)
-        assert raised.value.backend == url
 
     def test_too_many_connections(self, connect: Connect) -> None:
         """The error names the server's limit: a host with many processes reaches it."""

@@ -30,8 +30,8 @@ def server() -> Iterator[ZooKeeperServer]:
 
 
 def test_ensemble() -> None:
-    """Silent while all of three members serve; then one is named alone, and one is down."""
-    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble:
+    """Silent while all of three members serve; then one is named alone, one is down, and one has no majority."""
+    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble, ZooKeeperServer(settings=SESSION_LIMITS) as other:
         diagnosis = examine(url_of(ensemble.members))
         assert complaints(diagnosis) == []
         assert diagnosis.facts["members"] == "3"
@@ -44,39 +44,28 @@ def test_ensemble() -> None:
         finding = found(url_of(ensemble.members))["zookeeper-member-down"]
         assert finding.where == (down.address,)
 
-
-def test_member_without_a_majority() -> None:
-    """It answers that it serves no clients."""
-    with ZooKeeperEnsemble(settings=SESSION_LIMITS) as ensemble, ZooKeeperServer(settings=SESSION_LIMITS) as other:
-        for member in ensemble.members[:2]:
-            member.kill()
-        left = ensemble.members[2]
+        left, leader = ensemble.followers[0], ensemble.leader
+        leader.kill()
         wait_until(lambda: None if not left.mode() else "it has not noticed yet")
-
         finding = found(url_of([other, left]))["zookeeper-member-down"]
         assert finding.where == (left.address,)
         assert "majority" in finding.seen
 
 
-def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No better than one; and an even number is no better than one less."""
-    with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
-        assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
+@pytest.mark.parametrize(
+    ("ttl", "what", "seen", "setting"),
+    [
+        (60, "shortened", "40 s at most", "maxSessionTimeout=60000"),
+        (2, "lengthened", "4 s at least", "minSessionTimeout=2000"),
+    ],
+)
+def test_ttl_outside_of_the_sessions(server: ZooKeeperServer, ttl: float, what: str, seen: str, setting: str) -> None:
+    """The lease is shorter than asked for, or the lock of a dead holder stays longer."""
+    finding = found(url_of([server]), ttl=ttl)[f"zookeeper-session-{what}"]
 
-        monkeypatch.setattr("lockkit.doctor.members.MEMBERS_MIN", 2)
-        assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
-
-
-def test_old_version(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below what lockkit needs, were that more."""
-    monkeypatch.setattr(zookeeper_examine, "VERSION_MIN", (99, 0))
-
-    assert "zookeeper-version" in found(url_of([server]))
-
-
-def test_server_alone(server: ZooKeeperServer) -> None:
-    """No other server can replace it."""
-    assert set(found(url_of([server]))) == {"zookeeper-alone"}
+    assert f"{ttl:g} s" in finding.seen
+    assert seen in finding.seen
+    assert setting in finding.fix
 
 
 def test_open_access_rights(server: ZooKeeperServer) -> None:
@@ -91,23 +80,6 @@ def test_open_access_rights(server: ZooKeeperServer) -> None:
     assert "setAcl -R /former" in found(f"{login}?prefix=former")["zookeeper-open-acl"].fix
 
 
-def test_ttl_above_the_longest_session(server: ZooKeeperServer) -> None:
-    """The lease is shorter than asked for."""
-    finding = found(url_of([server]), ttl=60)["zookeeper-session-shortened"]
-
-    assert "60 s" in finding.seen
-    assert "40 s at most" in finding.seen
-    assert "maxSessionTimeout=60000" in finding.fix
-
-
-def test_ttl_below_the_shortest_session(server: ZooKeeperServer) -> None:
-    """The lock of a dead holder stays longer than asked for."""
-    finding = found(url_of([server]), ttl=2)["zookeeper-session-lengthened"]
-
-    assert "4 s at least" in finding.seen
-    assert "minSessionTimeout=2000" in finding.fix
-
-
 def test_rights_missing(server: ZooKeeperServer) -> None:
     """The directory of the locks belongs to another login."""
     url = url_of([server], prefix="theirs")
@@ -118,13 +90,17 @@ def test_rights_missing(server: ZooKeeperServer) -> None:
     assert "/theirs" in found(url_of([server], user="other", prefix="theirs"))["zookeeper-rights"].seen
 
 
-def test_tls_absent_across_a_network(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an address that is not this machine's own."""
+def test_old_server_alone_across_a_network(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below what lockkit needs, were that more; at an address that is not this machine's own."""
+    assert set(found(url_of([server]))) == {"zookeeper-alone"}
+    monkeypatch.setattr(zookeeper_examine, "VERSION_MIN", (99, 0))
     monkeypatch.setattr(zookeeper_examine, "is_loopback", lambda host: False)  # noqa: ARG005
 
-    finding = found(url_of([server]))["zookeeper-no-tls"]
-    assert finding.where == (server.address,)
-    assert "password in clear text" in finding.seen
+    findings = found(url_of([server]))
+
+    assert set(findings) == {"zookeeper-alone", "zookeeper-version", "zookeeper-no-tls"}
+    assert findings["zookeeper-no-tls"].where == (server.address,)
+    assert "password in clear text" in findings["zookeeper-no-tls"].seen
 
 
 def test_certificates_not_checked() -> None:
@@ -133,12 +109,6 @@ def test_certificates_not_checked() -> None:
         assert "zookeeper-unverified" not in found(secure.url)
         for option in ("verify_certs=0", "check_hostname=0"):
             assert option in found(f"{secure.url}&{option}")["zookeeper-unverified"].fix
-
-
-def test_nobody_answers(server: ZooKeeperServer) -> None:
-    """That is an error, as everywhere, not a finding."""
-    with pytest.raises(lockkit.BackendUnavailable):
-        examine(f"zookeeper://127.0.0.1:{server.port_for('nobody')}")
 
 
 def test_plain_kazoo_lock_beside_readers(server: ZooKeeperServer) -> None:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import socket
-import struct
 import threading
-import warnings
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import lockkit
-from lockkit.backends.zookeeper.connection import Answer, _encrypted, outcome
+from lockkit.backends.zookeeper.connection import Answer, outcome
 from lockkit.backends.zookeeper.quirks import end_session
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit_tools.servers import ZooKeeperServer, wait_until
 from tests.backends.zookeeper.support import PATIENCE, Connect, answer, sessions_of
 
 LONG = 60.0
-
-
-def test_session_has_one_thread(server: ZooKeeperServer, connect: Connect) -> None:
-    """That of the connection, which also calls back."""
-    before = {*threading.enumerate()}
-    client = connect(server.url)
-    client.ping()
-
-    assert len({*threading.enumerate()} - before) == 1
 
 
 def test_end_of_a_session_is_answered(server: ZooKeeperServer, connect: Connect) -> None:
@@ -99,31 +87,3 @@ def test_client_stopped_while_connecting_does_not_connect(
     go_on.set()
 
     wait_until(lambda: None if {*threading.enumerate()} <= before else "threads are left", timeout=PATIENCE / 2)
-
-
-def test_socket_that_the_server_resets_before_the_handshake_is_closed() -> None:
-    """Without a warning about a socket that was left open."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        plain = socket.create_connection(listener.getsockname())
-        own = f"laddr={plain.getsockname()}"
-        accepted, _ = listener.accept()
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        accepted.close()
-        wait_until(lambda: None if was_reset(plain) else "not reset yet", timeout=PATIENCE)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
-                _encrypted(plain, "localhost", {})
-            gc.collect()
-
-    # Only about this one: the garbage collector finds what other tests have left, too.
-    assert [str(warning.message) for warning in caught if own in str(warning.message)] == []
-
-
-def was_reset(connection: socket.socket) -> bool:
-    """Whether the other end has reset it."""
-    try:
-        connection.getpeername()
-    except OSError:
-        return True
-    return False

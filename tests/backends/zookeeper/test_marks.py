@@ -1,12 +1,13 @@
-"""Permits of semaphores on ZooKeeper: nodes, marks and watches."""
+"""Contenders that become others: permits of semaphores, downgraded writers. Nodes, marks and watches."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 import lockkit
 from lockkit.backend import Request
@@ -17,22 +18,14 @@ from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer
-from tests.backends.zookeeper.support import PATIENCE, Connect, Tree, packets_count
-from tests.backends.zookeeper.test_readers import Background
-from tests.tries import have_time_to_answer
+from tests.backends.zookeeper.support import PATIENCE, Background, Connect, Tree, packets_count
+from tests.tries import busy, have_time_to_answer, until
 
 LONG = 60.0
 WAIT: dict[str, Any] = {"ttl": 3 * PATIENCE, "timeout": 6 * PATIENCE}
 """For waiters that must be woken: lockkit looks again by itself after a ttl, and at the end of the timeout."""
 
 ROOT = "/lockkit+sem"
-
-
-@pytest.fixture
-def ours(server: ZooKeeperServer) -> Iterator[Client]:
-    """A client of lockkit's."""
-    with lockkit.connect(server.url) as client:
-        yield client
 
 
 def test_permits_are_laid_out_apart_from_locks(ours: Client, tree: Tree) -> None:
@@ -83,21 +76,6 @@ def test_single_tries_that_come_together_all_get_permits(
         lease.release()
 
 
-def test_slots_are_the_lowest_free_ones(ours: Client) -> None:
-    """Also of a slot that was held by the first."""
-    semaphore = ours.semaphore("slots", limit=4, ttl=LONG, timeout=PATIENCE)
-    leases = [semaphore.acquire() for _ in range(4)]
-    assert [lease.slot for lease in leases] == [0, 1, 2, 3]
-
-    for number in (2, 0, 1):
-        leases[number].release()
-        leases[number] = semaphore.acquire()
-        assert leases[number].slot == number
-
-    for lease in leases:
-        lease.release()
-
-
 def test_all_holders_leave_at_once(ours: Client, tree: Tree, connect: Connect) -> None:
     """Then the first waiter has slot 0 without having asked for it, and the next one gets a permit, too."""
     clients = [connect(ours.url) for _ in range(4)]
@@ -128,55 +106,49 @@ def test_all_holders_leave_at_once(ours: Client, tree: Tree, connect: Connect) -
     tree.until_empty(f"{ROOT}/at-once")
 
 
-def test_mark_of_the_one_before_between_listing_and_watching(
-    ours: Client, tree: Tree, connect: Connect, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["the one before is marked", "the writer is marked", "a holder leaves"])
+def test_news_between_listing_and_watching_are_seen(
+    ours: Client, tree: Tree, connect: Connect, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """
-    The second waiter sees the first one wait; that gets its permit; the second one begins to watch its node.
+    A contender lists the queue; what it waits for happens; it begins to watch.
 
-    Two permits are free, and nothing wakes the second waiter any more unless it looks again.
+    Nothing wakes it any more: that the node was changed, or the directory lists others, tells it to look again.
     """
-    clients = [connect(ours.url) for _ in range(2)]
-    held = [ours.semaphore("between", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
-    first = Background(clients[0].semaphore("between", limit=3, **WAIT).acquire)
-    tree.until_waiting(f"{ROOT}/between", 6)
-    watch, came = Watches.watch_predecessor, threading.Event()
+    kind, name, came = "watch_directory" if what == "a holder leaves" else "watch_predecessor", f"between {what}", []
+    limited = ours.semaphore(name, limit=3, ttl=LONG)
+    if what == "the writer is marked":
+        held = [ours.lock(name, ttl=LONG).acquire(PATIENCE)]
+        late = connect(ours.url).rwlock(name, **WAIT).read()
+    else:
+        held = [limited.acquire(PATIENCE) for _ in range(3)]
+        late = connect(ours.url).semaphore(name, limit=3, **WAIT)  # type: ignore[assignment]
+    first = None
+    if what == "the one before is marked":
+        first = Background(connect(ours.url).semaphore(name, limit=3, **WAIT).acquire)
+        tree.until_waiting(f"{ROOT}/{name}", 6)
+    watch = getattr(Watches, kind)
 
-    def release_before(watches: Watches, path: str, request: Request) -> object:
-        if not came.is_set():
-            came.set()
-            held[1].release()
-            held[2].release()
-            first.result()
-        return watch(watches, path, request)
+    def happen_before(watches: Watches, path: str, request: Request) -> object:
+        if not came:
+            came.append(path)
+            if what == "the writer is marked":
+                held[0].downgrade()
+            else:
+                held.pop().release()
+            if first is not None:
+                held.pop().release()
+                held.append(first.result())
+        found: object = watch(watches, path, request)
+        return found
 
-    monkeypatch.setattr(Watches, "watch_predecessor", release_before)
-    second = Background(clients[1].semaphore("between", limit=3, **WAIT).acquire).result()
+    monkeypatch.setattr(Watches, kind, happen_before)
+    held.append(Background(late.acquire).result())
 
-    assert came.is_set()
-    assert {first.result().slot, second.slot} == {1, 2}
-    for lease in (held[0], first.result(), second):
+    assert came
+    assert len({lease.slot for lease in held}) == (1 if what == "the writer is marked" else 3)
+    for lease in held:
         lease.release()
-
-
-def test_holder_leaves_between_listing_and_watching(
-    ours: Client, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first waiter sees that all permits are held; one is released; it begins to watch the directory."""
-    held = [ours.semaphore("leaves", limit=2, ttl=LONG).acquire(PATIENCE) for _ in range(2)]
-    watch = Watches.watch_directory
-
-    def release_before(watches: Watches, path: str, request: Request) -> object:
-        if held[1].held:
-            held[1].release()
-        return watch(watches, path, request)
-
-    monkeypatch.setattr(Watches, "watch_directory", release_before)
-    lease = Background(connect(ours.url).semaphore("leaves", limit=2, **WAIT).acquire).result()
-
-    assert lease.slot == 1
-    lease.release()
-    held[0].release()
 
 
 @pytest.mark.filterwarnings("ignore:lease of .* was dropped:ResourceWarning")
@@ -216,47 +188,101 @@ def test_lost_answer_to_a_mark_leaves_nothing(server: ZooKeeperServer, tree: Tre
     tree.until_empty(f"{ROOT}/lost")
 
 
-def test_lost_answer_to_a_release_frees_the_permit_once(server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
-    """It can be called again, and reports no loss."""
-    other = connect(server.url)
-    held = other.semaphore("freed", limit=2, ttl=LONG).acquire(PATIENCE)
-    with FaultProxy(server.host, server.port) as proxy:
-        client = connect(f"zookeeper://{proxy.address}")
-        lease = client.semaphore("freed", limit=2, ttl=LONG).acquire(PATIENCE)
-        dropped = proxy.drop_next_reply(match=lease.owner.encode())
+@pytest.mark.parametrize("kind", ["lock", "permit"])
+def test_release_wakes_one_waiter(
+    server: ZooKeeperServer, ours: Client, tree: Tree, connect: Connect, kind: str
+) -> None:
+    """No herd: each watches the one before it, and of those that wait for a permit only the first the holders."""
 
-        with pytest.raises(lockkit.BackendUnavailable):
-            lease.release()
-        assert dropped.is_set()
-        again = other.semaphore("freed", limit=2, ttl=LONG).acquire(PATIENCE)
-        lease.release()
+    def contender(client: Client, **options: Any) -> lockkit.Lock | lockkit.Semaphore:
+        return client.lock("herd", **options) if kind == "lock" else client.semaphore("herd", limit=3, **options)
 
-        assert (again.slot, again.confirm()) == (1, True)
-    again.release()
-    held.release()
-    tree.until_empty(f"{ROOT}/freed")
-
-
-def test_release_wakes_one_waiter(server: ZooKeeperServer, ours: Client, tree: Tree, connect: Connect) -> None:
-    """No herd: only the first waiter watches the holders, the others the waiter before them."""
-    clients = [connect(ours.url) for _ in range(12)]
-    held = [ours.semaphore("herd", limit=3, ttl=LONG).acquire(PATIENCE) for _ in range(3)]
+    path, nodes = ("/lockkit/herd", 1) if kind == "lock" else (f"{ROOT}/herd", 5)
+    held = [contender(ours, ttl=LONG).acquire(PATIENCE) for _ in range(1 if kind == "lock" else 3)]
     waiting = []
-    for number, client in enumerate(clients):
-        waiting.append(Background(client.semaphore("herd", limit=3, **WAIT).acquire))
-        tree.until_waiting(f"{ROOT}/herd", 6 + number)
+    for number in range(12):
+        waiting.append(Background(contender(connect(ours.url), **WAIT).acquire))
+        tree.until_waiting(path, nodes + number + 1)
     tree.client.sync("/")
     before = packets_count(server)
 
-    held[1].release()
-    lease = waiting[0].result()
+    held.pop(-2 if kind == "permit" else 0).release()
+    held.append(waiting[0].result())
     asked = packets_count(server) - before
 
     # Deletion, listing and mark; listing, watch and look of the next one. Ten others would ask at least twenty times.
-    assert 3 <= asked <= 20
+    assert 2 <= asked <= 20
     assert not any(one.done for one in waiting[1:])
-    for one in (held[0], held[2], lease):
-        one.release()
+    for lease in held:
+        lease.release()
     for call in waiting[1:]:
         call.result().release()
-    tree.until_empty(f"{ROOT}/herd")
+    tree.until_empty(path)
+
+
+def test_downgraded_node_stays_and_gets_a_mark(ours: Client, theirs: KazooClient, tree: Tree, connect: Connect) -> None:
+    """Readers of lockkit's get in, kazoo's wait, writers of both wait; metadata stay; the release leaves nothing."""
+    path, other = "/lockkit/down", connect(ours.url)
+    lease = ours.lock("down", ttl=LONG, metadata="first").acquire(PATIENCE)
+    token, (node,) = lease.token, tree.nodes(path)
+    lease.update("second")
+    reading = Background(other.rwlock("down", **WAIT).read().acquire)
+    tree.until_waiting(path, 2)
+
+    lease.downgrade()
+
+    beside = reading.result()
+    assert {node, f"{node}__read"} < {*tree.nodes(path)}
+    assert lease.token == token < beside.token
+    holders = {holder.owner: holder for holder in ours.holders("down")}
+    assert {(one.token, one.mode) for one in holders.values()} == {(one.token, "shared") for one in (lease, beside)}
+    assert holders[lease.owner].metadata["text"] == "second"
+    assert busy(other.lock("down", ttl=LONG))
+    for theirs_too in (theirs.WriteLock(path), theirs.Lock(path), theirs.ReadLock(path)):
+        assert not theirs_too.acquire(blocking=False)
+    beside.release()
+    lease.update("third")
+    assert [(one.mode, one.metadata["text"]) for one in ours.holders("down")] == [("shared", "third")]
+    lease.extend()
+    lease.release()
+    tree.until_empty(path)
+    lost = ours.lock("down", ttl=LONG).acquire(PATIENCE)
+    assert other.break_lock("down")
+    with pytest.raises(lockkit.LockLost):
+        lost.downgrade()
+    assert tree.nodes(path) == []
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["answer lost", "request lost"])
+def test_downgrade_without_an_answer(tree: Tree, proxy: FaultProxy, connect: Connect, *, arrives: bool) -> None:
+    """Asked again it is the same; a mark that never arrived is no obstacle to the release."""
+    name = f"unanswered-{arrives}"
+    lease = connect(f"zookeeper://{proxy.address}").lock(name, ttl=LONG).acquire(PATIENCE)
+    if arrives:
+        proxy.drop_next_reply(match=b"__read")
+    else:
+        proxy.blackhole()
+
+    with pytest.raises(lockkit.BackendUnavailable):
+        lease.downgrade()
+
+    if not arrives:
+        proxy.cut()
+        proxy.heal()
+    assert len(tree.nodes(f"/lockkit/{name}")) == 1 + arrives
+    until(lambda: answers(lease.confirm))  # else the release could be sent over the connection that was cut
+    if arrives:
+        lease.downgrade()
+        assert lease.mode == "shared"
+        assert lease.confirm()
+    lease.release()
+    tree.until_empty(f"/lockkit/{name}")
+
+
+def answers(call: Callable[[], object]) -> bool:
+    """Tell whether the server answers."""
+    try:
+        call()
+    except lockkit.BackendUnavailable:
+        return False
+    return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import ssl
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
 from lockkit.units import Seconds
@@ -86,12 +85,7 @@ class RespConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read(self) -> Reply:

@@ -29,7 +29,7 @@ from lockkit_tools.servers.provisioning import look
 GHOST = Kind(
     "ghost",
     "A server that does not exist",
-    "lockkit_tools.servers.redis:RedisServer",
+    "redis:RedisServer",
     (Need(("lockkit-no-such-program",)),),
     ("lockkit-no-such-package",),
 )

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from lockkit.url import Url, parse
 from lockkit_tools.bench.addresses import addresses, why_not_through
 from lockkit_tools.bench.machine import file_system
-from lockkit_tools.bench.redis_connection import RawConnection, connect_to, encode, node_urls
+from lockkit_tools.bench.redis_connection import connect_to, node_urls
 from lockkit_tools.bench.server import Observer
 from lockkit_tools.servers.readiness import etcd_metrics, four_letters
 
@@ -32,53 +32,38 @@ class _Redis(Observer):
 
     def __init__(self, url: str) -> None:
         with ExitStack() as stack:
-            try:
-                self._nodes = [stack.enter_context(connect_to(one)) for one in node_urls(url)]
-                self._ids = [node.ask(encode(b"CLIENT", b"ID")) for node in self._nodes]
-            except RuntimeError as error:  # an answer that is an error; it does not quote what it was given
-                raise ConnectionError(str(error)) from error
+            self._nodes = [stack.enter_context(connect_to(one)) for one in node_urls(url)]
+            self._ids = [int(str(node.call("CLIENT", "ID"))) for node in self._nodes]
             self._stack = stack.pop_all()
         self.close = self._stack.close  # type: ignore[method-assign]
 
     def about(self) -> dict[str, str]:
         """See `Observer.about`. Of the first node."""
         node = self._nodes[0]
-        server, persistence = _info(node, b"server"), _info(node, b"persistence")
+        server, persistence = node.info("server"), node.info("persistence")
         version = server.get("valkey_version") or server["redis_version"]
         about = {"server": server.get("server_name", "Redis"), "version": version, **_nodes(self._nodes)}
         about["appendonly"] = "yes" if persistence.get("aof_enabled") == "1" else "no"
         for name in ("appendfsync", "save") if about["appendonly"] == "yes" else ("save",):
-            answer = node.ask(encode(b"CONFIG", b"GET", name.encode()))
-            if isinstance(answer, list) and answer:
-                about[name] = answer[1].decode() or "never"
+            if answer := node.call_list("CONFIG", "GET", name):
+                about[name] = str(answer[1]) or "never"
         return about
 
     def connections(self) -> float | None:
         pairs = zip(self._ids, self._nodes, strict=True)
         return sum(
-            int(line.split()[0].removeprefix("id=")) > int(str(ours))
+            int(line.split()[0].removeprefix("id=")) > ours
             for ours, node in pairs
-            for line in _text(node, b"CLIENT", b"LIST").splitlines()
+            for line in node.call_str("CLIENT", "LIST").splitlines()
         )
 
     def commands(self) -> float | None:
         return sum(
             int(text.partition("calls=")[2].partition(",")[0])
             for node in self._nodes
-            for name, text in _info(node, b"commandstats").items()
+            for name, text in node.info("commandstats").items()
             if name != "cmdstat_info"  # ours
         )
-
-
-def _info(node: RawConnection, section: bytes) -> dict[str, str]:
-    pairs = (line.partition(":") for line in _text(node, b"INFO", section).splitlines() if ":" in line)
-    return {name: value for name, _, value in pairs}
-
-
-def _text(node: RawConnection, *words: bytes) -> str:
-    answer = node.ask(encode(*words))
-    assert isinstance(answer, bytes), answer
-    return answer.decode()
 
 
 class _Members(Observer):

@@ -21,11 +21,10 @@ from lockkit_tools.bench.redis_connection import (
     RELEASE,
     RELEASE_AND_SIGNAL,
     WRITE,
-    RawConnection,
     connect_to,
-    encode,
     node_urls,
 )
+from lockkit_tools.resp import Answer, RespConnection, encode
 
 _CONNECTIONS_MAX = 10_000
 """Above any number of waiters: redis-py's default of 100 ends a library's waiters with an error."""
@@ -67,7 +66,7 @@ class RawRedis(Adapter):
     def _ttl_ms(self) -> bytes:
         return b"%d" % (self.ttl * 1000)
 
-    def _lock(self, connection: RawConnection, name: str) -> Bracket:
+    def _lock(self, connection: RespConnection, name: str) -> Bracket:
         release, key, ttl_ms = connection.load(RELEASE), name.encode(), self._ttl_ms
         return _owned(
             connection,
@@ -92,7 +91,7 @@ class RawRedis(Adapter):
 class RawPushRedis(RawRedis):
     """As `RawRedis`, but a waiter sleeps in ``BLPOP`` on a list that a release pushes to."""
 
-    def _lock(self, connection: RawConnection, name: str) -> Bracket:
+    def _lock(self, connection: RespConnection, name: str) -> Bracket:
         release, key, ttl_ms = connection.load(RELEASE_AND_SIGNAL), name.encode(), self._ttl_ms
         signal = key + b":signal"
         return _owned(
@@ -109,7 +108,7 @@ def _shares(name: str) -> bytes:
 
 
 def _owned(
-    connection: RawConnection,
+    connection: RespConnection,
     take: Callable[[bytes], bytes],
     release: Callable[[bytes], bytes],
     *,
@@ -157,7 +156,7 @@ class RawRedlock(Adapter):
         return Bracket(enter, leave)
 
     def _granting(
-        self, nodes: list[RawConnection], key: bytes, quorum: int
+        self, nodes: list[RespConnection], key: bytes, quorum: int
     ) -> Callable[[bytes], tuple[int, int | None]]:
         """Give what asks for the lock: how many nodes grant it to an owner, and the token."""
         del quorum
@@ -174,7 +173,7 @@ class RawFencedRedlock(RawRedlock):
     """As `RawRedlock`, with the second round that a fencing token takes."""
 
     def _granting(
-        self, nodes: list[RawConnection], key: bytes, quorum: int
+        self, nodes: list[RespConnection], key: bytes, quorum: int
     ) -> Callable[[bytes], tuple[int, int | None]]:
         ttl_ms, keys = b"%d" % (self.ttl * 1000), (b"2", key, b"{%b}:fence" % key)
         set_sha, fence_sha = _load(nodes, FENCED_SET), _load(nodes, FENCE)
@@ -191,13 +190,13 @@ class RawFencedRedlock(RawRedlock):
         return grant
 
 
-def _scatter(nodes: list[RawConnection], request: bytes) -> list[object]:
+def _scatter(nodes: list[RespConnection], request: bytes) -> list[Answer]:
     for node in nodes:
         node.send(request)
     return [node.receive() for node in nodes]
 
 
-def _load(nodes: list[RawConnection], script: bytes) -> bytes:
+def _load(nodes: list[RespConnection], script: bytes) -> bytes:
     """Load a script on every node; its name is the same everywhere."""
     (sha,) = {node.load(script) for node in nodes}
     return sha

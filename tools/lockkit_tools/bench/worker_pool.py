@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from typing import Any, Self
 
 from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
@@ -20,8 +19,6 @@ from lockkit_tools.bench.subject import Subject
 
 _START_SECONDS = 0.1
 """From the word to go to the common start: long enough for the word to reach every process."""
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
@@ -48,9 +45,9 @@ class WorkerPool:
     ) -> WorkerProcess:
         """Start a process that does its part of a workload for a subject."""
         job = {"subject": subject.to_worker(), "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
-        with _uninterrupted():
-            worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
-            self._workers.append(worker)
+        # Should Ctrl-C come before it is listed, its own alarm ends it.
+        worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
+        self._workers.append(worker)
         # The URL, which may hold a password, goes through the pipe: arguments can be seen by other users.
         worker.tell(job)
         return worker
@@ -67,61 +64,54 @@ class WorkerPool:
     def results(self) -> list[dict[str, Any]]:
         """Wait for the end of all workers; give their results in the order in which they were started."""
         found: dict[int, dict[str, Any]] = {}
-        poll = select.poll()
-        by_fd = {worker.fileno(): index for index, worker in enumerate(self._workers)}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
+        left = {worker.connection: index for index, worker in enumerate(self._workers)}
         deadline = time.monotonic() + self.limit
-        while len(found) < len(self._workers):
-            readable = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not readable:
-                message = f"no answer within {self.limit:g} s"
-                raise WorkerFailed(message)
-            for fd, _ in readable:
-                poll.unregister(fd)
-                found[by_fd[fd]] = self._workers[by_fd[fd]].result()
+        while left:
+            ready = wait(list(left), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise _silent(self.limit)
+            for connection in ready:
+                index = left.pop(connection)  # type: ignore[arg-type]  # one of those that were given
+                found[index] = self._workers[index].result()
         return [found[index] for index in range(len(self._workers))]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _uninterrupted():
-            for worker in self._workers:
-                worker.end()
+        for worker in self._workers:
+            worker.end()
 
 
 class WorkerProcess:
-    """One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`."""
+    """
+    One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`.
+
+    Attributes:
+        pid: Its number.
+        connection: On which both say it.
+    """
 
     def __init__(self, fork_server: ForkServer, limit: float, pass_fds: Sequence[int]) -> None:
         self._fork_server = fork_server
         self._deadline = time.monotonic() + limit
         self._limit = limit
-        self._buffer = b""
         self._ended = False
-        with ExitStack() as theirs:
-            complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-            its_input, ours_to_write = os.pipe()
-            theirs.callback(os.close, its_input)
-            ours_to_read, its_output = os.pipe()
-            theirs.callback(os.close, its_output)
-            self._complaints, self._writer, self._reader = complaints, ours_to_write, ours_to_read
-            standard = {0: its_input, 1: its_output, 2: complaints.fileno()}
-            try:
-                self.pid = fork_server.fork(standard | {fd: fd for fd in pass_fds})
-            except ForkServerGone as error:
-                self._close()
-                raise WorkerFailed(str(error)) from error
-
-    def fileno(self) -> int:
-        """Give the file descriptor on which the worker answers."""
-        return self._reader
+        self.connection, theirs = Pipe()
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        # What a library prints must not get between the messages: it is a complaint.
+        standard = {0: theirs.fileno(), 1: self._complaints.fileno(), 2: self._complaints.fileno()}
+        try:
+            self.pid = fork_server.fork(standard | {fd: fd for fd in pass_fds})
+        except ForkServerGone as error:
+            self._close()
+            raise WorkerFailed(str(error)) from error
+        finally:
+            theirs.close()
 
     def ready(self) -> dict[str, Any]:
         """Wait until the worker is ready."""
-        data: dict[str, Any] = self._receive("ready")
-        return data
+        return self._receive("ready")
 
     def go(self, **data: Any) -> None:
         """Give the word to go on after `ready`."""
@@ -129,23 +119,18 @@ class WorkerProcess:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send a message."""
-        data = json.dumps(message).encode() + b"\n"
         try:
-            while data:
-                data = data[os.write(self._writer, data) :]
+            self.connection.send(message)
         except BrokenPipeError:
             raise WorkerFailed(self._why_it_ended()) from None
 
     def result(self) -> dict[str, Any]:
         """Wait for the end."""
-        data: dict[str, Any] = self._receive("result")
-        return data
+        return self._receive("result")
 
     def answers_within(self, seconds: float) -> bool:
         """Tell whether there is something to read from it within so many seconds."""
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
-        return b"\n" in self._buffer or bool(poll.poll(seconds * 1000))
+        return self.connection.poll(seconds)
 
     def end(self) -> None:
         """Kill the process unless it has ended, and reap it."""
@@ -156,31 +141,18 @@ class WorkerProcess:
             self._reap()
         self._close()
 
-    def _receive(self, wanted: str) -> Any:  # noqa: ANN401 - JSON
-        message = json.loads(self._line())
+    def _receive(self, wanted: str) -> dict[str, Any]:
+        if not self.connection.poll(max(0.0, self._deadline - time.monotonic())):
+            raise _silent(self._limit)
+        try:
+            message: dict[str, Any] = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise WorkerFailed(self._why_it_ended()) from None
         if "error" in message:
             raise WorkerFailed(message["error"])
-        if wanted not in message:
-            text = f"the worker said {sorted(message)} where {wanted!r} was due"
-            raise WorkerFailed(text)
-        return message[wanted]
-
-    def _line(self) -> bytes:
-        fd = self.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        pieces = [self._buffer]
-        while b"\n" not in pieces[-1]:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                message = f"no answer within {self._limit:g} s"
-                raise WorkerFailed(message)
-            chunk = os.read(fd, 1 << 20)
-            if not chunk:
-                raise WorkerFailed(self._why_it_ended())
-            pieces.append(chunk)
-        line, _, self._buffer = b"".join(pieces).partition(b"\n")
-        return line
+        assert wanted in message, f"the worker said {sorted(message)} where {wanted!r} was due"
+        data: dict[str, Any] = message[wanted]
+        return data
 
     def _why_it_ended(self) -> str:
         ended = self._reap()
@@ -191,50 +163,24 @@ class WorkerProcess:
 
     def _reap(self) -> str:
         """Wait for its end; tell how it ended, as far as anybody knows."""
-        # An answer that is not waited for would be taken for that to the next order.
-        with _uninterrupted():
-            try:
-                status = self._fork_server.reap(self.pid)
-            except ForkServerGone as error:
-                return str(error)
-            finally:
-                self._ended = True
+        try:
+            status = self._fork_server.reap(self.pid)
+        except ForkServerGone as error:
+            return str(error)
+        finally:
+            self._ended = True
         return f"its process ended with status {status}"
 
     def _close(self) -> None:
-        os.close(self._writer)
-        os.close(self._reader)
+        self.connection.close()
         self._complaints.close()
+
+
+def _silent(limit: float) -> WorkerFailed:
+    return WorkerFailed(f"no answer within {limit:g} s")
 
 
 def _fork_server(subject: Subject) -> ForkServer:
     """Give where the workers of a subject come from: with its adapter and what that imports in it."""
     adapter, _, _ = subject.target.partition(":")
     return fork_server("lockkit_tools.bench.worker:main", [adapter, *subject.imports], environment())
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """
-    Put Ctrl-C off to the end of the block, and other signals that raise an exception.
-
-    ::
-
-        pool: starts a process
-        user: Ctrl-C                      the exception leaves `Popen` before anybody knows of the process
-        pool: ends all that it knows of   and that one goes on
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
-        return
-    came: list[int] = []
-    former = {signum: handler for signum in _ENDING if callable(handler := signal.getsignal(signum))}
-    for signum in former:
-        signal.signal(signum, lambda signum, _: came.append(signum))
-    try:
-        yield
-    finally:
-        for signum, handler in former.items():
-            signal.signal(signum, handler)
-        if came:
-            signal.raise_signal(came[0])

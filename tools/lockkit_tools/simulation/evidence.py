@@ -210,7 +210,8 @@ def _take_fault(seen: Seen, event: Paused | Resumed | Crashed | Closed | Cut | H
         case Paused():
             seen.pauses[event.client].append((event.at, inf))
         case Resumed():
-            _end_last(seen.pauses[event.client], event.at)
+            start, _ = seen.pauses[event.client].pop()
+            seen.pauses[event.client].append((start, event.at))
         case Crashed():
             seen.crashed[event.client] = event.at
         case Closed():
@@ -218,7 +219,7 @@ def _take_fault(seen: Seen, event: Paused | Resumed | Crashed | Closed | Cut | H
         case Cut():
             seen.faults.append((event.at, inf))
         case Healed():
-            _end_last(seen.faults, event.at)
+            seen.faults[-1:] = [(start, event.at) for start, _ in seen.faults[-1:]]
 
 
 def _take_server(seen: Seen, event: Granted | Kept | Freed | Undone | DataLost | Quiet) -> None:
@@ -237,8 +238,3 @@ def _take_server(seen: Seen, event: Granted | Kept | Freed | Undone | DataLost |
             seen.data_lost.append(event.at)
         case Quiet():
             seen.quiet.append(event)
-
-
-def _end_last(spans: list[Span], at: Instant) -> None:
-    if spans:
-        spans[-1] = (spans[-1][0], at)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.witness import Section, Verdict, judge_permits, judge_readers
+from lockkit_tools.bench.witness import Section, Verdict, judge, judge_permits
 from lockkit_tools.bench.workloads.base import Figure
 from lockkit_tools.bench.workloads.contention import Contended, Turn
 
@@ -46,7 +46,7 @@ class Readers(Contended):
 
     def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
         del contenders
-        return judge_readers(sections)
+        return judge(sections)
 
 
 class Permits(Contended):

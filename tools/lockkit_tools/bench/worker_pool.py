@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any, Self
@@ -19,6 +20,8 @@ from lockkit_tools.bench.subject import Subject
 
 _START_SECONDS = 0.1
 """From the word to go to the common start: long enough for the word to reach every process."""
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
@@ -45,9 +48,9 @@ class WorkerPool:
     ) -> WorkerProcess:
         """Start a process that does its part of a workload for a subject."""
         job = {"subject": subject.to_worker(), "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
-        # Should Ctrl-C come before it is listed, its own alarm ends it.
-        worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
-        self._workers.append(worker)
+        with _uninterrupted():
+            worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
+            self._workers.append(worker)
         # The URL, which may hold a password, goes through the pipe: arguments can be seen by other users.
         worker.tell(job)
         return worker
@@ -64,14 +67,16 @@ class WorkerPool:
     def results(self) -> list[dict[str, Any]]:
         """Wait for the end of all workers; give their results in the order in which they were started."""
         found: dict[int, dict[str, Any]] = {}
-        left = {worker.connection: index for index, worker in enumerate(self._workers)}
+        left: dict[object, int] = {worker.connection: index for index, worker in enumerate(self._workers)}
         deadline = time.monotonic() + self.limit
         while left:
-            ready = wait(list(left), max(0.0, deadline - time.monotonic()))
+            ready = wait(
+                [self._workers[index].connection for index in left.values()], max(0.0, deadline - time.monotonic())
+            )
             if not ready:
                 raise _silent(self.limit)
             for connection in ready:
-                index = left.pop(connection)  # type: ignore[arg-type]  # one of those that were given
+                index = left.pop(connection)
                 found[index] = self._workers[index].result()
         return [found[index] for index in range(len(self._workers))]
 
@@ -79,8 +84,9 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.end()
+        with _uninterrupted():
+            for worker in self._workers:
+                worker.end()
 
 
 class WorkerProcess:
@@ -184,3 +190,30 @@ def _fork_server(subject: Subject) -> ForkServer:
     """Give where the workers of a subject come from: with its adapter and what that imports in it."""
     adapter, _, _ = subject.target.partition(":")
     return fork_server("lockkit_tools.bench.worker:main", [adapter, *subject.imports], environment())
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """
+    Put Ctrl-C off to the end of the block, and other signals that raise an exception.
+
+    ::
+
+        pool: starts a process
+        user: Ctrl-C                      the exception leaves `Popen` before anybody knows of the process
+        pool: ends all that it knows of   and that one goes on
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    came: list[int] = []
+    former = {signum: handler for signum in _ENDING if callable(handler := signal.getsignal(signum))}
+    for signum in former:
+        signal.signal(signum, lambda signum, _: came.append(signum))
+    try:
+        yield
+    finally:
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -373,7 +373,7 @@ def simulate(session: nox.Session) -> None:
 @nox.session(name="simulate-night")
 def simulate_night(session: nox.Session) -> None:
     """
-    Runs ten million random schedules of all kinds on all cores, and reports faults and violations.
+    Runs ten million random schedules of all kinds on all cores, and reports violations.
 
     ``-- --count=100000`` runs fewer, ``--kind=once --seed=17`` repeats one schedule.
     """

@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 import threading
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter, AsyncAdapter, Library
 from lockkit_tools.bench.adapters.files import Flock
 from lockkit_tools.bench.subject import Face, Kind, Role, Scope, Subject
 
@@ -43,20 +41,20 @@ class Good(Flock):
     """A lock."""
 
 
-class Leaky(BlockingAdapter):
+class Leaky(Adapter):
     """Lets everybody in."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
-        del name, renew
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
+        del name
         return _nothing()
 
 
 class LeakyPrimitives(Leaky):
     """Lets all writers in, and permits without number."""
 
-    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.primitive`."""
+    def primitive(self, kind: Kind, name: str, count: int = 1) -> Library:
+        """See `Adapter.primitive`."""
         del kind, name, count
         return _nothing()
 
@@ -64,53 +62,52 @@ class LeakyPrimitives(Leaky):
 class LeakyAsync(AsyncAdapter):
     """Lets every task in."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
-        del name, renew
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
+        del name
         return _async_nothing()
 
 
 class Backwards(Flock):
     """A lock whose tokens are all the same."""
 
-    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
+    def token(self, entered: Library) -> int | None:
         """See `Adapter.token`."""
         del entered
         return 7
 
 
-class Raising(BlockingAdapter):
+class Raising(Adapter):
     """Cannot be entered."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
-        del renew
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
         return _failing(name)
 
 
 class Noting(Flock):
     """Notes which process uses which lock."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
         Path(self.url.removeprefix("file://"), f"{name}.{os.getpid()}").touch()
-        return super().lock(name, renew=renew)
+        return super().lock(name)
 
 
 class RaisingSometimes(Flock):
     """Works, except in one of two processes that hand over."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
+    def lock(self, name: str) -> Library:
         """Whoever comes second, fails."""
         path = f"{self.url.removeprefix('file://')}/{name}.first"
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return _failing(name)
-        return super().lock(name, renew=renew)
+        return super().lock(name)
 
 
-class Dying(BlockingAdapter):
+class Dying(Adapter):
     """Ends its process with a last word."""
 
     async def open(self) -> None:
@@ -119,17 +116,17 @@ class Dying(BlockingAdapter):
         sys.stderr.flush()
         os._exit(3)
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
         raise NotImplementedError
 
 
-class Hanging(BlockingAdapter):
+class Hanging(Adapter):
     """Never gets the lock, and does not end when asked to."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
-        del name, renew
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
+        del name
         threading.Event().wait()
         raise NotImplementedError
 
@@ -155,14 +152,14 @@ class Chatty(Flock):
 class Losing(Flock):
     """Loses every second lock that it holds."""
 
-    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
+    def still_held(self, lock: Library, entered: Library) -> bool | None:
         """See `Adapter.still_held`."""
         del entered
         return id(lock) in self._kept
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`."""
-        lock = super().lock(name, renew=renew)
+    def lock(self, name: str) -> Library:
+        """See `Adapter.lock`."""
+        lock = super().lock(name)
         if name.endswith(("0", "2", "4", "6", "8")):
             self._kept.add(id(lock))
         return lock
@@ -179,11 +176,11 @@ class _Nothing:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def _nothing() -> AbstractContextManager[Any]:
+def _nothing() -> Library:
     return _Nothing()
 
 
-def _async_nothing() -> AbstractAsyncContextManager[Any]:
+def _async_nothing() -> Library:
     return _Nothing()
 
 
@@ -198,5 +195,5 @@ class _Failing:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _failing(name: str) -> AbstractContextManager[Any]:
+def _failing(name: str) -> Library:
     return _Failing(name)

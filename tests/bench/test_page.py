@@ -18,7 +18,7 @@ from lockkit_tools.bench.page.plots import QUANTILES
 from lockkit_tools.bench.page.scale import Scale
 from lockkit_tools.bench.report import Report
 from lockkit_tools.bench.run import Cell, Outcome
-from lockkit_tools.bench.settings import CONTENDERS, Settings
+from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads import WORKLOADS
 from lockkit_tools.bench.workloads.base import Measured
@@ -138,7 +138,6 @@ def test_plots_show_figures_that_the_workload_has(name: str) -> None:
         wanted = {
             "box": {f"{key}_{plot.figure}" for key in QUANTILES},
             "bar": {plot.figure},
-            "columns": {f"{plot.figure}_{count}" for count in CONTENDERS},
         }
         assert wanted[plot.kind] <= keys
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from lockkit_tools.bench.catalog import ENTRIES, Entry
-from lockkit_tools.bench.redis_connection import connect_to, encode, node_urls
+from lockkit_tools.bench.redis_connection import connect_to, node_urls
 from lockkit_tools.bench.run import Outcome, Run
 from lockkit_tools.bench.server import watch
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.resp import ServerSaid, encode
 from lockkit_tools.servers import RedisNodes, RedisServer
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
@@ -123,5 +124,5 @@ def test_raw_answers_are_parsed(node: RedisServer) -> None:
         assert connection.ask(encode(b"GET", b"k")) == b"v" * 10_000
         assert connection.ask(encode(b"DEL", b"k")) == 1
         assert connection.ask(encode(b"MGET", b"k", b"l")) == [None, None]
-        with pytest.raises(RuntimeError, match="ERR unknown command"):
+        with pytest.raises(ServerSaid, match="ERR unknown command"):
             connection.ask(encode(b"NONSENSE"))

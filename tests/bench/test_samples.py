@@ -22,11 +22,3 @@ def test_quantiles_are_in_their_unit(unit: str, ns: int) -> None:
         f"p99_{unit}": 99,
         f"max_{unit}": 100,
     }
-
-
-def test_one_sample_is_all_of_them() -> None:
-    """It has no quantiles, and the benchmark has a figure all the same."""
-    found = spread([7_000], "us")
-
-    assert found.pop("count") == 1
-    assert set(found.values()) == {7}

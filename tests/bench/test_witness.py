@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit_tools.bench.witness import Section, judge, judge_permits, judge_readers
+from lockkit_tools.bench.witness import Section, judge, judge_permits
 
 NOTES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
 
@@ -85,7 +85,7 @@ def test_readers_may_overlap_and_writers_may_not(writers: tuple[bool, ...], over
     """Each section that met a writer, or a writer that met a section, counts once."""
     met = sections((0, 9), (2, 8), (4, 6))
 
-    verdict = judge_readers(one._replace(writes=writes) for one, writes in zip(met, writers, strict=True))
+    verdict = judge(one._replace(writes=writes) for one, writes in zip(met, writers, strict=True))
 
     assert verdict.overlaps == overlaps
     assert bool(verdict.broken) == bool(overlaps)
@@ -106,7 +106,7 @@ def test_tokens_of_readers_are_compared_with_those_of_writers_only(
     """Readers that are inside together may have begun in another order than they were granted."""
     apart = sections((0, 1), (2, 3), (4, 5), tokens=tokens)
 
-    verdict = judge_readers(one._replace(writes=writes) for one, writes in zip(apart, writers, strict=True))
+    verdict = judge(one._replace(writes=writes) for one, writes in zip(apart, writers, strict=True))
 
     assert verdict.disorders == disorders
 

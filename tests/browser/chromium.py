@@ -14,7 +14,6 @@ import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -71,9 +70,7 @@ class Chromium:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError, EOFError):
             self._session = None
             self.call("Browser.close")

@@ -119,9 +119,8 @@ def in_short(report: Report, workloads: Sequence[str]) -> Iterator[str]:
     yield ""
     for section in several[:3]:
         (plot, *_), rows = PLOTS[section.workload.name], list(filter(_first, section.rows))
-        if plot.kind != "columns":
-            found = compare_backends(plot, rows, name=lambda row: title(row.subject.group))
-            yield f"- {section.workload.title}: {found[0].lower()}{found[1:]}"
+        found = compare_backends(plot, rows, name=lambda row: title(row.subject.group))
+        yield f"- {section.workload.title}: {found[0].lower()}{found[1:]}"
 
 
 def shown(row: Row) -> bool:

@@ -124,27 +124,6 @@ def test_django_settings_come_with_the_client_that_reads_them() -> None:
         assert "[Django](../integrations/django.md)" in section
 
 
-def test_replicas_are_counted() -> None:
-    """Where there may be some, the number of all of them is asked for, and what they promise depends on it."""
-    for name in ("redis-replicas", "redis-sentinel"):
-        assert "?replicas=2" in CHOICE.backends[name].url
-        assert "- With a `replicas=` below the number of all replicas, " in section_of(name)
-    assert "`?replicas=N`" in section_of("redis-managed")
-
-
-@pytest.mark.parametrize("name", [name for name in WITH_URL if name.startswith(("postgresql", "mariadb"))])
-def test_databases_link_managed_services(name: str) -> None:
-    """Most databases are run by a provider."""
-    assert "[Use a managed service](../how-to/managed-services.md)" in section_of(name)
-
-
-def test_records_that_end_with_the_process_are_told() -> None:
-    """Nothing is done once per day by a process that starts twice a day."""
-    limit = "- Locks, and the records of `client.once`, end with the process."
-
-    assert {name for name in WITH_URL if limit in section_of(name)} == {"memory"}
-
-
 def test_no_more_than_five_questions() -> None:
     """On no path, and no path asks a question twice."""
     assert max(len(answers) for answers, _ in PATHS) <= QUESTIONS_MAX

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import threading
-from types import TracebackType
 from typing import Any
 
 from kazoo.exceptions import CancelledError, LockTimeout, NoNodeError
@@ -111,7 +110,5 @@ class Lock:
     def __enter__(self) -> None:
         self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

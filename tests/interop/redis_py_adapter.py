@@ -10,7 +10,7 @@ redis-py has no prefix, and its tests look at the key ``foo`` of the lock ``foo`
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
@@ -145,9 +145,7 @@ class Lock(_Common):
             return self
         raise self._entering_failed()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.release()
         except LockError:
@@ -215,9 +213,7 @@ class AsyncLock(_Common):
             return self
         raise self._entering_failed()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
             await self.release()
         except LockError:

@@ -1,7 +1,7 @@
 """
 Runs very many random schedules of all kinds on all cores: ``nox -s simulate-night``.
 
-``python -m tests.simulation.night --count=10000`` runs so many, and reports faults by kind and violations;
+``python -m tests.simulation.night --count=10000`` runs so many, and reports violations;
 ``--kind=once --seed=17`` runs one again, and shows what happened.
 """
 
@@ -18,18 +18,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import wraps
 from multiprocessing import get_context
-from typing import Any, NamedTuple, Self, TextIO
+from typing import NamedTuple, TextIO
 
 from lockkit_tools.simulation import describe, simulate
-from lockkit_tools.simulation.clock import Clock
-from lockkit_tools.simulation.member import Member
-from lockkit_tools.simulation.network import Network, NoAnswer, Node
-from lockkit_tools.simulation.schedule import Fault
-from lockkit_tools.simulation.world import Process, Task, World
 from tests.simulation import test_lock_set, test_once
 from tests.simulation.election import hold_elections, overlaps
 from tests.simulation.redlock import RedlockSimulation, schedule_of
@@ -40,7 +33,6 @@ BATCH = 100
 """Schedules that a worker runs at a time. More make the end wait for one worker; fewer are work for the parent."""
 PROGRESS_SECONDS = 30.0
 VIOLATIONS_SHOWN = 20
-SLOW_MESSAGE_SECONDS = 0.1
 
 
 class Kind(NamedTuple):
@@ -110,21 +102,15 @@ class Result:
 
     Attributes:
         counts: How many of each kind were run.
-        faults: What was done to clients, network and server: how often.
-        suffered: In how many schedules each of them was done.
         violations: Kind, seed and problem of those that broke a promise.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    suffered: Counter[str] = field(default_factory=Counter)
     violations: list[tuple[str, int, str]] = field(default_factory=list)
 
     def add(self, other: Result) -> None:
         """Add what came of others."""
         self.counts += other.counts
-        self.faults += other.faults
-        self.suffered += other.suffered
         self.violations += other.violations
 
 
@@ -182,19 +168,12 @@ def play(kind: Kind, seeds: range) -> Result:
     result = Result()
     gc.disable()  # see `play_one`
     try:
-        with Faults() as faults:
-            for seed in seeds:
-                problem = play_one(kind, seed)
-                counted = faults.take()
-                result.counts[kind.name] += 1
-                result.faults += counted
-                result.suffered.update(dict.fromkeys(counted, 1))
-                if problem:
-                    result.violations.append((kind.name, seed, problem))
+        for seed in seeds:
+            result.counts[kind.name] += 1
+            if problem := play_one(kind, seed):
+                result.violations.append((kind.name, seed, problem))
     finally:
         gc.enable()
-        # What `Faults` still saw when its own schedule was collected would stay: 65 kB for each schedule.
-        gc.collect(1)
     return result
 
 
@@ -213,83 +192,6 @@ def play_one(kind: Kind, seed: int) -> str:
         gc.collect(0)
 
 
-class Faults:
-    """Counts what is done to clients, network and server, of whatever kind the schedule is: at the simulated things."""
-
-    def __init__(self) -> None:
-        """Count nothing yet."""
-        self._counted: Counter[str] = Counter()
-        self._networks: list[Network] = []
-        self._ended = False
-        self._undo = ExitStack()
-
-    def __enter__(self) -> Self:
-        """Count from now on."""
-        self._watch(Process, "pause", lambda process: "" if process.paused or process.dead else "client paused")
-        self._watch(Process, "crash", lambda process: "" if process.dead or self._ended else "client killed")
-        self._watch(Task, "cancel", lambda _: "call cancelled")
-        self._watch(Network, "cut", _direction)
-        self._watch(NoAnswer, "__init__", lambda *_: "request without an answer")
-        self._watch(Node, "pause", lambda _: "server paused")
-        self._watch(Node, "stop", lambda _, *, lose_data=False: f"server stopped{', data lost' if lose_data else ''}")
-        self._watch(Clock, "jump", lambda *_: "time of day set")
-        self._watch(Member, "suffer", _member_fault)
-        self._watch(Network, "__init__", self._begin)
-        self._watch(World, "end", self._end)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Count no more."""
-        self._undo.close()
-
-    def take(self) -> Counter[str]:
-        """Give what was counted since the last call."""
-        slow = sum(network.slowest > SLOW_MESSAGE_SECONDS for network in self._networks)
-        self._networks.clear()
-        counted, self._counted = self._counted, Counter()
-        return counted + Counter({"network with slow messages": slow})
-
-    def _begin(self, network: Network, *_: object) -> str:
-        self._networks.append(network)
-        self._ended = False
-        return ""
-
-    def _end(self, _: World) -> str:
-        self._ended = True  # what is left is killed now: that is no fault
-        return ""
-
-    def _watch(self, owner: type, name: str, describe: Callable[..., str]) -> None:
-        original = getattr(owner, name)
-
-        @wraps(original)
-        def counting(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
-            what = describe(*args, **options)
-            if what:
-                self._counted[what] += 1
-            return original(*args, **options)
-
-        setattr(owner, name, counting)
-        self._undo.callback(setattr, owner, name, original)
-
-
-def _direction(_: Network, process: Process, node: Node, *, requests: bool = True, answers: bool = True) -> str:
-    del process, node
-    if requests and answers:
-        return "network cut"
-    return f"network cut for {'requests' if requests else 'answers'}"
-
-
-def _member_fault(_: Member, fault: Fault) -> str:
-    names = {
-        "exit": "event loop ended",
-        "close": "client closed",
-        "cut close": "close cancelled",
-        "break": "lock broken by force",
-        "no threads": "no task can be started",
-    }
-    return names.get(fault.kind, "")  # the others are counted where they happen
-
-
 def report(result: Result, wanted: int, seconds: float) -> Iterator[str]:
     """Write what came of a run, line by line."""
     count = result.counts.total()
@@ -299,8 +201,6 @@ def report(result: Result, wanted: int, seconds: float) -> Iterator[str]:
     for name, times in result.counts.items():
         violated = sum(kind == name for kind, *_ in result.violations)
         yield f"  {times:>11,} {name}, {violated} violated: {KINDS[name].about}"
-    for fault, times in result.faults.most_common():
-        yield f"  {times:>11,} {fault}, in {result.suffered[fault] / count:.1%} of the schedules"
     if not result.violations:
         yield "Every schedule kept every promise."
     for kind, seed, problem in sorted(result.violations)[:VIOLATIONS_SHOWN]:

@@ -6,8 +6,6 @@ import pytest
 
 from lockkit.aio import Client
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
-from lockkit.errors import BackendUnavailable, ConfigurationError
-from lockkit.url import parse
 from lockkit_tools.simulation import Conditions, History, Network, Node, Process, SimulatedRuntime, World
 from lockkit_tools.simulation.backend import client_of
 from lockkit_tools.simulation.claims import ClaimBackend, ClaimServer
@@ -100,23 +98,3 @@ def test_lease_of_a_crashed_process(*, notices_death: bool, expected: float) -> 
     service.world.end()
 
     assert times == pytest.approx([expected], abs=0.1)
-
-
-def test_no_answer_is_backend_unavailable() -> None:
-    """After the time that a call may take."""
-    service = Service(conditions=Conditions(requests_lost=1.0))
-    process = service.world.process("alice")
-
-    async def story() -> None:
-        with pytest.raises(BackendUnavailable, match=r"no answer from server within 0\.5 s"):
-            await service.backend(process).ping()
-
-    task = process.start(story(), "story", awaited=True)
-    service.world.run(task=task)
-    task.result()
-
-
-def test_backend_has_no_url() -> None:
-    """It is made from objects."""
-    with pytest.raises(ConfigurationError, match=r"simulation\.connect"):
-        ClaimBackend.open(parse("simulated://x"), {}, None)  # type: ignore[arg-type]

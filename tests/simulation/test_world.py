@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockkit.runtime import Runtime
-from lockkit_tools.simulation import Cancelled, Overrun, Process, SimulatedRuntime, World
+from lockkit_tools.simulation import Cancelled, Overrun, SimulatedRuntime, World
 from tests.simulation.support import sleep
 
 
@@ -33,11 +32,6 @@ def test_order_is_fixed_by_the_seed() -> None:
     assert len({order(seed) for seed in range(20)}) == 20
 
 
-def test_every_runnable_task_may_be_next() -> None:
-    """Each of three tasks is the first in some seed."""
-    assert {order(seed, tasks=3)[0] for seed in range(50)} == {"0", "1", "2"}
-
-
 def test_order_does_not_depend_on_the_order_of_waking() -> None:
     """Tasks woken in the order of a set (which differs from run to run) step in the order of the seed."""
 
@@ -63,23 +57,6 @@ def test_order_does_not_depend_on_the_order_of_waking() -> None:
         return done
 
     assert ran(backwards=False) == ran(backwards=True)
-
-
-def test_time_jumps_to_the_next_timer() -> None:
-    """An hour passes at once, and a process sees it on its own clock."""
-    world = World(1)
-    process = world.process("p", rate=1.5, offset=100.0)
-    times = []
-
-    async def run() -> None:
-        times.append(process.now())
-        await sleep(process, 3600.0)
-        times.append(process.now())
-
-    world.run(task=process.start(run(), "run"))
-
-    assert times == pytest.approx([100.0, 3700.0])
-    assert world.now == pytest.approx(2400.0)
 
 
 @pytest.mark.parametrize("offset", [0.0, 12345.678, 1e5])
@@ -248,119 +225,3 @@ def test_waiting_inside_a_mutex_is_found() -> None:
 
 class TestRuntime:
     """`SimulatedRuntime` keeps the promises of `lockkit.runtime.Runtime`."""
-
-    @pytest.fixture
-    def process(self) -> Process:
-        """A process."""
-        return World(1).process("p")
-
-    def test_is_a_runtime(self, process: Process) -> None:
-        """By its type, as the type checker sees it."""
-        runtime: Runtime = SimulatedRuntime(process)
-
-        assert runtime.kind == "simulated"
-
-    def test_owners_are_random_from_the_seed(self) -> None:
-        """32 hexadecimal digits, another each time, the same in each run."""
-        first, second = (SimulatedRuntime(World(7).process("p")) for _ in range(2))
-
-        owners = [first.owner() for _ in range(3)]
-        assert owners == [second.owner() for _ in range(3)]
-        assert len(set(owners)) == 3
-        assert all(len(owner) == 32 and int(owner, 16) >= 0 for owner in owners)
-
-    def test_event_wakes_all_who_wait(self, process: Process) -> None:
-        """In time, by its timeout, or at once if it is set already."""
-        runtime = SimulatedRuntime(process)
-        event = runtime.event()
-        answers = []
-
-        async def wait(timeout: float | None) -> None:
-            answers.append((timeout, await event.wait(timeout), round(process.now(), 3)))
-
-        for timeout in (None, 1.0, 3.0):
-            process.start(wait(timeout), "wait")
-        process.world.call_at(2.0, event.set)
-        process.world.call_at(5.0, lambda: process.start(wait(0.0), "late"))
-        process.world.run()
-
-        assert sorted(answers, key=repr) == [(0.0, True, 5.0), (1.0, False, 1.0), (3.0, True, 2.0), (None, True, 2.0)]
-        event.clear()
-        assert not event.is_set()
-
-    def test_settle_runs_to_its_end_though_the_caller_is_cancelled(self, process: Process) -> None:
-        """What must be undone is undone."""
-        runtime = SimulatedRuntime(process)
-        log = []
-
-        async def undo() -> None:
-            await runtime.sleep(5.0)
-            log.append("undone")
-
-        task = process.start(runtime.settle(undo(), 10.0), "caller", awaited=True)
-        process.world.call_at(1.0, task.cancel)
-        process.world.run()
-
-        assert task.done
-        assert log == ["undone"]
-
-    def test_settle_waits_only_so_long(self, process: Process) -> None:
-        """Then it is a `TimeoutError`, and the coroutine goes on."""
-        runtime = SimulatedRuntime(process)
-        log = []
-
-        async def undo() -> str:
-            await runtime.sleep(5.0)
-            log.append("undone")
-            return "done"
-
-        task = process.start(runtime.settle(undo(), 1.0), "caller", awaited=True)
-        patient = process.start(runtime.settle(undo(), 60.0), "caller", awaited=True)
-        process.world.run()
-
-        with pytest.raises(TimeoutError):
-            task.result()
-        assert patient.result() == "done"
-        assert log == ["undone", "undone"]
-
-    def test_cancelled_background_work_may_clean_up(self, process: Process) -> None:
-        """As when an event loop ends."""
-        runtime = SimulatedRuntime(process)
-        log = []
-
-        async def work() -> None:
-            await runtime.sleep(100.0)
-
-        async def clean_up() -> None:
-            await runtime.sleep(1.0)
-            log.append(process.now())
-
-        def cancel_all() -> None:
-            for task in list(process.tasks.values()):
-                task.cancel()
-
-        runtime.spawn("work", work, clean_up)
-        process.world.call_at(2.0, cancel_all)
-        process.world.run()
-
-        assert log == [pytest.approx(3.0)]
-
-    def test_io_awaits_what_can_be_awaited(self, process: Process) -> None:
-        """One spelling for values and coroutines."""
-        runtime = SimulatedRuntime(process)
-
-        async def run() -> list[object]:
-            return [await runtime.io(1), (await runtime.io(runtime.sleep(1.0)))]
-
-        task = process.start(run(), "run", awaited=True)
-        process.world.run()
-
-        assert task.result() == [1, None]
-
-    def test_file_descriptors_are_refused(self, process: Process) -> None:
-        """Nothing of this machine belongs to a simulated world."""
-        task = process.start(SimulatedRuntime(process).readable(0, 1.0), "run", awaited=True)
-        process.world.run()
-
-        with pytest.raises(RuntimeError, match="simulate the backend"):
-            task.result()

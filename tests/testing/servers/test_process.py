@@ -19,7 +19,7 @@ from lockkit_tools.servers import (
     require,
     wait_until,
 )
-from lockkit_tools.servers._ports import FIRST_PORT, LAST_PORT, Ports, is_free
+from lockkit_tools.servers._ports import FIRST_PORT, LAST_PORT, Ports
 from lockkit_tools.servers._process import Process, find_process, tree
 
 # Starts a server, tells its pid and directory, and then does what the test says.
@@ -119,17 +119,6 @@ def _run_exit_handlers() -> None:
     base._close_all()
 
 
-def test_restart_keeps_the_port() -> None:
-    """Clients find the server again where it was."""
-    with RedisServer() as server:
-        port, pid = server.port, server.pid
-
-        server.restart()
-
-        assert server.port == port
-        assert server.pid != pid
-
-
 def test_paused_server_answers_only_after_resume() -> None:
     """SIGSTOP: the connection stays open, nothing is answered."""
     with RedisServer() as server, server.connect(timeout=0.2) as connection:
@@ -198,12 +187,6 @@ def test_reserved_port_is_not_given_twice() -> None:
     one.close()
     assert other._lock(port)
     other.close()
-
-
-def test_port_with_a_listener_is_not_free() -> None:
-    """Servers that know nothing of reservations are seen too."""
-    with RedisServer() as server:
-        assert not is_free(server.port)
 
 
 def test_data_of_a_running_server_cannot_be_erased() -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lockkit_tools.resp import RespConnection
 from lockkit_tools.servers import FaultProxy, RedisServer, http2_call_ended, require, wait_until
 from lockkit_tools.servers._link import CHUNK_BYTES, CommandParser, Network
 from lockkit_tools.servers._ports import Ports
-from lockkit_tools.servers._resp import RespConnection
 
 # Bounds a wait for something that must come; and is long enough for what must not.
 PATIENCE = 30
@@ -100,13 +100,6 @@ def is_silent(connection: socket.socket) -> bool:
     finally:
         connection.settimeout(PATIENCE)
     return False
-
-
-def test_healthy_proxy_forwards_everything(client: socket.socket) -> None:
-    """A long message arrives unchanged."""
-    message = bytes(range(256)) * 4_000
-
-    assert asked(client, message) == message
 
 
 def test_end_of_the_client_s_stream_is_forwarded(client: socket.socket) -> None:

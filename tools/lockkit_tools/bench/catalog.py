@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,50 +21,48 @@ _POLL_SECONDS = 0.25
 """Longest back-off of lockkit's own polling, where a backend cannot wake its waiters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """
-    A library, or a baseline.
+    A library, or a baseline; see `Subject` for what has the same name there.
 
     Attributes:
         schemes: Of the URLs on which it locks.
         label: What people call it.
         target: Its adapter, within `lockkit_tools.bench.adapters`.
-        role: Library or baseline.
-        scope: Whom it excludes.
-        face: Its face.
         module: What must be there to import; empty for a baseline.
-        distribution: What is to be installed for it.
-        poll: See `Subject.poll`.
-        renews: See `Subject.renews`.
-        workloads: See `Subject.workloads`.
-        kinds: See `Subject.kinds`.
-        tuning: See `Subject.tuning`.
-        quick: Measured in a first look too.
+        distribution: What is to be installed for it; empty: it is called as the module is.
+        face: Its API.
+        scope: Whom it excludes.
         mode: For which option ``mode`` of the URL; None: for any, or none.
+        quick: Measured in a first look too.
     """
 
     schemes: tuple[str, ...]
     label: str
     target: str
-    role: Role = "peer"
-    scope: Scope = "network"
-    face: Face = "blocking"
     module: str = ""
+    _: KW_ONLY
     distribution: str = ""
+    face: Face = "blocking"
+    scope: Scope = "network"
+    mode: str | None = None
+    quick: bool = True
     poll: float = 0.0
     renews: bool = False
     workloads: tuple[str, ...] | None = None
     kinds: tuple[Kind, ...] = ("lock",)
     tuning: str = ""
-    mode: str | None = None
-    quick: bool = True
+
+    @property
+    def role(self) -> Role:
+        """Tell a library from a baseline."""
+        return "peer" if self.module else "baseline"
 
     def subject(self, url: str, group: str) -> Subject:
         """Make the subject for a URL."""
-        missing = ""
-        if self.module and find_spec(self.module) is None:
-            missing = f"not installed: pip install {self.distribution}"
+        distribution = self.distribution or self.module
+        missing = f"not installed: pip install {distribution}" if self.module and not find_spec(self.module) else ""
         return Subject(
             label=self.label,
             target=f"lockkit_tools.bench.adapters.{self.target}",
@@ -73,7 +71,7 @@ class Entry:
             face=self.face,
             role=self.role,
             scope=self.scope,
-            version=_version(self.distribution),
+            version=_version(distribution),
             poll=self.poll,
             renews=self.renews,
             workloads=self.workloads,
@@ -95,24 +93,29 @@ _DRIVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What adapters import when they connect, by the scheme."""
 
-_NODE = ("redis", "valkey", "unix")
-_ETCD = ("etcd", "etcd3")
+_NODE, _REDLOCK, _FILE = ("redis", "valkey", "unix"), ("redlock",), ("file",)
+_ETCD, _ZOOKEEPER = ("etcd", "etcd3"), ("zookeeper", "zk")
+
+_PAIRS = ("pair", "contention")
+_WAITS = (*_PAIRS, "handoff")
+
 _WAITS_FOR_EVER = "its own limit of the waiting time is lifted"
 _POOL = "connection pool of 10,000, no socket timeout"
+_WATCHES = "one transaction and one delete; who is late watches the key"
 
 # Schemes, scope, the interval in which a waiter looks again, whether its heart keeps the lock alive, and the mode.
 _TOOZ: tuple[tuple[tuple[str, ...], Scope, float, bool, str | None], ...] = (
-    (("file",), "machine", 0.1, False, None),
+    (_FILE, "machine", 0.1, False, None),
     (("redis", "valkey"), "network", 0.1, True, None),
-    (("zookeeper", "zk"), "network", 0.0, True, None),
-    (("etcd", "etcd3"), "network", 1.0, True, None),
+    (_ZOOKEEPER, "network", 0.0, True, None),
+    (_ETCD, "network", 1.0, True, None),
     (("postgresql",), "network", 0.0, False, "advisory"),
     (("mysql", "mariadb"), "network", 1.0, False, "advisory"),
 )
 
-# Schemes, scope, the API, the adapter, and the interval in which a waiter looks again: it doubles up to the ttl.
+# Schemes, scope, the API, the adapter, and the interval in which a waiter looks again.
 _MITHRIL: tuple[tuple[tuple[str, ...], Scope, Face, str, float], ...] = (
-    (("file",), "machine", "blocking", "mithril:Mithril", 0.1),
+    (_FILE, "machine", "blocking", "mithril:Mithril", 0.1),
     (_NODE, "network", "blocking", "mithril:Mithril", 0.0),
     (_NODE, "network", "asyncio", "mithril:MithrilAsyncio", 0.0),
 )
@@ -123,244 +126,86 @@ _SQL: tuple[tuple[tuple[str, ...], str, str, Scope], ...] = (
     (("mariadb", "mysql"), "PyMySQL", "Mysql", "network"),
 )
 
-# Of the standard library: what is in both modules, and the module of each API.
-_STANDARD: tuple[tuple[str, Kind], ...] = (("Lock", "lock"), ("Semaphore", "permit"))
-_MODULES: tuple[tuple[Face, str], ...] = (("blocking", "threading"), ("asyncio", "asyncio"))
-
 # Ratios are taken to the first baseline of an API.
+# fmt: off
 ENTRIES: tuple[Entry, ...] = (
-    *(
-        Entry(
-            schemes=("memory",),
-            label=f"{module}.{name}",
-            target=f"memory:{module.capitalize()}{name}",
-            role="baseline",
-            scope="process",
-            face=face,
-            kinds=(kind,),
-        )
-        for name, kind in _STANDARD
-        for face, module in _MODULES
-    ),
+    Entry(("memory",), "threading.Lock", "memory:Threading", scope="process"),
+    Entry(("memory",), "asyncio.Lock", "memory:Asyncio", scope="process", face="asyncio"),
+    Entry(("memory",), "threading.Semaphore", "memory:Threading", scope="process", kinds=("permit",)),
+    Entry(("memory",), "asyncio.Semaphore", "memory:Asyncio", scope="process", face="asyncio", kinds=("permit",)),
+    Entry(_FILE, "flock + read + write", "files:Flock", scope="machine", kinds=("lock", "locks")),
+    Entry(_FILE, "portalocker", "files:Portalocker", "portalocker", scope="machine", poll=0.25, tuning=_WAITS_FOR_EVER),
+    Entry(_FILE, "filelock", "files:FileLock", "filelock", scope="machine", poll=0.05),
+    Entry(_FILE, "filelock", "files:AsyncFileLock", "filelock", scope="machine", face="asyncio", poll=0.05),
     Entry(
-        schemes=("file",),
-        label="flock + read + write",
-        target="files:Flock",
-        role="baseline",
-        scope="machine",
-        kinds=("lock", "locks"),
-    ),
-    Entry(
-        schemes=("file",),
-        label="portalocker",
-        target="files:Portalocker",
-        scope="machine",
-        module="portalocker",
-        distribution="portalocker",
-        poll=0.25,
-        tuning=_WAITS_FOR_EVER,
-    ),
-    Entry(
-        schemes=("file",),
-        label="filelock",
-        target="files:FileLock",
-        scope="machine",
-        module="filelock",
-        distribution="filelock",
-        poll=0.05,
-    ),
-    Entry(
-        schemes=("file",),
-        label="filelock",
-        target="files:AsyncFileLock",
-        scope="machine",
-        face="asyncio",
-        module="filelock",
-        distribution="filelock",
-        poll=0.05,
-    ),
-    Entry(
-        schemes=_NODE,
-        label="raw socket",
-        target="redis:RawRedis",
-        role="baseline",
-        workloads=("pair", "contention"),
+        _NODE, "raw socket", "redis:RawRedis", workloads=_PAIRS, tuning="asks again at once while the lock is busy",
         kinds=("lock", "read", "write", "permit", "locks", "once"),
-        tuning="asks again at once while the lock is busy",
     ),
     Entry(
-        schemes=_NODE,
-        label="raw socket + BLPOP",
-        target="redis:RawPushRedis",
-        role="baseline",
-        workloads=("contention", "handoff", "idle"),
-        kinds=("lock", "election"),
+        _NODE, "raw socket + BLPOP", "redis:RawPushRedis",
+        workloads=("contention", "handoff", "idle"), kinds=("lock", "election"),
     ),
+    Entry(_NODE, "redis-py Lock", "redis:RedisPy", "redis", poll=0.1, tuning=_POOL),
+    Entry(_NODE, "redis-py Lock", "redis:RedisPyAsyncio", "redis", face="asyncio", poll=0.1, tuning=_POOL),
     Entry(
-        schemes=_NODE,
-        label="redis-py Lock",
-        target="redis:RedisPy",
-        module="redis",
-        distribution="redis",
-        poll=0.1,
-        tuning=_POOL,
+        _NODE, "python-redis-lock", "redis:PythonRedisLock", "redis_lock",
+        distribution="python-redis-lock", renews=True, tuning=_POOL,
     ),
-    Entry(
-        schemes=_NODE,
-        label="redis-py Lock",
-        target="redis:RedisPyAsyncio",
-        face="asyncio",
-        module="redis",
-        distribution="redis",
-        poll=0.1,
-        tuning=_POOL,
-    ),
-    Entry(
-        schemes=_NODE,
-        label="python-redis-lock",
-        target="redis:PythonRedisLock",
-        module="redis_lock",
-        distribution="python-redis-lock",
-        renews=True,
-        tuning=_POOL,
-    ),
-    Entry(
-        schemes=_NODE,
-        label="fencekit",
-        target="redis:Fencekit",
-        module="fencekit",
-        distribution="fencekit",
-        poll=0.05,
-        tuning=f"{_POOL}, waits for up to a day",
-    ),
+    Entry(_NODE, "fencekit", "redis:Fencekit", "fencekit", poll=0.05, tuning=f"{_POOL}, waits for up to a day"),
     *(
         Entry(
-            schemes=schemes,
-            label="mithril-locks",
-            target=target,
-            scope=scope,
-            face=face,
-            module="mithril",
-            distribution="mithril-locks",
-            poll=poll,
-            renews=True,
-            tuning=_WAITS_FOR_EVER,
+            schemes, "mithril-locks", target, "mithril", distribution="mithril-locks",
+            scope=scope, face=face, poll=poll, renews=True, tuning=_WAITS_FOR_EVER,
         )
+        # The interval doubles up to the ttl.
         for schemes, scope, face, target, poll in _MITHRIL
     ),
     Entry(
-        schemes=("redlock",),
-        label="raw sockets, fenced",
-        target="redis:RawFencedRedlock",
-        role="baseline",
-        poll=0.002,
-        workloads=("pair", "contention"),
+        _REDLOCK, "raw sockets, fenced", "redis:RawFencedRedlock", workloads=_PAIRS, poll=0.002,
         tuning="three rounds, each sent to all nodes before an answer is read",
     ),
     Entry(
-        schemes=("redlock",),
-        label="raw sockets, no token",
-        quick=False,
-        target="redis:RawRedlock",
-        role="baseline",
-        poll=0.002,
-        workloads=("pair", "contention"),
+        _REDLOCK, "raw sockets, no token", "redis:RawRedlock", workloads=_PAIRS, poll=0.002, quick=False,
         tuning="two rounds, each sent to all nodes before an answer is read",
     ),
     *(
-        Entry(
-            schemes=schemes,
-            label=label,
-            target=target,
-            module=module,
-            distribution=distribution,
-            poll=0.2,
-            tuning=tuning,
-            quick=quick,
-        )
+        Entry(schemes, label, target, module, distribution=distribution, poll=0.2, tuning=tuning, quick=quick)
         # They lock on one node as they do on five.
-        for schemes, quick in ((_NODE, False), (("redlock",), True))
+        for schemes, quick in ((_NODE, False), (_REDLOCK, True))
         for label, target, module, distribution, tuning in (
             ("pottery Redlock", "redis:Pottery", "pottery", "pottery", _POOL),
             ("redlock-py", "redis:RedlockPy", "redlock", "redlock-py", f"{_POOL}, asked again when it gives up"),
         )
     ),
     Entry(
-        schemes=_ETCD,
-        label="gRPC, by hand",
-        target="etcd:RawEtcd",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
+        _ETCD, "gRPC, by hand", "etcd:RawEtcd", workloads=_WAITS, tuning=_WATCHES,
         kinds=("lock", "read", "write", "permit", "locks", "election"),
-        tuning="one transaction and one delete; who is late watches the key",
     ),
+    Entry(_ETCD, "gRPC, by hand", "etcd:RawEtcdAsyncio", face="asyncio", workloads=_WAITS, tuning=_WATCHES),
+    Entry(_ETCD, "pyetcd", "etcd:PyEtcd", "pyetcd", distribution="etcd-sdk-python", tuning=_WAITS_FOR_EVER),
     Entry(
-        schemes=_ETCD,
-        label="gRPC, by hand",
-        target="etcd:RawEtcdAsyncio",
-        face="asyncio",
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
-        tuning="one transaction and one delete; who is late watches the key",
-    ),
-    Entry(
-        schemes=_ETCD,
-        label="pyetcd",
-        target="etcd:PyEtcd",
-        module="pyetcd",
-        distribution="etcd-sdk-python",
-        tuning=_WAITS_FOR_EVER,
-    ),
-    Entry(
-        schemes=_ETCD,
-        label="etcd3gw",
-        target="etcd:Etcd3Gw",
-        module="etcd3gw",
-        distribution="etcd3gw",
-        poll=0.05,
+        _ETCD, "etcd3gw", "etcd:Etcd3Gw", "etcd3gw", poll=0.05,
         tuning="asked again while it says no: its `with` enters without the lock",
     ),
     Entry(
-        schemes=("zookeeper", "zk"),
-        label="kazoo, by hand",
-        target="zookeeper:RawZooKeeper",
-        kinds=("lock", "locks"),
-        role="baseline",
-        workloads=("pair", "contention", "handoff"),
+        _ZOOKEEPER, "kazoo, by hand", "zookeeper:RawZooKeeper", workloads=_WAITS, kinds=("lock", "locks"),
         tuning="create, get_children, delete; watches the one before",
     ),
     Entry(
-        schemes=("zookeeper", "zk"),
-        label="kazoo Lock",
-        target="zookeeper:KazooLock",
-        module="kazoo",
-        distribution="kazoo",
-        renews=True,
+        _ZOOKEEPER, "kazoo Lock", "zookeeper:KazooLock", "kazoo", renews=True,
         kinds=("lock", "read", "write", "permit", "locks", "election"),
     ),
     *(
         Entry(
-            schemes=schemes,
-            label=f"{library}, by hand",
-            target=f"sql:Raw{database}Table",
-            kinds=("lock", "locks"),
-            role="baseline",
-            scope=scope,
-            poll=0.002,
-            workloads=("pair", "contention"),
-            mode="table",
+            schemes, f"{library}, by hand", f"sql:Raw{database}Table", mode="table",
+            scope=scope, poll=0.002, workloads=_PAIRS, kinds=("lock", "locks"),
         )
         for schemes, library, database, scope in (*_SQL, (("sqlite",), "sqlite3", "Sqlite", "machine"))
     ),
     *(
         Entry(
-            schemes=schemes,
-            label=f"{library}, {what}",
-            quick=not unfenced,
-            target=f"sql_session:Raw{database}{mode.capitalize()}{unfenced}",
-            role="baseline",
-            workloads=("pair", "contention", "handoff"),
-            mode=mode,
+            schemes, f"{library}, {what}", f"sql:Raw{database}{mode.capitalize()}{unfenced}",
+            mode=mode, quick=not unfenced, workloads=_WAITS,
         )
         for mode in ("row", "advisory")
         for schemes, library, database, _ in _SQL
@@ -368,15 +213,10 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *(
         Entry(
-            schemes=("postgresql", "mariadb", "mysql"),
-            label=label,
-            target=target,
-            module="sqlalchemy_dlock",
-            distribution="sqlalchemy-dlock",
-            tuning=f"{connection}; advisory locks, without token and ttl; no limit on the pool",
-            mode=mode,
+            ("postgresql", "mariadb", "mysql"), label, target, "sqlalchemy_dlock", distribution="sqlalchemy-dlock",
             # The same lock beside each of lockkit's modes: once is enough for a first look.
-            quick=mode == "advisory",
+            mode=mode, quick=mode == "advisory",
+            tuning=f"{connection}; advisory locks, without token and ttl; no limit on the pool",
         )
         for mode in ("table", "row", "advisory")
         for label, target, connection in (
@@ -386,21 +226,13 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *(
         Entry(
-            schemes=schemes,
-            label="tooz",
-            target="tooz:Tooz",
-            scope=scope,
-            module="tooz",
-            distribution="tooz",
-            poll=poll,
-            renews=renews,
-            mode=mode,
-            quick=False,
-            tuning="with its heart beating",
+            schemes, "tooz", "tooz:Tooz", "tooz",
+            scope=scope, poll=poll, renews=renews, mode=mode, quick=False, tuning="with its heart beating",
         )
         for schemes, scope, poll, renews, mode in _TOOZ
     ),
 )
+# fmt: on
 
 
 def subjects(

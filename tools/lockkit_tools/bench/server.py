@@ -1,82 +1,74 @@
-"""Finds who can be asked what a server does: one class for each kind of server, by the URL's scheme."""
+"""What a server says about itself: commands and connections while it is used, version and durability."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-from lockkit.url import parse
-from lockkit_tools.bench.addresses import addresses, why_not_through
-from lockkit_tools.bench.machine import file_system
-from lockkit_tools.bench.observer import Observer
-from lockkit_tools.bench.redis_connection import node_urls
+from typing import Self
 
 
-class _Directory(Observer):
-    """Lock files: what they lie on."""
+class Observer:
+    """A server that cannot be asked: no figures. A context manager; made before those who use the server connect."""
+
+    _began = 0.0
+    _commands: float | None = None
 
     def __init__(self, url: str) -> None:
-        self._path = Path(parse(url).path)
+        """Connect; of this class: to nothing."""
+
+    @classmethod
+    def can_ask(cls, url: str) -> bool:
+        """Whether the server of a URL can be asked, as far as the URL says."""
+        del url
+        return True
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._commands = self.commands()
+        self._began = time.monotonic()
+
+    def end(self) -> dict[str, float]:
+        """Give ``commands_per_second`` since `begin`, and the ``connections`` that are new since this was made."""
+        seconds = time.monotonic() - self._began
+        commands, connections = self.commands(), self.connections()
+        seen = {} if connections is None else {"connections": max(0.0, connections)}
+        if commands is not None and self._commands is not None:
+            seen["commands_per_second"] = max(0.0, commands - self._commands) / seconds
+        return seen
+
+    def commands(self) -> float | None:
+        """
+        Give all commands so far, of everybody: meant for a server that nobody else uses meanwhile.
+
+        But for our own questions; None if the server does not tell.
+        """
+        return None
+
+    def connections(self) -> float | None:
+        """Give those that are new since this was made: those of an earlier subject may still be closing."""
+        return None
 
     def about(self) -> dict[str, str]:
-        found = file_system(self._path)
-        return {"files on": found} if found else {}
+        """Give version and settings that matter for speed and durability."""
+        return {}
+
+    def close(self) -> None:
+        """Disconnect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def watch(url: str) -> Observer:
-    """Make the observer for a URL; one that gives no figures where the server cannot be asked."""
-    if not url:
-        return Observer()
-    parsed = parse(url)
-    if parsed.base in _REDIS:
-        return _load("server_redis:RedisObserver")(node_urls(url)) if parsed.driver is None else Observer()
-    if parsed.base == "file":
-        return _Directory(url)
-    if parsed.base == "sqlite":
-        return _load("server_sql:SqliteObserver")(url)
-    # Servers with certificates, and those behind a Unix socket, are not asked.
-    if parsed.base in _NETWORK and not why_not_through(url):
-        return _NETWORK[parsed.base](url)
-    return Observer()
+    """
+    Make the observer for a URL; one that gives no figures where the server cannot be asked.
 
-
-def _load(target: str) -> Callable[..., Observer]:
-    """Import a class when it is wanted: the processes that lock load this module too, and must start quickly."""
-    module, _, name = target.partition(":")
-    found: Any = getattr(import_module(f"lockkit_tools.bench.{module}"), name)
-    return found  # type: ignore[no-any-return]
-
-
-def _zookeeper(url: str) -> Observer:
-    return _load("server_quorum:ZooKeeperObserver")(addresses(url))
-
-
-def _etcd(url: str) -> Observer:
-    return _load("server_quorum:EtcdObserver")(addresses(url))
-
-
-def _postgresql(url: str) -> Observer:
-    return _load("server_sql:PostgresObserver")(url) if find_spec("psycopg") else Observer()
-
-
-def _mysql(url: str) -> Observer:
-    return _load("server_sql:MysqlObserver")(url) if find_spec("pymysql") else Observer()
-
-
-_REDIS = ("redis", "valkey", "unix", "redlock")
-
-_NETWORK: Mapping[str, Callable[[str], Observer]] = MappingProxyType(
-    {
-        "zookeeper": _zookeeper,
-        "zk": _zookeeper,
-        "etcd": _etcd,
-        "etcd3": _etcd,
-        "postgresql": _postgresql,
-        "mysql": _mysql,
-        "mariadb": _mysql,
-    }
-)
+    Raises:
+        OSError: The server does not answer, or does not let us in.
+    """
+    # Loaded when it is wanted: the processes that lock load this module too, and must start quickly.
+    made: Observer = import_module("lockkit_tools.bench.observers").observer(url) if url else Observer(url)
+    return made

@@ -22,7 +22,7 @@ from lockkit.runtime import drive
 from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 from lockkit_tools.bench import catalog
-from lockkit_tools.bench.adapters.base import BlockingAdapter, load
+from lockkit_tools.bench.adapters.base import load
 from lockkit_tools.bench.machine import machine
 from lockkit_tools.bench.reachable import require_answers
 from lockkit_tools.bench.report import Report
@@ -207,7 +207,7 @@ def _erase(outcome: Outcome, urls: Sequence[str]) -> None:
     used = (cell.subject for cell in outcome.cells if cell.turns and cell.subject.url in urls)
     for subject in {(one.target, one.url): one for one in used if one.role != "lockkit"}.values():
         adapter = load(subject.target)(subject.url, outcome.settings.ttl)
-        if isinstance(adapter, BlockingAdapter) and adapter.leaves_something:
+        if adapter.leaves_something:
             try:
                 drive(adapter.open())
                 try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import lockkit
@@ -84,9 +83,7 @@ class ThrowawayServers:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._tell("ending the servers")
         self._stack.close()
 

@@ -61,29 +61,11 @@ class Verdict:
 
 
 def judge(sections: Iterable[Section]) -> Verdict:
-    """Look for sections that overlap, and for tokens that do not increase in the order of the sections."""
-    ordered = sorted(sections, key=lambda section: section[:2])
-    overlaps = disorders = 0
-    example = ""
-    inside: Section | None = None  # of those that began, the one that ends last
-    highest: int | None = None
-    for section in ordered:
-        if inside is not None and section.began_ns < inside.ended_ns:
-            overlaps += 1
-            example = example or _overlap(inside, section)
-        if inside is None or section.ended_ns > inside.ended_ns:
-            inside = section
-        if section.token is None:
-            continue
-        if highest is not None and section.token <= highest:
-            disorders += 1
-            example = example or f"token {section.token} of contender {section.contender} came after {highest}"
-        highest = section.token if highest is None else max(highest, section.token)
-    return Verdict(len(ordered), overlaps, disorders, example)
+    """
+    Look for writers that were inside with others, and for tokens not above those of the writers before.
 
-
-def judge_readers(sections: Iterable[Section]) -> Verdict:
-    """Look for writers that were inside with others, and for tokens not above those of the writers before."""
+    A plain lock has writers only.
+    """
     ordered = sorted(sections, key=lambda section: section[:2])
     overlaps = disorders = 0
     example = ""

@@ -1,8 +1,8 @@
 """
 The process in which one subject is measured.
 
-Forked by `lockkit.testing.fork_servers` for `lockkit_tools.bench.worker_pool`. It reads one job (a line of JSON)
-from its standard input, and answers on what was its standard output:
+Forked by `lockkit.testing.fork_servers` for `lockkit_tools.bench.worker_pool`. Its standard input is a connection to
+that process, on which it gets one job, and answers:
 
 =====================  ====================================================================
 from the parent        to the parent
@@ -22,6 +22,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from lockkit.runtime import drive
@@ -33,10 +34,7 @@ from lockkit_tools.bench.workloads import WORKLOADS
 
 def main() -> NoReturn:
     """Do one job and end."""
-    # What a library prints must not get between the messages.
-    outgoing = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    parent = ParentPipe(sys.stdin.fileno(), outgoing)
+    parent = ParentPipe(Connection(sys.stdin.fileno()))
     status = 0
     try:
         parent.send({"result": _work(parent.job(), parent)})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from typing import Any, Self
 
 from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
@@ -68,63 +67,57 @@ class WorkerPool:
     def results(self) -> list[dict[str, Any]]:
         """Wait for the end of all workers; give their results in the order in which they were started."""
         found: dict[int, dict[str, Any]] = {}
-        poll = select.poll()
-        by_fd = {worker.fileno(): index for index, worker in enumerate(self._workers)}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
+        left: dict[object, int] = {worker.connection: index for index, worker in enumerate(self._workers)}
         deadline = time.monotonic() + self.limit
-        while len(found) < len(self._workers):
-            readable = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not readable:
-                message = f"no answer within {self.limit:g} s"
-                raise WorkerFailed(message)
-            for fd, _ in readable:
-                poll.unregister(fd)
-                found[by_fd[fd]] = self._workers[by_fd[fd]].result()
+        while left:
+            ready = wait(
+                [self._workers[index].connection for index in left.values()], max(0.0, deadline - time.monotonic())
+            )
+            if not ready:
+                raise _silent(self.limit)
+            for connection in ready:
+                index = left.pop(connection)
+                found[index] = self._workers[index].result()
         return [found[index] for index in range(len(self._workers))]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _uninterrupted():
             for worker in self._workers:
                 worker.end()
 
 
 class WorkerProcess:
-    """One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`."""
+    """
+    One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`.
+
+    Attributes:
+        pid: Its number.
+        connection: On which both say it.
+    """
 
     def __init__(self, fork_server: ForkServer, limit: float, pass_fds: Sequence[int]) -> None:
         self._fork_server = fork_server
         self._deadline = time.monotonic() + limit
         self._limit = limit
-        self._buffer = b""
         self._ended = False
-        with ExitStack() as theirs:
-            complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-            its_input, ours_to_write = os.pipe()
-            theirs.callback(os.close, its_input)
-            ours_to_read, its_output = os.pipe()
-            theirs.callback(os.close, its_output)
-            self._complaints, self._writer, self._reader = complaints, ours_to_write, ours_to_read
-            standard = {0: its_input, 1: its_output, 2: complaints.fileno()}
-            try:
-                self.pid = fork_server.fork(standard | {fd: fd for fd in pass_fds})
-            except ForkServerGone as error:
-                self._close()
-                raise WorkerFailed(str(error)) from error
-
-    def fileno(self) -> int:
-        """Give the file descriptor on which the worker answers."""
-        return self._reader
+        self.connection, theirs = Pipe()
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        # What a library prints must not get between the messages: it is a complaint.
+        standard = {0: theirs.fileno(), 1: self._complaints.fileno(), 2: self._complaints.fileno()}
+        try:
+            self.pid = fork_server.fork(standard | {fd: fd for fd in pass_fds})
+        except ForkServerGone as error:
+            self._close()
+            raise WorkerFailed(str(error)) from error
+        finally:
+            theirs.close()
 
     def ready(self) -> dict[str, Any]:
         """Wait until the worker is ready."""
-        data: dict[str, Any] = self._receive("ready")
-        return data
+        return self._receive("ready")
 
     def go(self, **data: Any) -> None:
         """Give the word to go on after `ready`."""
@@ -132,23 +125,18 @@ class WorkerProcess:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send a message."""
-        data = json.dumps(message).encode() + b"\n"
         try:
-            while data:
-                data = data[os.write(self._writer, data) :]
+            self.connection.send(message)
         except BrokenPipeError:
             raise WorkerFailed(self._why_it_ended()) from None
 
     def result(self) -> dict[str, Any]:
         """Wait for the end."""
-        data: dict[str, Any] = self._receive("result")
-        return data
+        return self._receive("result")
 
     def answers_within(self, seconds: float) -> bool:
         """Tell whether there is something to read from it within so many seconds."""
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
-        return b"\n" in self._buffer or bool(poll.poll(seconds * 1000))
+        return self.connection.poll(seconds)
 
     def end(self) -> None:
         """Kill the process unless it has ended, and reap it."""
@@ -159,31 +147,18 @@ class WorkerProcess:
             self._reap()
         self._close()
 
-    def _receive(self, wanted: str) -> Any:  # noqa: ANN401 - JSON
-        message = json.loads(self._line())
+    def _receive(self, wanted: str) -> dict[str, Any]:
+        if not self.connection.poll(max(0.0, self._deadline - time.monotonic())):
+            raise _silent(self._limit)
+        try:
+            message: dict[str, Any] = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise WorkerFailed(self._why_it_ended()) from None
         if "error" in message:
             raise WorkerFailed(message["error"])
-        if wanted not in message:
-            text = f"the worker said {sorted(message)} where {wanted!r} was due"
-            raise WorkerFailed(text)
-        return message[wanted]
-
-    def _line(self) -> bytes:
-        fd = self.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        pieces = [self._buffer]
-        while b"\n" not in pieces[-1]:
-            left = self._deadline - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                message = f"no answer within {self._limit:g} s"
-                raise WorkerFailed(message)
-            chunk = os.read(fd, 1 << 20)
-            if not chunk:
-                raise WorkerFailed(self._why_it_ended())
-            pieces.append(chunk)
-        line, _, self._buffer = b"".join(pieces).partition(b"\n")
-        return line
+        assert wanted in message, f"the worker said {sorted(message)} where {wanted!r} was due"
+        data: dict[str, Any] = message[wanted]
+        return data
 
     def _why_it_ended(self) -> str:
         ended = self._reap()
@@ -194,20 +169,21 @@ class WorkerProcess:
 
     def _reap(self) -> str:
         """Wait for its end; tell how it ended, as far as anybody knows."""
-        # An answer that is not waited for would be taken for that to the next order.
-        with _uninterrupted():
-            try:
-                status = self._fork_server.reap(self.pid)
-            except ForkServerGone as error:
-                return str(error)
-            finally:
-                self._ended = True
+        try:
+            status = self._fork_server.reap(self.pid)
+        except ForkServerGone as error:
+            return str(error)
+        finally:
+            self._ended = True
         return f"its process ended with status {status}"
 
     def _close(self) -> None:
-        os.close(self._writer)
-        os.close(self._reader)
+        self.connection.close()
         self._complaints.close()
+
+
+def _silent(limit: float) -> WorkerFailed:
+    return WorkerFailed(f"no answer within {limit:g} s")
 
 
 def _fork_server(subject: Subject) -> ForkServer:

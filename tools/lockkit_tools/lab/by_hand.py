@@ -12,7 +12,7 @@ from typing import Any
 
 from lockkit.units import Instant
 from lockkit_tools.lab.scenario import TTL
-from lockkit_tools.lab.services import RedisKeys, RedisService
+from lockkit_tools.lab.services import ByHand
 from lockkit_tools.simulation.world import Process
 
 POLL_SECONDS = 0.2
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 class Recipe:
     """One client's way to lock."""
 
-    def __init__(self, process: Process, service: RedisService) -> None:
+    def __init__(self, process: Process, service: ByHand) -> None:
         """Use the server of a service."""
         self._process = process
         self._service = service
@@ -35,16 +35,16 @@ class Recipe:
 
     async def release(self) -> None:
         """Delete the key."""
-        await self._run(RedisKeys.delete)
+        await self._run(ByHand.delete)
 
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
         raise NotImplementedError
 
     async def _run(self, command: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - the reply
-        master = self._service.master
+        service = self._service
         # As the owner of the lock, for the drawing.
-        self._service.owners[self._process.name] = self._process.name
-        return await self._service.network.call(self._process, master.node, lambda: command(master, *arguments), TTL)
+        service.owners[self._process.name] = self._process.name
+        return await service.network.call(self._process, service.node, lambda: command(service, *arguments), TTL)
 
 
 class SetNx(Recipe):
@@ -52,7 +52,7 @@ class SetNx(Recipe):
 
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
         del wall
-        return inf if await self._run(RedisKeys.set_if_absent, self._process.name) else None
+        return inf if await self._run(ByHand.set_if_absent, self._process.name) else None
 
 
 class UncheckedDelete(Recipe):
@@ -61,7 +61,7 @@ class UncheckedDelete(Recipe):
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
         del wall
         sent = self._process.world.now
-        granted = await self._run(RedisKeys.set_if_absent, self._process.name, TTL)
+        granted = await self._run(ByHand.set_if_absent, self._process.name, TTL)
         return sent + TTL if granted else None
 
 
@@ -71,12 +71,12 @@ class GetSet(Recipe):
     async def _try(self, wall: Callable[[], float]) -> Instant | None:
         mine = f"{self._process.name}.{wall() + TTL!r}"
         until = self._process.world.now + TTL
-        if await self._run(RedisKeys.set_if_absent, mine):
+        if await self._run(ByHand.set_if_absent, mine):
             return until
-        seen = await self._run(RedisKeys.look)
+        seen = await self._run(ByHand.look)
         if seen is None or float(seen.partition(".")[2]) >= wall():
             return None
-        return until if await self._run(RedisKeys.swap, mine) == seen else None
+        return until if await self._run(ByHand.swap, mine) == seen else None
 
 
 RECIPES: dict[str, type[Recipe]] = {"setnx": SetNx, "delete": UncheckedDelete, "getset": GetSet}

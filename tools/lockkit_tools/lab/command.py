@@ -65,7 +65,7 @@ def lab(  # the signature is the command line
     Exit status: 0, whatever the verdict; 78 if the scenario or an option is wrong.
     """
     if find_spec("redis") is None:
-        message = "lockkit lab runs the code of the Redis backends: install their driver, pip install 'lockkit[redis]'"
+        message = "lockkit lab runs the code of the Redlock backend: install their driver, pip install 'lockkit[redis]'"
         raise ConfigurationError(message)
     if list_all or scenario is None:
         _list_scenarios(as_json=as_json)

@@ -1,20 +1,19 @@
 """
 The lock services of the lab: for each backend its simulated servers, and clients of them.
 
-What decides is the code that users run, wherever its connections can be simulated: the engine always, the backends of
-Redis and Redlock. For etcd and ZooKeeper a model of a replicated service stands in, and `Service.parts` says so.
+What decides is the code that users run, wherever its connections can be simulated: the engine always, and the backend
+of Redlock. For the others a model of a lock service stands in, and `Service.parts` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any, ClassVar
 
 from lockkit.aio import Client
-from lockkit.backend import Busy, Grant, Host, LockBackend, Request
-from lockkit.backends.redis.backend import RedisBackend
-from lockkit.backends.redis.keys import lock_key
+from lockkit.backend import Busy, Grant, Host, LockBackend, LossReason, Request
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
@@ -22,23 +21,29 @@ from lockkit.units import Instant, Seconds
 from lockkit_tools.lab.record import Mark, Message, Record, Span
 from lockkit_tools.lab.scenario import TTL, Backend, Scene
 from lockkit_tools.simulation.backend import SimulatedBackend, client_of
-from lockkit_tools.simulation.history import Freed, Granted, History, Kept
 from lockkit_tools.simulation.network import Conditions, Network, Node
-from lockkit_tools.simulation.redis import DEFAULTS, RedisModel, SimulatedTopology
 from lockkit_tools.simulation.redlock import Hosting, SimulatedNodes, VotingNode
 from lockkit_tools.simulation.server import LockServer
+from lockkit_tools.simulation.server import Record as LockRecord
 from lockkit_tools.simulation.world import Process, World
 
 NAME = "report"
 """The lock of every scene."""
-
-_KEY = lock_key(DEFAULTS["prefix"], NAME)
 
 WALL_CLOCK = -1_700_000_000.0 + 1.0
 """The servers' time of day starts at 1 s, so that tokens are small numbers."""
 
 RUNNING_SINCE = 3600.0
 """Nodes of a Redlock have been running for so long when a scene starts, seconds: longer than any lease."""
+
+
+CALL_SECONDS = 1.0
+"""Seconds that a client of a model waits for an answer. Shorter than drivers do, so that pictures stay short."""
+
+REPLICATION_SECONDS = 0.001
+
+ACKNOWLEDGE_SECONDS = 0.4
+"""Seconds that a client waits for replicas to acknowledge."""
 
 
 class RecordingNetwork(Network):
@@ -199,96 +204,6 @@ def label_of(name: str) -> str:
     return f"node {name[4:]}" if name.startswith("node") else name
 
 
-# -- Redis ------------------------------------------------------------------------------------------------------------
-
-
-class RedisKeys(RedisModel):
-    """A Redis whose lock is watched, and which runs the plain commands of the locks by hand."""
-
-    keeping: Keeping
-
-    def put(self, key: str, value: str, seconds: Seconds = inf) -> None:
-        super().put(key, value, seconds)
-        if key == _KEY:
-            self.keeping.put(value, self.strings[key][1])
-
-    def drop(self, key: str) -> None:
-        super().drop(key)
-        if key == _KEY:
-            self.keeping.drop()
-
-    def forget(self) -> None:
-        super().forget()
-        self.keeping.drop()
-
-    def _receive(self, version: int, strings: dict[str, tuple[str, float]], queues: dict[str, list[str]]) -> None:
-        super()._receive(version, strings, queues)
-        if self.get(_KEY) is None:
-            self.keeping.drop()
-        else:
-            self.keeping.put(*self.strings[_KEY])
-
-    def set_if_absent(self, value: str, seconds: Seconds = inf) -> bool:
-        """Run ``SET key value NX PX``."""
-        if self.look() is not None:
-            return False
-        self.put(_KEY, value, seconds)
-        return True
-
-    def swap(self, value: str) -> str | None:
-        """Run ``GETSET``."""
-        old = self.look()
-        self.put(_KEY, value)
-        return old
-
-    def look(self) -> str | None:
-        """Run ``GET``."""
-        return self.get(_KEY)
-
-    def delete(self) -> None:
-        """Run ``DEL``."""
-        self.drop(_KEY)
-
-
-class RedisService(Service):
-    """One Redis, or a master with a replica."""
-
-    parts = "lockkit's engine and Redis backend on a simulated server"
-
-    def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
-        """Start the servers."""
-        super().__init__(world, network, record, scene)
-        self.servers = [RedisKeys(world, name, network) for name in self.backend.nodes]
-        for server in self.servers:
-            server.keeping = self.add(server.node)
-        self.master = self.servers[0]
-        self.master.replicas += self.servers[1:]
-
-    def promote(self) -> None:
-        former, self.master = self.master, self.servers[-1]
-        former.replicas, self.master.replicas, self.master.lag = [], [former], former.lag
-
-    def start(self, name: str) -> None:
-        """See `Service.start`. A replica asks its master for everything first."""
-        super().start(name)
-        self.master.replicate()
-
-    def set_lag(self, lag: Seconds | None) -> None:
-        for server in self.servers[1:]:
-            server.lag = 0.001 if lag is None else lag
-
-    def _backend(self, process: Process, host: Host) -> LockBackend:
-        topology = SimulatedTopology(process, lambda: self.master, self.network)
-        options = {**DEFAULTS, "replicas": self.backend.option("replicas", 0)}
-        return RedisBackend(f"{self.backend.kind}://simulated", topology, options, host)
-
-
-class ByHand(RedisService):
-    """One Redis, used by plain commands instead of lockkit."""
-
-    parts = "no lockkit: a lock written by hand, on a simulated Redis"
-
-
 # -- Redlock ----------------------------------------------------------------------------------------------------------
 
 
@@ -386,49 +301,191 @@ class RedlockService(Service):
         return RedlockBackend("redlock://simulated", nodes, options, Hosting(process))
 
 
-# -- a replicated service ---------------------------------------------------------------------------------------------
+# -- a model of the others --------------------------------------------------------------------------------------------
 
 
-class _WatchedHistory(list[Any]):
-    """Tells whom the server keeps the lock for, when it takes it down."""
+class ModelServer(LockServer):
+    """
+    A server whose lock is watched, and which sends every change to its replicas, later.
 
-    def __init__(self, keeping: Keeping, node: Node) -> None:
-        super().__init__()
-        self._keeping = keeping
-        self._node = node
+    Attributes:
+        replicas: The servers that follow it.
+        lag: Seconds until this server has a change of its master; `inf` while replication is cut.
+        version: Number of its last change.
+        has: Number of the last change of its master that it has.
+    """
 
-    def append(self, event: Any) -> None:  # noqa: ANN401 - any event
-        super().append(event)
-        if isinstance(event, Granted | Kept):
-            self._keeping.put(event.owner, self._node.clock.read(event.until))
-        elif isinstance(event, Freed):
-            self._keeping.drop()
+    def __init__(self, node: Node, network: RecordingNetwork, keeping: Keeping) -> None:
+        """Start without data and without replicas."""
+        super().__init__(node, network, [])
+        self.keeping = keeping
+        self.replicas: list[ModelServer] = []
+        self.lag = REPLICATION_SECONDS
+        self.version = 0
+        self.has = 0
+
+    def renew(self, name: str, owner: str, ttl: Seconds) -> LossReason | None:
+        reason = super().renew(name, owner, ttl)
+        self._changed()
+        return reason
+
+    def replicate(self) -> None:
+        """Send everything to the replicas."""
+        self.version += 1
+        for replica in self.replicas:
+            if replica.lag < inf:
+                records = {name: replace(record) for name, record in self.records.items()}
+                self.node.world.call_in(replica.lag, replica._receive, self.version, records, dict(self.tokens))
+
+    def _receive(self, version: int, records: dict[str, LockRecord], tokens: dict[str, int]) -> None:
+        if version > self.has and self.lag < inf and self.node.up:
+            self.has, self.records, self.tokens = version, records, tokens
+            self._show()
+
+    def _put(self, name: str, record: LockRecord) -> None:
+        super()._put(name, record)
+        self._changed()
+
+    def _free(self, name: str, record: LockRecord, by: str, how: str) -> None:
+        super()._free(name, record, by, how)
+        self._changed()
+
+    def _wake(self, name: str, since: Instant | None = None) -> None:
+        super()._wake(name, since)
+        if queue := self._queues.get(name):
+            self.keeping.put(f"next:{queue[0].owner}", self._offered_until[name])
+
+    def _stopped(self, lose_data: bool) -> None:  # noqa: FBT001 - as Node says it
+        super()._stopped(lose_data)
+        self._show()
+
+    def _changed(self) -> None:
+        self._show()
+        self.replicate()
+
+    def _show(self) -> None:
+        """Draw whom it keeps the lock for; to whom it is offered, `_wake` draws."""
+        for record in self.records.values():
+            self.keeping.put(record.owner, record.until)
+        if not self.records and not any(self._queues.values()):
+            self.keeping.drop()
+
+
+class ModelBackend(SimulatedBackend):
+    """A client of the server that is the master now; with replicas, it holds only what so many of them have too."""
+
+    def __init__(self, process: Process, service: ModelService, replicas: int) -> None:
+        """Connect."""
+        super().__init__(process, service.master, service.network, CALL_SECONDS)
+        self._replicas = replicas
+
+    def follow(self, master: ModelServer) -> None:
+        """Ask another server from now on."""
+        self._server = master
+
+    async def try_acquire(self, request: Request) -> Grant | Busy:
+        outcome = await super().try_acquire(request)
+        if isinstance(outcome, Grant) and not await self._is_replicated():
+            await self.abandon(request)
+            return Busy(ACKNOWLEDGE_SECONDS)
+        return outcome
+
+    async def _is_replicated(self) -> bool:
+        master, until = self._server, self._process.now() + ACKNOWLEDGE_SECONDS
+        assert isinstance(master, ModelServer), "made by ModelService"
+        version = master.version
+        while sum(replica.has >= version for replica in master.replicas) < self._replicas:
+            if self._process.now() >= until:
+                return False
+            await self._process.waiter(0.01).park()
+        return True
 
 
 class ModelService(Service):
-    """A service whose members agree before they answer: the loss of one of them loses nothing."""
+    """A server, or one with a replica."""
 
     parts = "lockkit's engine; a model stands in for the backend and its servers"
-    expires_by_time_of_day = False
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
-        """Start it."""
+        """Start the servers."""
         super().__init__(world, network, record, scene)
-        node = Node(world, self.backend.nodes[0])
-        history: History = _WatchedHistory(self.add(node), node)
-        self.server = LockServer(node, network, history)
+        nodes = [Node(world, name) for name in self.backend.nodes]
+        self._servers = [ModelServer(node, network, self.add(node)) for node in nodes]
+        self._backends: list[ModelBackend] = []
+        self.master = self._servers[0]
+        self.master.replicas += self._servers[1:]
+
+    def promote(self) -> None:
+        former, self.master = self.master, self._servers[-1]
+        former.replicas, self.master.replicas, self.master.lag = [], [former], former.lag
+        for backend in self._backends:
+            backend.follow(self.master)
+
+    def start(self, name: str) -> None:
+        """See `Service.start`. A replica asks its master for everything first."""
+        super().start(name)
+        self.master.replicate()
+
+    def set_lag(self, lag: Seconds | None) -> None:
+        for server in self._servers[1:]:
+            server.lag = REPLICATION_SECONDS if lag is None else lag
 
     def _backend(self, process: Process, host: Host) -> LockBackend:
         del host
-        return SimulatedBackend(process, self.server, self.network, 1.0)
+        self._backends.append(ModelBackend(process, self, self.backend.option("replicas", 0)))
+        return self._backends[-1]
+
+
+class QuorumService(ModelService):
+    """A service whose members agree before they answer: the loss of one of them loses nothing."""
+
+    expires_by_time_of_day = False
+
+
+class ByHand(Service):
+    """One Redis, used by plain commands on one key instead of lockkit."""
+
+    parts = "no lockkit: a lock written by hand, on a simulated Redis"
+
+    def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
+        """Start the server."""
+        super().__init__(world, network, record, scene)
+        self.node = Node(world, *self.backend.nodes)
+        self._keeping = self.add(self.node)
+        self._key = ("", -inf)
+
+    def look(self) -> str | None:
+        """Run ``GET``."""
+        value, until = self._key
+        return value if until > self.node.now() else None
+
+    def set_if_absent(self, value: str, seconds: Seconds = inf) -> bool:
+        """Run ``SET key value NX PX``."""
+        if self.look() is not None:
+            return False
+        self._key = value, self.node.now() + seconds
+        self._keeping.put(*self._key)
+        return True
+
+    def swap(self, value: str) -> str | None:
+        """Run ``GETSET``."""
+        old = self.look()
+        self.delete()
+        self.set_if_absent(value)
+        return old
+
+    def delete(self) -> None:
+        """Run ``DEL``."""
+        self._key = ("", -inf)
+        self._keeping.drop()
 
 
 _SERVICES: dict[str, type[Service]] = {
-    "redis": RedisService,
-    "redis+sentinel": RedisService,
+    "redis": ModelService,
+    "redis+sentinel": ModelService,
     "redlock": RedlockService,
-    "etcd": ModelService,
-    "zookeeper": ModelService,
+    "etcd": QuorumService,
+    "zookeeper": QuorumService,
     "by-hand": ByHand,
 }
 

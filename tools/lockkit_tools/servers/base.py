@@ -18,10 +18,9 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict
 
 from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.units import Seconds
@@ -111,13 +110,19 @@ class Service(ABC):
             self.close()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Options(TypedDict, total=False):
+    """What each `Server` can be told: see there."""
+
+    port: int | None
+    start_timeout: Seconds
+    password: str | None
+    durable: bool
+    tls: bool
+    settings: Mapping[str, str] | None
 
 
 class Server(Service):
@@ -127,6 +132,11 @@ class Server(Service):
     Args:
         port: Port to listen on; None takes a free one, which it keeps until `close`.
         start_timeout: Seconds until a server that does not answer counts as failed.
+        password: Of the user that `url` names; None: nobody is asked for one.
+        durable: Flush changes to the disk, as a real server does.  False is faster, and still survives a crash of the
+            process, though not of the machine.
+        tls: Listen with TLS, with certificates made for this server (`certificates`).
+        settings: Further lines of its configuration, or further flags.
     """
 
     stop_signal: ClassVar[int] = signal.SIGTERM
@@ -143,7 +153,20 @@ class Server(Service):
     certificate_names = NAMES
     """For which hosts the server's certificate is valid, see `make_certificates`; to be set before it is made."""
 
-    def __init__(self, *, port: int | None = None, start_timeout: Seconds = START_TIMEOUT) -> None:
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        start_timeout: Seconds = START_TIMEOUT,
+        password: str | None = None,
+        durable: bool = False,
+        tls: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.password = password
+        self.durable = durable
+        self.tls = tls
+        self.settings = dict(settings or {})
         self._ports = Ports()
         self._chosen_port = port
         self._port_by_use: dict[str, int] = {}
@@ -235,13 +258,11 @@ class Server(Service):
         return "\n".join(text[-lines:]) or "(the log is empty)"
 
     def start(self) -> Self:
-        """Starts the server and waits until it answers."""
         if not self.running:
             start_all([self])
         return self
 
     def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
-        """Sends SIGTERM (or what the server wants for an orderly end), later SIGKILL."""
         self.request_stop()
         if self._process is not None and not self._process.wait(timeout):
             self._process.kill()
@@ -256,18 +277,15 @@ class Server(Service):
             self._process.signal(self.stop_signal)
 
     def kill(self) -> None:
-        """Ends the server and the processes below it with SIGKILL; its data stay."""
         if self._process is not None:
             self._process.kill()
         self._paused = False
 
     def pause(self) -> None:
-        """Stops the server and the processes below it with SIGSTOP."""
         self._running_process().pause()
         self._paused = True
 
     def resume(self) -> None:
-        """Lets a paused server go on."""
         self._running_process().resume()
         self._paused = False
 
@@ -285,7 +303,6 @@ class Server(Service):
             self.kill()
 
     def close(self) -> None:
-        """Ends the server, removes its directory and gives its ports back."""
         self.request_close()
         self.stop()
         if self._directory is not None:
@@ -444,17 +461,14 @@ class Group(Service):
         """The members, in the order in which they are started."""
 
     def kill(self) -> None:
-        """Ends all members with SIGKILL."""
         for server in self.servers:
             server.kill()
 
     def pause(self) -> None:
-        """Stops all members from answering."""
         for server in self.servers:
             server.pause()
 
     def resume(self) -> None:
-        """Lets all members go on."""
         for server in self.servers:
             server.resume()
 
@@ -476,21 +490,18 @@ class ServerGroup(Group):
         """Makes one service of members that answer; called after each start of all."""
 
     def start(self) -> Self:
-        """Starts the members that do not run, and waits until the group is one service."""
         if todo := [server for server in self.servers if not server.running]:
             start_all(todo)
             self.arrange()
         return self
 
     def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
-        """Ends all members in order, at the same time."""
         for server in reversed(self.servers):
             server.request_stop()
         for server in self.servers:
             server.stop(timeout)
 
     def close(self) -> None:
-        """Ends all members and removes their directories."""
         for server in reversed(self.servers):
             server.request_close()
         for server in self.servers:

@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Self
@@ -15,7 +16,6 @@ from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports
 from lockkit_tools.servers.base import STOP_TIMEOUT, Service, wait_until
 from lockkit_tools.servers.errors import ServerError
-from lockkit_tools.servers.image import Image
 
 # A daemon that needs longer to say that it is there is no help.
 DAEMON_TIMEOUT_S = 5
@@ -23,6 +23,20 @@ DAEMON_TIMEOUT_S = 5
 # `Any`: testcontainers and docker are not installed where they are not used.
 Adapt = Callable[[Any], object]
 """Says something more of a container that is about to be made: the network that it shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image of a server, and how it is run; tags are those of the Compose files."""
+
+    name: str
+    port: int
+    url: str
+    """With ``{address}`` where host and port go."""
+    ask: Callable[[str, int], str | None]
+    """Asks whether the server at this host and port is ready."""
+    env: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] | None = None
 
 
 class ContainerServer(Service):
@@ -70,7 +84,6 @@ class ContainerServer(Service):
         return str(self._docker.id)
 
     def start(self) -> Self:
-        """Starts the container, made at the first start, and waits until it answers."""
         self.launch()
         self.wait_ready()
         return self
@@ -101,19 +114,15 @@ class ContainerServer(Service):
         return text
 
     def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
-        """Ends the server in the container; Docker kills it after `timeout`."""
         self._docker.stop(timeout=round(timeout))
 
     def kill(self) -> None:
-        """Ends the server in the container with SIGKILL."""
         self._docker.kill()
 
     def pause(self) -> None:
-        """Freezes the container."""
         self._docker.pause()
 
     def resume(self) -> None:
-        """Lets the container go on."""
         self._docker.unpause()
 
     def erase(self) -> None:
@@ -123,7 +132,6 @@ class ContainerServer(Service):
         _alive.pop(self, None)
 
     def close(self) -> None:
-        """Removes the container."""
         if self._container is not None:
             self.erase()
         self._ports.close()

@@ -9,11 +9,10 @@ from importlib import import_module
 from typing import Any, Self
 
 from lockkit.units import Seconds
+from lockkit_tools.resp import RespConnection, fields
 from lockkit_tools.servers._ports import HOST, Ports
-from lockkit_tools.servers._resp import RespConnection, fields
 from lockkit_tools.servers.base import STOP_TIMEOUT, Group, wait_until
-from lockkit_tools.servers.docker import Adapt, ContainerServer, new_container, publish
-from lockkit_tools.servers.image import Image
+from lockkit_tools.servers.docker import Adapt, ContainerServer, Image, new_container, publish
 
 # Time without an answer until Sentinels and Cluster nodes take a node for dead, in ms: as for local groups.
 DOWN_AFTER_MS = 1_000
@@ -52,7 +51,6 @@ class ContainerGroup(Group):
 
     @property
     def servers(self) -> Sequence[ContainerServer]:
-        """The members, in the order in which they are started."""
         return self.containers
 
     @property
@@ -61,7 +59,6 @@ class ContainerGroup(Group):
         return self._url([container.address for container in self.containers])
 
     def start(self) -> Self:
-        """Starts all members and waits until they are one service: one alone may wait for the others."""
         if self._shared is not None and not self._entered:
             self._stack.enter_context(self._shared)
             self._entered = True
@@ -73,12 +70,10 @@ class ContainerGroup(Group):
         return self
 
     def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
-        """Ends all members, one after the other, the last that was started first."""
         for container in reversed(self.containers):
             container.stop(timeout)
 
     def close(self) -> None:
-        """Removes the containers of all members and what they shared."""
         for container in reversed(self.containers):
             container.close()
         self._stack.close()

@@ -37,7 +37,6 @@ class Ensemble(ServerGroup, Generic[M]):
 
     @property
     def servers(self) -> Sequence[M]:
-        """The members."""
         return self.members
 
     @property

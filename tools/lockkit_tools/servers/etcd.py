@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from lockkit.units import Seconds
-from lockkit_tools.servers.base import START_TIMEOUT, wait_until
+from lockkit_tools.servers.base import wait_until
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.ensemble import Ensemble, Member
 from lockkit_tools.servers.readiness import ask_etcd, etcd_call, etcd_metrics
@@ -26,27 +25,15 @@ class EtcdServer(Member):
     """
     An etcd member on 127.0.0.1.
 
-    Args:
-        port: Port for clients; None takes a free one.
-        start_timeout: Seconds until a server that does not answer counts as failed.
-        tls: Ask for TLS and for a client's certificate.
-        settings: Further flags without dashes, e.g. ``{"quota-backend-bytes": "1048576"}``.
+    See `Server` for its options; with TLS it asks for a client's certificate. `settings` are further flags without
+    dashes, e.g. ``{"quota-backend-bytes": "1048576"}``.
+
+    Attributes:
+        peers: All members of its cluster; empty: it is alone.
     """
 
     kind = "etcd"
-
-    def __init__(
-        self,
-        *,
-        port: int | None = None,
-        start_timeout: Seconds = START_TIMEOUT,
-        tls: bool = False,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(port=port, start_timeout=start_timeout)
-        self.tls = tls
-        self.settings = dict(settings or {})
-        self.peers: Sequence[EtcdServer] = (self,)
+    peers: Sequence[EtcdServer] = ()
 
     @property
     def url(self) -> str:
@@ -68,7 +55,7 @@ class EtcdServer(Member):
     @property
     def name(self) -> str:
         """The member's name in its cluster."""
-        return f"member-{self.peers.index(self) + 1}"
+        return f"member-{self.peers.index(self) + 1 if self.peers else 1}"
 
     @property
     def peer_url(self) -> str:
@@ -107,8 +94,7 @@ class EtcdServer(Member):
         self.etcdctl("auth", "enable")
 
     def command(self) -> Sequence[str]:
-        """The member with all it needs as flags."""
-        election = ELECTION_ALONE_MS if len(self.peers) == 1 else ELECTION_MS
+        election = ELECTION_MS if len(self.peers) > 1 else ELECTION_ALONE_MS
         flags = {
             "name": self.name,
             "data-dir": str(self.data),
@@ -116,7 +102,7 @@ class EtcdServer(Member):
             "advertise-client-urls": self.endpoint,
             "listen-peer-urls": self.peer_url,
             "initial-advertise-peer-urls": self.peer_url,
-            "initial-cluster": ",".join(f"{peer.name}={peer.peer_url}" for peer in self.peers),
+            "initial-cluster": ",".join(f"{peer.name}={peer.peer_url}" for peer in self.peers or [self]),
             "initial-cluster-token": "lockkit",
             "heartbeat-interval": str(election // 10),
             "election-timeout": str(election),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Never, Self
 
-from lockkit.units import Seconds
-from lockkit_tools.servers.base import STOP_TIMEOUT, Service
+from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.errors import Unmanaged
 from lockkit_tools.servers.kinds import Kind
 
@@ -35,34 +34,16 @@ class ExternalServer(Service):
         return self._url
 
     def start(self) -> Self:
-        """Does nothing: it runs, or the test that connects will say that it does not."""
         return self
 
-    def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
-        """Cannot be done here."""
-        self._refuse(f"stop within {timeout:g} s")
+    def _refuse(self, *_: object, **__: object) -> Never:
+        """Say that this cannot be done here."""
+        raise Unmanaged(
+            f"the {self.kind} server comes from {self._variable}, so it can neither be stopped nor paused nor emptied: "
+            f"unset it to let the tests start a server of their own"
+        )
 
-    def kill(self) -> None:
-        """Cannot be done here."""
-        self._refuse("kill")
-
-    def pause(self) -> None:
-        """Cannot be done here."""
-        self._refuse("pause")
-
-    def resume(self) -> None:
-        """Cannot be done here."""
-        self._refuse("resume")
-
-    def erase(self) -> None:
-        """Cannot be done here."""
-        self._refuse("erase")
+    stop = kill = pause = resume = erase = _refuse
 
     def close(self) -> None:
         """Does nothing: it belongs to somebody else."""
-
-    def _refuse(self, what: str) -> Never:
-        raise Unmanaged(
-            f"cannot {what}: the {self.kind} server comes from {self._variable}; "
-            f"unset it to let the tests start a server of their own"
-        )

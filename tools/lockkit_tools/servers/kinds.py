@@ -12,16 +12,9 @@ from importlib import import_module
 
 from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.binaries import look_for, look_for_jar
-from lockkit_tools.servers.docker import ContainerServer, docker_has
+from lockkit_tools.servers.docker import ContainerServer, Image, docker_has
 from lockkit_tools.servers.errors import ServerMissing
-from lockkit_tools.servers.image import Image
-from lockkit_tools.servers.readiness import (
-    ask_etcd,
-    ask_mysql,
-    ask_postgresql,
-    ask_redis,
-    ask_zookeeper,
-)
+from lockkit_tools.servers.readiness import ask_etcd, ask_mysql, ask_postgresql, ask_redis, ask_zookeeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +64,7 @@ class Kind:
         """A server of this kind made of local programs, not started yet."""
         if self.factory is None:
             raise ServerMissing(f"{self.title} has no local form here; set {self.variable}")
-        module, _, name = self.factory.partition(":")
-        factory: Callable[..., Service] = getattr(import_module(module), name)
-        return factory(**options)
+        return _load(self.factory)(**options)
 
     def missing_image(self) -> str | None:
         """Why there are no containers of this kind here, and what to do; None if there are."""
@@ -92,186 +83,96 @@ class Kind:
             raise ServerMissing(f"{self.title} has no form in containers; set {self.variable}")
         if self.group is None:
             return ContainerServer(self.name, self.image)
-        module, _, name = self.group.partition(":")
-        group: Callable[..., Service] = getattr(import_module(module), name)
-        return group(self.name, self.image, **options)
+        return _load(self.group)(self.name, self.image, **options)
 
 
-_HERE = "lockkit_tools.servers"
+def _load(target: str) -> Callable[..., Service]:
+    module, _, name = target.partition(":")
+    found: Callable[..., Service] = getattr(import_module(f"lockkit_tools.servers.{module}"), name)
+    return found
 
+
+# fmt: off
 _REDIS = (Need(("redis-server", "valkey-server")),)
-
 _POSTGRESQL = (Need(("postgres",)), Need(("initdb",)))
-
+_MARIADB = (Need(("mariadbd", "mysqld")), Need(("mariadb-install-db", "mysql_install_db")))
 _ZOOKEEPER = (Need(("java",)), Need(("zookeeper.jar",), java=True))
 # Not "zookeeper": that one makes an account and a service, and draws in a desktop JRE.
 _ZOOKEEPER_PACKAGES = ("libzookeeper-java", "libslf4j-java", "default-jre-headless")
-
-_ETCD = (Need(("etcd",)), Need(("etcdctl",)))
-_ETCD_PACKAGES = ("etcd-server", "etcd-client")
-
-_MYSQL_ENVIRONMENT = (
-    ("MYSQL_USER", "lockkit"),
-    ("MYSQL_PASSWORD", "lockkit"),
-    ("MYSQL_DATABASE", "lockkit"),
-)
+_ETCD, _ETCD_PACKAGES = (Need(("etcd",)), Need(("etcdctl",))), ("etcd-server", "etcd-client")
 
 _REDIS_IMAGE = Image("redis:7.4", 6379, "redis://{address}/0", ask_redis)
+_POSTGRESQL_IMAGE = Image(
+    "postgres:16.4", 5432, "postgresql://postgres@{address}/postgres", ask_postgresql,
+    env=(("POSTGRES_HOST_AUTH_METHOD", "trust"),),
+)
+_MYSQL_ENVIRONMENT = (("MYSQL_USER", "lockkit"), ("MYSQL_PASSWORD", "lockkit"), ("MYSQL_DATABASE", "lockkit"))
+_MARIADB_IMAGE = Image(
+    "mariadb:11.4", 3306, "mariadb://lockkit:lockkit@{address}/lockkit", ask_mysql,
+    env=(*_MYSQL_ENVIRONMENT, ("MARIADB_RANDOM_ROOT_PASSWORD", "1")),
+)
+_MYSQL_IMAGE = Image(
+    "mysql:8", 3306, "mysql://lockkit:lockkit@{address}/lockkit", ask_mysql,
+    env=(*_MYSQL_ENVIRONMENT, ("MYSQL_RANDOM_ROOT_PASSWORD", "1")),
+)
 _ZOOKEEPER_IMAGE = Image(
-    "zookeeper:3.9",
-    2181,
-    "zookeeper://{address}",
-    ask_zookeeper,
+    "zookeeper:3.9", 2181, "zookeeper://{address}", ask_zookeeper,
     env=(
         # By default it lets 60 connections in from one address, and all of ours come from that of Docker's bridge.
         ("ZOO_MAX_CLIENT_CNXNS", "0"),
         ("ZOO_ADMINSERVER_ENABLED", "false"),
         # As for local servers, see there.
-        ("ZOO_TICK_TIME", "200"),
-        ("ZOO_INIT_LIMIT", "50"),
-        ("ZOO_SYNC_LIMIT", "15"),
+        ("ZOO_TICK_TIME", "200"), ("ZOO_INIT_LIMIT", "50"), ("ZOO_SYNC_LIMIT", "15"),
         ("ZOO_4LW_COMMANDS_WHITELIST", "*"),
         ("ZOO_CFG_EXTRA", "maxSessionTimeout=120000"),
     ),
 )
 _ETCD_IMAGE = Image(
-    "quay.io/coreos/etcd:v3.5.17",
-    2379,
-    "etcd://{address}",
-    ask_etcd,
+    "quay.io/coreos/etcd:v3.5.17", 2379, "etcd://{address}", ask_etcd,
     command=("etcd", "--listen-client-urls=http://0.0.0.0:2379", "--advertise-client-urls=http://127.0.0.1:2379"),
 )
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            "redis",
-            "Redis, one node",
-            f"{_HERE}.redis:RedisServer",
-            _REDIS,
-            ("redis-server",),
-            _REDIS_IMAGE,
-        ),
-        Kind(
-            "redis-sentinel",
-            "Redis, a master and a replica under three Sentinels",
-            f"{_HERE}.redis_groups:RedisSentinels",
-            _REDIS,
-            ("redis-server",),
-            _REDIS_IMAGE,
-            f"{_HERE}.docker_groups:sentinels",
-        ),
-        Kind(
-            "redis-cluster",
-            "Redis Cluster of three masters",
-            f"{_HERE}.redis_groups:RedisCluster",
-            _REDIS,
-            ("redis-server",),
-            _REDIS_IMAGE,
-            f"{_HERE}.docker_groups:redis_cluster",
-        ),
-        Kind(
-            "redlock",
-            "Redis, independent nodes",
-            f"{_HERE}.redis_groups:RedisNodes",
-            _REDIS,
-            ("redis-server",),
-            _REDIS_IMAGE,
-            f"{_HERE}.docker_groups:redis_nodes",
-        ),
-        Kind(
-            "postgresql",
-            "PostgreSQL",
-            f"{_HERE}.postgresql:PostgresServer",
-            _POSTGRESQL,
-            ("postgresql",),
-            Image(
-                "postgres:16.4",
-                5432,
-                "postgresql://postgres@{address}/postgres",
-                ask_postgresql,
-                env=(("POSTGRES_HOST_AUTH_METHOD", "trust"),),
-            ),
-        ),
-        Kind(
-            "pgbouncer",
-            "PostgreSQL behind pgbouncer in transaction mode",
-            f"{_HERE}.pgbouncer:PooledPostgres",
-            (*_POSTGRESQL, Need(("pgbouncer",))),
-            ("postgresql", "pgbouncer"),
-        ),
-        Kind(
-            "mariadb",
-            "MariaDB",
-            f"{_HERE}.mariadb:MariaServer",
-            (Need(("mariadbd", "mysqld")), Need(("mariadb-install-db", "mysql_install_db"))),
-            ("mariadb-server",),
-            Image(
-                "mariadb:11.4",
-                3306,
-                "mariadb://lockkit:lockkit@{address}/lockkit",
-                ask_mysql,
-                env=(*_MYSQL_ENVIRONMENT, ("MARIADB_RANDOM_ROOT_PASSWORD", "1")),
-            ),
-        ),
-        Kind(
-            "mysql",
-            "MySQL",
-            None,  # no distribution packages it beside MariaDB
-            (),
-            (),
-            Image(
-                "mysql:8",
-                3306,
-                "mysql://lockkit:lockkit@{address}/lockkit",
-                ask_mysql,
-                env=(*_MYSQL_ENVIRONMENT, ("MYSQL_RANDOM_ROOT_PASSWORD", "1")),
-            ),
-        ),
-        Kind(
-            "zookeeper",
-            "ZooKeeper, stand-alone",
-            f"{_HERE}.zookeeper:ZooKeeperServer",
-            _ZOOKEEPER,
-            _ZOOKEEPER_PACKAGES,
-            _ZOOKEEPER_IMAGE,
-        ),
-        Kind(
-            "zookeeper-ensemble",
-            "ZooKeeper, three members",
-            f"{_HERE}.zookeeper:ZooKeeperEnsemble",
-            _ZOOKEEPER,
-            _ZOOKEEPER_PACKAGES,
-            _ZOOKEEPER_IMAGE,
-            f"{_HERE}.docker_groups:zookeeper_ensemble",
-        ),
-        Kind(
-            "etcd",
-            "etcd, one member",
-            f"{_HERE}.etcd:EtcdServer",
-            _ETCD,
-            _ETCD_PACKAGES,
-            _ETCD_IMAGE,
-        ),
-        Kind(
-            "etcd-cluster",
-            "etcd, three members",
-            f"{_HERE}.etcd:EtcdCluster",
-            _ETCD,
-            _ETCD_PACKAGES,
-            _ETCD_IMAGE,
-            f"{_HERE}.docker_groups:etcd_cluster",
-        ),
-        Kind(
-            "nats",
-            "NATS with JetStream",
-            f"{_HERE}.nats:NatsServer",
-            (Need(("nats-server",)),),
-            ("nats-server",),
-        ),
-    )
-}
+_KINDS = (
+    Kind("redis", "Redis, one node", "redis:RedisServer", _REDIS, ("redis-server",), _REDIS_IMAGE),
+    Kind(
+        "redis-sentinel", "Redis, a master and a replica under three Sentinels", "redis_groups:RedisSentinels",
+        _REDIS, ("redis-server",), _REDIS_IMAGE, "docker_groups:sentinels",
+    ),
+    Kind(
+        "redis-cluster", "Redis Cluster of three masters", "redis_groups:RedisCluster",
+        _REDIS, ("redis-server",), _REDIS_IMAGE, "docker_groups:redis_cluster",
+    ),
+    Kind(
+        "redlock", "Redis, independent nodes", "redis_groups:RedisNodes",
+        _REDIS, ("redis-server",), _REDIS_IMAGE, "docker_groups:redis_nodes",
+    ),
+    Kind(
+        "postgresql", "PostgreSQL", "postgresql:PostgresServer", _POSTGRESQL, ("postgresql",), _POSTGRESQL_IMAGE,
+    ),
+    Kind(
+        "pgbouncer", "PostgreSQL behind pgbouncer in transaction mode", "pgbouncer:PooledPostgres",
+        (*_POSTGRESQL, Need(("pgbouncer",))), ("postgresql", "pgbouncer"),
+    ),
+    Kind("mariadb", "MariaDB", "mariadb:MariaServer", _MARIADB, ("mariadb-server",), _MARIADB_IMAGE),
+    Kind("mysql", "MySQL", None, (), (), _MYSQL_IMAGE),  # no distribution packages it beside MariaDB
+    Kind(
+        "zookeeper", "ZooKeeper, stand-alone", "zookeeper:ZooKeeperServer",
+        _ZOOKEEPER, _ZOOKEEPER_PACKAGES, _ZOOKEEPER_IMAGE,
+    ),
+    Kind(
+        "zookeeper-ensemble", "ZooKeeper, three members", "zookeeper:ZooKeeperEnsemble",
+        _ZOOKEEPER, _ZOOKEEPER_PACKAGES, _ZOOKEEPER_IMAGE, "docker_groups:zookeeper_ensemble",
+    ),
+    Kind("etcd", "etcd, one member", "etcd:EtcdServer", _ETCD, _ETCD_PACKAGES, _ETCD_IMAGE),
+    Kind(
+        "etcd-cluster", "etcd, three members", "etcd:EtcdCluster",
+        _ETCD, _ETCD_PACKAGES, _ETCD_IMAGE, "docker_groups:etcd_cluster",
+    ),
+    Kind("nats", "NATS with JetStream", "nats:NatsServer", (Need(("nats-server",)),), ("nats-server",)),
+)
+# fmt: on
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 def find_kind(name: str) -> Kind:

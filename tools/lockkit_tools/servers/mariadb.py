@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
-from lockkit.units import Seconds
 from lockkit_tools.servers._template import make_or_copy
-from lockkit_tools.servers.base import START_TIMEOUT, Server
+from lockkit_tools.servers.base import Server
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.readiness import ask_mysql
 
@@ -18,35 +17,12 @@ class MariaServer(Server):
     """
     A MariaDB server on 127.0.0.1 with the user and database ``lockkit``.
 
-    Args:
-        port: Port to listen on; None takes a free one.
-        start_timeout: Seconds until a server that does not answer counts as failed.
-        password: The user's password; None: there is none.
-        durable: Flush commits to the disk, as a real server does.  False is faster, and
-            still survives a crash of the process, though not of the machine.
-        tls: Accept TLS, with certificates made for this server (`certificates`).
-        settings: Further options, e.g. ``{"default-time-zone": "+09:00"}``.
+    See `Server` for its options, e.g. ``settings={"default-time-zone": "+09:00"}``.
     """
 
     kind = "mariadb"
     tidies_up: ClassVar[bool] = True
     run_as: ClassVar[tuple[str, ...]] = ("mysql",)
-
-    def __init__(
-        self,
-        *,
-        port: int | None = None,
-        start_timeout: Seconds = START_TIMEOUT,
-        password: str | None = None,
-        durable: bool = False,
-        tls: bool = False,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(port=port, start_timeout=start_timeout)
-        self.password = password
-        self.durable = durable
-        self.tls = tls
-        self.settings = dict(settings or {})
 
     @property
     def url(self) -> str:
@@ -66,7 +42,6 @@ class MariaServer(Server):
         ).strip()
 
     def command(self) -> Sequence[str]:
-        """The server with its configuration file only."""
         program = find_program("mariadbd", "mysqld")
         return [str(program), f"--defaults-file={self.directory / 'my.cnf'}"]
 

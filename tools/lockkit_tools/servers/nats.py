@@ -20,7 +20,6 @@ class NatsServer(Server):
         return f"nats://{self.address}"
 
     def command(self) -> Sequence[str]:
-        """The server, with its streams in the directory of its data."""
         listen = ("--addr", self.host, "--port", str(self.port))
         return [str(find_program("nats-server")), *listen, "--jetstream", "--store_dir", str(self.data)]
 

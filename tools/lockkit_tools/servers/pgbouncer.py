@@ -37,11 +37,10 @@ class PgBouncer(Server):
         pool_size: int = 20,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(settings=settings)
         self.server = server
         self.pool_mode = pool_mode
         self.pool_size = pool_size
-        self.settings = dict(settings or {})
 
     @property
     def url(self) -> str:
@@ -49,7 +48,6 @@ class PgBouncer(Server):
         return f"postgresql://postgres@{self.address}/postgres"
 
     def command(self) -> Sequence[str]:
-        """The pooler in the foreground."""
         return [str(find_program("pgbouncer")), str(self.directory / "pgbouncer.ini")]
 
     def prepare(self) -> None:
@@ -105,7 +103,6 @@ class PooledPostgres(ServerGroup):
 
     @property
     def servers(self) -> Sequence[Server]:
-        """PostgreSQL, then pgbouncer."""
         return [self.server, self.bouncer]
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote
 
-from lockkit.units import Seconds
 from lockkit_tools.servers._template import make_or_copy
-from lockkit_tools.servers.base import START_TIMEOUT, Server
+from lockkit_tools.servers.base import Server
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.readiness import ask_postgresql
 
@@ -20,14 +19,7 @@ class PostgresServer(Server):
     """
     A PostgreSQL server on 127.0.0.1 with the superuser and database ``postgres``.
 
-    Args:
-        port: Port to listen on; None takes a free one.
-        start_timeout: Seconds until a server that does not answer counts as failed.
-        password: The superuser's password; None: nobody is asked for one.
-        durable: Flush commits to the disk, as a real server does.  False is faster, and
-            still survives a crash of the process, though not of the machine.
-        tls: Accept TLS, with certificates made for this server (`certificates`).
-        settings: Further lines of postgresql.conf, e.g. ``{"timezone": "'Asia/Tokyo'"}``.
+    See `Server` for its options, e.g. ``settings={"timezone": "'Asia/Tokyo'"}``.
     """
 
     kind = "postgresql"
@@ -35,22 +27,6 @@ class PostgresServer(Server):
     stop_signal: ClassVar[int] = signal.SIGINT
     tidies_up: ClassVar[bool] = True
     run_as: ClassVar[tuple[str, ...]] = ("postgres",)
-
-    def __init__(
-        self,
-        *,
-        port: int | None = None,
-        start_timeout: Seconds = START_TIMEOUT,
-        password: str | None = None,
-        durable: bool = False,
-        tls: bool = False,
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(port=port, start_timeout=start_timeout)
-        self.password = password
-        self.durable = durable
-        self.tls = tls
-        self.settings = dict(settings or {})
 
     @property
     def url(self) -> str:
@@ -74,7 +50,6 @@ class PostgresServer(Server):
         ).strip()
 
     def command(self) -> Sequence[str]:
-        """The server with its data directory, which holds the configuration."""
         return [str(self._program("postgres")), "-D", str(self.data)]
 
     def prepare(self) -> None:
@@ -89,7 +64,6 @@ class PostgresServer(Server):
         return ask_postgresql(self.host, self.port)
 
     def close(self) -> None:
-        """Ends the server and removes what is left of it, also after a crash."""
         self.request_close()
         self.stop()
         if self._directory is not None:

@@ -20,7 +20,6 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Self, TypeVar
 
 from lockkit.units import Seconds
@@ -177,12 +176,7 @@ class FaultProxy:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _do(self, step: Callable[[], T]) -> T:

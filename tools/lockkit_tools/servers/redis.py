@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 from urllib.parse import quote, urlencode
 
 from lockkit.units import Seconds
-from lockkit_tools.servers._resp import RespConnection
-from lockkit_tools.servers.base import START_TIMEOUT, Server
+from lockkit_tools.resp import RespConnection
+from lockkit_tools.servers.base import Options, Server
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.tls import Certificates
 
@@ -19,9 +19,6 @@ class RedisServer(Server):
     A Redis node on 127.0.0.1, without persistence unless asked for.
 
     Args:
-        port: Port to listen on; None takes a free one.
-        start_timeout: Seconds until a server that does not answer counts as failed.
-        password: Password of the default user.
         users: Further users: name to ACL rules, e.g. ``{"app": "on >secret ~* &* +@all"}``.
             With them, `login` says as whom `url` and we connect.
         login: ``(user, password)`` for `url`; None: the default user.
@@ -29,12 +26,11 @@ class RedisServer(Server):
         appendfsync: When that file is flushed to the disk.
         maxmemory: Limit as Redis writes it (``"2mb"``); with ``noeviction`` unless
             `settings` say otherwise.
-        tls: Listen with TLS only.
         replica_of: The server to copy; asked for its address at each start.
         unix_socket: Listen on a Unix socket too (`socket_path`).
-        settings: Further lines of redis.conf.
         certificates: What to use with `tls`; None makes them for this server.  Nodes that
             one client trusts by one file must share them.
+        options: See `Server`. With `tls` it listens with TLS only.
     """
 
     kind = "redis"
@@ -42,31 +38,24 @@ class RedisServer(Server):
     def __init__(
         self,
         *,
-        port: int | None = None,
-        start_timeout: Seconds = START_TIMEOUT,
-        password: str | None = None,
         users: Mapping[str, str] | None = None,
         login: tuple[str, str] | None = None,
         appendonly: bool = False,
         appendfsync: Literal["always", "everysec", "no"] = "everysec",
         maxmemory: str | None = None,
-        tls: bool = False,
         replica_of: RedisServer | None = None,
         unix_socket: bool = False,
-        settings: Mapping[str, str] | None = None,
         certificates: Certificates | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(port=port, start_timeout=start_timeout)
-        self.password = password
+        super().__init__(**options)
         self.users = dict(users or {})
         self.login = login
         self.appendonly = appendonly
         self.appendfsync = appendfsync
         self.maxmemory = maxmemory
-        self.tls = tls
         self.replica_of = replica_of
         self.unix_socket = unix_socket
-        self.settings = dict(settings or {})
         self._shared_certificates = certificates
 
     @property
@@ -126,7 +115,6 @@ class RedisServer(Server):
             return str(connection.call_list("ROLE")[0])
 
     def command(self) -> Sequence[str]:
-        """The server with the configuration file that `prepare` wrote."""
         program = find_program("redis-server", "valkey-server")
         return [str(program), str(self.directory / "redis.conf")]
 

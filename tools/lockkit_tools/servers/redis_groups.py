@@ -11,7 +11,7 @@ from itertools import pairwise
 from urllib.parse import quote
 
 from lockkit.units import Seconds
-from lockkit_tools.servers._resp import Reply, RespConnection, fields
+from lockkit_tools.resp import Reply, RespConnection, fields
 from lockkit_tools.servers.base import Server, ServerGroup, wait_until
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.errors import ServerError
@@ -43,7 +43,6 @@ class RedisNodes(ServerGroup):
 
     @property
     def servers(self) -> Sequence[RedisServer]:
-        """The nodes."""
         return self.nodes
 
     @property
@@ -102,7 +101,6 @@ class Sentinel(Server):
         return [_pairs(reply) for reply in replies]
 
     def command(self) -> Sequence[str]:
-        """The Redis server in its Sentinel mode."""
         program = find_program("redis-server", "valkey-server")
         return [str(program), str(self.directory / "sentinel.conf"), "--sentinel"]
 
@@ -181,7 +179,6 @@ class RedisSentinels(ServerGroup):
 
     @property
     def servers(self) -> Sequence[Server]:
-        """The Redis nodes, then the Sentinels."""
         return [*self.nodes, *self.sentinels]
 
     @property
@@ -371,7 +368,6 @@ class RedisCluster(ServerGroup):
 
     @property
     def servers(self) -> Sequence[ClusterNode]:
-        """All nodes: first those that began as masters."""
         return self.nodes
 
     @property

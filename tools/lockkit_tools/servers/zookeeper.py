@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 from urllib.parse import urlencode
 
-from lockkit.units import Seconds
-from lockkit_tools.servers.base import START_TIMEOUT
+from lockkit_tools.servers.base import Options
 from lockkit_tools.servers.binaries import find_program, look_for_jar
 from lockkit_tools.servers.ensemble import Ensemble, Member
 from lockkit_tools.servers.errors import ServerMissing
@@ -42,35 +42,19 @@ class ZooKeeperServer(Member):
     A ZooKeeper server on 127.0.0.1.
 
     Args:
-        port: Port to listen on; None takes a free one.
-        start_timeout: Seconds until a server that does not answer counts as failed.
         tick_ms: ZooKeeper's unit of time; sessions last at least two of it.
-        durable: Flush each change to the disk.  False is faster, and still survives a
-            crash of the process, though not of the machine.
-        tls: Listen for TLS too, where `url` then leads; clients need a certificate.
-        settings: Further lines of zoo.cfg.
         properties: Java system properties, e.g.
             ``{"znode.container.checkIntervalMs": "500"}``.
+        options: See `Server`. With `tls`, `url` leads to a second port; clients need a certificate.
     """
 
     kind = "zookeeper"
 
     def __init__(
-        self,
-        *,
-        port: int | None = None,
-        start_timeout: Seconds = START_TIMEOUT,
-        tick_ms: int = TICK_MS,
-        durable: bool = False,
-        tls: bool = False,
-        settings: Mapping[str, str] | None = None,
-        properties: Mapping[str, str] | None = None,
+        self, *, tick_ms: int = TICK_MS, properties: Mapping[str, str] | None = None, **options: Unpack[Options]
     ) -> None:
-        super().__init__(port=port, start_timeout=start_timeout)
+        super().__init__(**options)
         self.tick_ms = tick_ms
-        self.durable = durable
-        self.tls = tls
-        self.settings = dict(settings or {})
         self.properties = dict(properties or {})
         self.peers: Sequence[ZooKeeperServer] = ()
 
@@ -101,7 +85,6 @@ class ZooKeeperServer(Member):
         return self.mode() == "leader"
 
     def command(self) -> Sequence[str]:
-        """The Java program with its configuration file."""
         properties = {
             "org.slf4j.simpleLogger.defaultLogLevel": "warn",
             "java.io.tmpdir": str(self.directory),
@@ -172,29 +155,13 @@ class ZooKeeperEnsemble(Ensemble[ZooKeeperServer]):
 
     Args:
         count: How many; a majority of them must run.
-        tick_ms: ZooKeeper's unit of time.
-        durable: Flush each change to the disk.
-        settings: Further lines of each zoo.cfg.
-        properties: Java system properties of each member.
+        options: Of each, see `ZooKeeperServer`.
     """
 
     kind = "zookeeper-ensemble"
 
-    def __init__(
-        self,
-        count: int = 3,
-        *,
-        tick_ms: int = TICK_MS,
-        durable: bool = False,
-        settings: Mapping[str, str] | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(
-            [
-                ZooKeeperServer(tick_ms=tick_ms, durable=durable, settings=settings, properties=properties)
-                for _ in range(count)
-            ]
-        )
+    def __init__(self, count: int = 3, **options: Any) -> None:
+        super().__init__([ZooKeeperServer(**options) for _ in range(count)])
         for member in self.members:
             member.peers = self.members
 

@@ -39,10 +39,11 @@ _CAPABILITIES: dict[str, Any] = {
 }
 
 
-class SimulatedBackend(NodeBackend["LockServer"]):
+class SimulatedBackend(NodeBackend):
     """One process's connection to a `LockServer`."""
 
     capabilities = Capabilities(**_CAPABILITIES, fair=True, wakeup="push")
+    _server: LockServer
 
     def __init__(self, process: Process, server: LockServer, network: Network, call_timeout: Seconds) -> None:
         super().__init__(process, server, network, call_timeout)

@@ -127,7 +127,7 @@ class ClaimServer:
         return self._notices_death and claim.process.dead
 
 
-class ClaimBackend(NodeBackend[ClaimServer]):
+class ClaimBackend(NodeBackend):
     """One process's connection to a `ClaimServer`."""
 
     capabilities = Capabilities(
@@ -148,6 +148,7 @@ class ClaimBackend(NodeBackend[ClaimServer]):
         scope="network",
         caveat="Exists in a simulation only.",
     )
+    _server: ClaimServer
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         claim = ProcessClaim(

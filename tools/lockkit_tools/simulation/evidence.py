@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -19,6 +18,7 @@ from lockkit_tools.simulation.history import (
     DataLost,
     Dropped,
     Ended,
+    Event,
     Failed,
     Freed,
     Granted,
@@ -136,11 +136,7 @@ def read(history: History) -> Seen:
         raise IncompleteError(message)
     seen = Seen(history[-1].at)
     for event in history:
-        reader = _READERS.get(type(event))
-        if reader is None:
-            message = f"what is {event!r}?"
-            raise IncompleteError(message)
-        reader(seen, event)
+        _take(seen, event)
     for name in {call.called.name for call in seen.calls.values()}:
         seen.free[name] = _free(seen, seen.grants[name])
     return seen
@@ -158,124 +154,87 @@ def _free(seen: Seen, grants: list[Granted]) -> list[tuple[Span, str]]:
     return free
 
 
-def _lease_of(seen: Seen, owner: str) -> SeenLease:
-    if owner not in seen.leases:
-        message = f"no lease of owner {owner} was handed out"
-        raise IncompleteError(message)
-    return seen.leases[owner]
+def _take(seen: Seen, event: Event) -> None:
+    match event:
+        case Called() | Acquired() | Failed():
+            _take_call(seen, event)
+        case Believed() | Unheld() | Looked() | Told() | Released() | Dropped():
+            if event.owner not in seen.leases:
+                message = f"no lease of owner {event.owner} was handed out"
+                raise IncompleteError(message)
+            _take_lease(seen.leases[event.owner], event)
+        case Paused() | Resumed() | Crashed() | Closed() | Cut() | Healed():
+            _take_fault(seen, event)
+        case Granted() | Kept() | Freed() | Undone() | DataLost() | Quiet():
+            _take_server(seen, event)
+        case Wrote():
+            seen.writes.append(event)
+        case Stuck() | Broken():
+            seen.bugs.append(event)
+        case Ended():
+            return  # read first
+        case _:
+            message = f"what is {event!r}?"  # type: ignore[unreachable]
+            raise IncompleteError(message)
 
 
-def _read_called(seen: Seen, event: Called) -> None:
-    seen.calls[event.call] = SeenCall(event)
-
-
-def _read_acquired(seen: Seen, event: Acquired) -> None:
+def _take_call(seen: Seen, event: Called | Acquired | Failed) -> None:
+    if isinstance(event, Called):
+        seen.calls[event.call] = SeenCall(event)
+        return
     seen.calls[event.call].end = event
-    if event.owner in seen.leases:
-        return  # entered again by the task that held it
-    seen.leases[event.owner] = SeenLease(event, [(event.at, event.until)])
+    # Not if it was entered again by the task that held it.
+    if isinstance(event, Acquired) and event.owner not in seen.leases:
+        seen.leases[event.owner] = SeenLease(event, [(event.at, event.until)])
 
 
-def _read_failed(seen: Seen, event: Failed) -> None:
-    seen.calls[event.call].end = event
+def _take_lease(lease: SeenLease, event: Believed | Unheld | Looked | Told | Released | Dropped) -> None:
+    match event:
+        case Believed():
+            lease.deadlines.append((event.at, event.until))
+        case Unheld():
+            lease.ended = min(lease.ended, event.at)
+            lease.lost = lease.lost if event.why == "released" else event
+        case Looked():
+            lease.looks.append(event)
+        case Told():
+            lease.told.append(event)
+        case Released():
+            lease.released.append(event)
+        case Dropped():
+            lease.dropped = True
 
 
-def _read_believed(seen: Seen, event: Believed) -> None:
-    _lease_of(seen, event.owner).deadlines.append((event.at, event.until))
+def _take_fault(seen: Seen, event: Paused | Resumed | Crashed | Closed | Cut | Healed) -> None:
+    match event:
+        case Paused():
+            seen.pauses[event.client].append((event.at, inf))
+        case Resumed():
+            start, _ = seen.pauses[event.client].pop()
+            seen.pauses[event.client].append((start, event.at))
+        case Crashed():
+            seen.crashed[event.client] = event.at
+        case Closed():
+            seen.closed[event.client] = event
+        case Cut():
+            seen.faults.append((event.at, inf))
+        case Healed():
+            seen.faults[-1:] = [(start, event.at) for start, _ in seen.faults[-1:]]
 
 
-def _read_unheld(seen: Seen, event: Unheld) -> None:
-    lease = _lease_of(seen, event.owner)
-    lease.ended = min(lease.ended, event.at)
-    if event.why != "released":
-        lease.lost = event
-
-
-def _read_looked(seen: Seen, event: Looked) -> None:
-    _lease_of(seen, event.owner).looks.append(event)
-
-
-def _read_told(seen: Seen, event: Told) -> None:
-    _lease_of(seen, event.owner).told.append(event)
-
-
-def _read_released(seen: Seen, event: Released) -> None:
-    _lease_of(seen, event.owner).released.append(event)
-
-
-def _read_dropped(seen: Seen, event: Dropped) -> None:
-    _lease_of(seen, event.owner).dropped = True
-
-
-def _read_paused(seen: Seen, event: Paused) -> None:
-    seen.pauses[event.client].append((event.at, inf))
-
-
-def _read_resumed(seen: Seen, event: Resumed) -> None:
-    start, _ = seen.pauses[event.client].pop()
-    seen.pauses[event.client].append((start, event.at))
-
-
-def _read_crashed(seen: Seen, event: Crashed) -> None:
-    seen.crashed[event.client] = event.at
-
-
-def _read_closed(seen: Seen, event: Closed) -> None:
-    seen.closed[event.client] = event
-
-
-def _read_cut(seen: Seen, event: Cut) -> None:
-    seen.faults.append((event.at, inf))
-
-
-def _read_healed(seen: Seen, event: Healed) -> None:
-    if seen.faults:
-        start, _ = seen.faults.pop()
-        seen.faults.append((start, event.at))
-
-
-def _read_granted(seen: Seen, event: Granted) -> None:
-    seen.grants[event.name].append(event)
-    seen.grants_of[event.owner].append(SeenGrant(event, [(event.at, event.until)]))
-
-
-def _read_kept(seen: Seen, event: Kept) -> None:
-    seen.grants_of[event.owner][-1].ends.append((event.at, event.until))
-
-
-def _read_freed(seen: Seen, event: Freed) -> None:
-    seen.freed.append(event)
-    seen.grants_of[event.owner][-1].freed = event
-
-
-def _read_undone(seen: Seen, event: Undone) -> None:
-    seen.undone[event.owner] = event.at
-
-
-_READERS: dict[type, Callable[..., None]] = {
-    Acquired: _read_acquired,
-    Believed: _read_believed,
-    Broken: lambda seen, event: seen.bugs.append(event),
-    Called: _read_called,
-    Closed: _read_closed,
-    Crashed: _read_crashed,
-    Cut: _read_cut,
-    DataLost: lambda seen, event: seen.data_lost.append(event.at),
-    Dropped: _read_dropped,
-    Ended: lambda seen, event: None,  # noqa: ARG005 - read first
-    Failed: _read_failed,
-    Freed: _read_freed,
-    Granted: _read_granted,
-    Healed: _read_healed,
-    Kept: _read_kept,
-    Looked: _read_looked,
-    Paused: _read_paused,
-    Quiet: lambda seen, event: seen.quiet.append(event),
-    Released: _read_released,
-    Resumed: _read_resumed,
-    Stuck: lambda seen, event: seen.bugs.append(event),
-    Told: _read_told,
-    Undone: _read_undone,
-    Unheld: _read_unheld,
-    Wrote: lambda seen, event: seen.writes.append(event),
-}
+def _take_server(seen: Seen, event: Granted | Kept | Freed | Undone | DataLost | Quiet) -> None:
+    match event:
+        case Granted():
+            seen.grants[event.name].append(event)
+            seen.grants_of[event.owner].append(SeenGrant(event, [(event.at, event.until)]))
+        case Kept():
+            seen.grants_of[event.owner][-1].ends.append((event.at, event.until))
+        case Freed():
+            seen.freed.append(event)
+            seen.grants_of[event.owner][-1].freed = event
+        case Undone():
+            seen.undone[event.owner] = event.at
+        case DataLost():
+            seen.data_lost.append(event.at)
+        case Quiet():
+            seen.quiet.append(event)

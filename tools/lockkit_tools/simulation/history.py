@@ -222,32 +222,10 @@ class Ended(NamedTuple):
 
 
 Event = (
-    Acquired
-    | Believed
-    | Broken
-    | Called
-    | Closed
-    | Crashed
-    | Cut
-    | DataLost
-    | Dropped
-    | Ended
-    | Failed
-    | Freed
-    | Granted
-    | Healed
-    | Kept
-    | Looked
-    | Paused
-    | Quiet
-    | Released
-    | Resumed
-    | Stuck
-    | Told
-    | Undone
-    | Unheld
-    | Wrote
-)
+    Acquired | Believed | Broken | Called | Closed | Crashed | Cut | DataLost | Dropped | Ended | Failed
+    | Freed | Granted | Healed | Kept | Looked | Paused | Quiet | Released | Resumed | Stuck | Told | Undone
+    | Unheld | Wrote
+)  # fmt: skip
 
 History = list[Event]
 

@@ -4,50 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from lockkit.backend import Grant, Holder, Host, LockBackend, Request, seconds_left
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
-from lockkit_tools.simulation.network import Network, NoAnswer, Node
+from lockkit_tools.simulation.network import Network, NoAnswer
 from lockkit_tools.simulation.world import Process
 
 T = TypeVar("T")
 
 
-class NodeServer(Protocol):
-    """A service at one node, of which this much is called in the same way."""
+class NodeBackend(LockBackend):
+    """One process's connection to a service at one node, of which this much is called in the same way."""
 
-    @property
-    def node(self) -> Node:
-        """Where it runs."""
-        ...
+    _server: Any
 
-    def abandon(self, name: str, owner: str) -> object:
-        """Remove every trace of a request."""
-        ...
-
-    def release(self, name: str, owner: str) -> bool:
-        """Free a lock, if the owner holds it."""
-        ...
-
-    def holders(self, name: str) -> Sequence[Holder]:
-        """Describe the holders."""
-        ...
-
-    def break_lock(self, name: str) -> bool:
-        """Free a lock by force."""
-        ...
-
-
-S = TypeVar("S", bound=NodeServer)
-
-
-class NodeBackend(LockBackend, Generic[S]):
-    """One process's connection to a service at one node."""
-
-    def __init__(self, process: Process, server: S, network: Network, call_timeout: Seconds) -> None:
+    def __init__(
+        self,
+        process: Process,
+        server: Any,  # noqa: ANN401 - narrowed by each service
+        network: Network,
+        call_timeout: Seconds,
+    ) -> None:
         """Connect."""
         self._process = process
         self._server = server

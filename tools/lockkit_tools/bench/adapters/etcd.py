@@ -6,278 +6,218 @@ import asyncio
 import queue
 import secrets
 import time
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Callable
 from importlib import import_module
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.url import parse
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit_tools.bench.subject import Kind
+from lockkit_tools.bench.adapters.base import Adapter, AsyncAdapter, Bracket, Library
+from lockkit_tools.bench.addresses import addresses
 
 POLL_SECONDS = 0.05
 """How often etcd3gw is asked again: it does not wait by itself."""
 
 _LIMIT = 60.0
-_DEFAULT_PORT = 2379
+
+_LEASE = rpc.LeaseGrantRequest(TTL=600)
+"""One for all locks of a client. Nobody keeps it alive: a run is shorter."""
 
 
-def _address(url: str) -> tuple[str, int]:
-    host = parse(url).hosts[0]
-    return host.host, host.port or _DEFAULT_PORT
-
-
-def _serialize(message: Any) -> bytes:  # noqa: ANN401 - a class that protoc made
+def _serialize(message: Library) -> bytes:
     data: bytes = message.SerializeToString()
     return data
 
 
-def _method(kind: Any, path: str, answer: Any) -> Any:  # noqa: ANN401 - of grpc's two stacks
-    return kind(f"/etcdserverpb.{path}", request_serializer=_serialize, response_deserializer=answer.FromString)
-
-
 class _Calls:
-    """The calls of a baseline over one channel, and their messages."""
+    """The calls of a baseline over one channel of either of gRPC's two stacks, and their messages."""
 
-    def __init__(self, channel: Any) -> None:  # noqa: ANN401 - of grpc's two stacks
-        self.txn = _method(channel.unary_unary, "KV/Txn", rpc.TxnResponse)
-        self.delete = _method(channel.unary_unary, "KV/DeleteRange", rpc.DeleteRangeResponse)
-        self.grant = _method(channel.unary_unary, "Lease/LeaseGrant", rpc.LeaseGrantResponse)
-        self.watch = _method(channel.stream_stream, "Watch/Watch", rpc.WatchResponse)
+    def __init__(self, channel: Library) -> None:
+        def method(kind: Library, path: str, answer: Library) -> Library:
+            return kind(f"/etcdserverpb.{path}", request_serializer=_serialize, response_deserializer=answer.FromString)
 
-    @staticmethod
-    def entry(key: bytes, lease: int) -> rpc.TxnRequest:
-        """Create the key if it is not there."""
-        entry = rpc.TxnRequest()
-        entry.compare.add(target=rpc.Compare.CREATE, key=key, create_revision=0)
-        entry.success.add(request_put=rpc.PutRequest(key=key, value=b"bench", lease=lease))
-        entry.failure.add(request_range=rpc.RangeRequest(key=key))
-        return entry
-
-    @staticmethod
-    def watching(key: bytes, revision: int, range_end: bytes = b"") -> rpc.WatchRequest:
-        """Hear of its deletion, or with `range_end` of that of any key from `key` up to there."""
-        create = rpc.WatchCreateRequest(
-            key=key, range_end=range_end, start_revision=revision, filters=[rpc.WatchCreateRequest.NOPUT]
-        )
-        return rpc.WatchRequest(create_request=create)
+        self.txn = method(channel.unary_unary, "KV/Txn", rpc.TxnResponse)
+        self.delete = method(channel.unary_unary, "KV/DeleteRange", rpc.DeleteRangeResponse)
+        self.grant = method(channel.unary_unary, "Lease/LeaseGrant", rpc.LeaseGrantResponse)
+        self.watch = method(channel.stream_stream, "Watch/Watch", rpc.WatchResponse)
 
 
-class RawEtcd(BlockingAdapter):
-    """One transaction to lock, one delete to unlock; who finds the key there watches it. One lease for all."""
+def _entry(key: bytes, lease: int) -> rpc.TxnRequest:
+    """Create the key if it is not there."""
+    entry = rpc.TxnRequest()
+    entry.compare.add(target=rpc.Compare.CREATE, key=key, create_revision=0)
+    entry.success.add(request_put=rpc.PutRequest(key=key, value=b"bench", lease=lease))
+    entry.failure.add(request_range=rpc.RangeRequest(key=key))
+    return entry
+
+
+def _watching(key: bytes, revision: int, range_end: bytes = b"") -> rpc.WatchRequest:
+    """Hear of its deletion, or with `range_end` of that of any key from `key` up to there."""
+    create = rpc.WatchCreateRequest(
+        key=key, range_end=range_end, start_revision=revision, filters=[rpc.WatchCreateRequest.NOPUT]
+    )
+    return rpc.WatchRequest(create_request=create)
+
+
+def _after(prefix: bytes) -> bytes:
+    """Give the end of the range of all keys that begin so."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+class RawEtcd(Adapter):
+    """
+    One transaction to lock, one delete to unlock; who finds the key there watches it.
+
+    Handles no lost answer and no lost lease.
+    """
 
     async def open(self) -> None:
-        self._channel = grpc.insecure_channel("{}:{}".format(*_address(self.url)))
+        self._channel = grpc.insecure_channel("{}:{}".format(*addresses(self.url)[0]))
         self._calls = _Calls(self._channel)
-        # Nobody keeps it alive: a run is shorter.
-        self._lease = self._calls.grant(rpc.LeaseGrantRequest(TTL=600)).ID
-
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RawLock(self._calls, f"bench/{name}".encode(), self._lease)
-
-    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.primitive`. A leader is who has the lock."""
-        if kind in {"read", "write"}:
-            return _RawSide(self._calls, f"bench/{name}", self._lease, writes=kind == "write")
-        if kind == "permit":
-            return _RawPermit(self._calls, f"bench/{name}", self._lease, count)
-        return super().primitive("lock" if kind == "election" else kind, name, count)
+        self._lease = self._calls.grant(_LEASE).ID
 
     async def close(self) -> None:
         self._channel.close()
 
+    def lock(self, name: str) -> Library:
+        key = f"bench/{name}".encode()
+        entry = _entry(key, self._lease)
 
-class _RawLock:
-    """Handles no lost answer and no lost lease."""
+        def enter() -> None:
+            while not (answer := self._txn(entry)).succeeded:
+                self._wait_for_deletion(key, answer)
 
-    def __init__(self, calls: _Calls, key: bytes, lease: int) -> None:
-        self._calls = calls
-        self._key = key
-        self._entry = calls.entry(key, lease)
+        return self._bracket(enter, key)
 
-    def __enter__(self) -> Self:
-        while True:
-            answer = self._calls.txn(self._entry, timeout=_LIMIT)
-            if answer.succeeded:
-                return self
-            _wait_for_deletion(self._calls, self._key, answer.header.revision + 1)
+    def read(self, name: str) -> Library:
+        return self._side(name, "r", ahead="w")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
+    def write(self, name: str) -> Library:
+        return self._side(name, "w", ahead="")
 
+    def _side(self, name: str, side: str, *, ahead: str) -> Bracket:
+        """
+        One side of a read/write lock: a key of its own, written by the same transaction that lists the keys before it.
 
-class _RawSide:
-    """
-    One side of a read/write lock: a key of its own, written by the same transaction that lists the keys before it.
+        A writer waits for all that are there, a reader for the writers. The order of the keys is that of their
+        revisions, as in the recipe of etcd's Go client (``client/v3/experimental/recipes``, ``RWMutex``).
+        """
+        first = f"bench/{name}/{ahead}".encode()
+        key = f"bench/{name}/{side}{secrets.token_hex(8)}".encode()
+        entry = rpc.TxnRequest()
+        entry.success.add(request_range=rpc.RangeRequest(key=first, range_end=_after(first), keys_only=True))
+        entry.success.add(request_put=rpc.PutRequest(key=key, value=b"bench", lease=self._lease))
 
-    A writer waits for all that are there, a reader for the writers. The order of the keys is that of their revisions,
-    as in the recipe of etcd's Go client (``client/v3/experimental/recipes``, ``RWMutex``).
-    """
+        def enter() -> None:
+            answer = self._txn(entry)
+            for before in answer.responses[0].response_range.kvs:
+                self._wait_for_deletion(before.key, answer)
 
-    def __init__(self, calls: _Calls, name: str, lease: int, *, writes: bool) -> None:
-        self._calls = calls
-        self._key = f"{name}/{'w' if writes else 'r'}{secrets.token_hex(8)}".encode()
-        first = f"{name}/" if writes else f"{name}/w"
-        # Up to the next byte: all keys that begin so.
-        end = first[:-1] + chr(ord(first[-1]) + 1)
-        self._entry = rpc.TxnRequest()
-        self._entry.success.add(
-            request_range=rpc.RangeRequest(key=first.encode(), range_end=end.encode(), keys_only=True)
-        )
-        self._entry.success.add(request_put=rpc.PutRequest(key=self._key, value=b"bench", lease=lease))
+        return self._bracket(enter, key)
 
-    def __enter__(self) -> Self:
-        answer = self._calls.txn(self._entry, timeout=_LIMIT)
-        for ahead in answer.responses[0].response_range.kvs:
-            _wait_for_deletion(self._calls, ahead.key, answer.header.revision + 1)
-        return self
+    def permit(self, name: str, count: int) -> Library:
+        """
+        A key of its own, written by the same transaction that lists those before it.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
-
-
-class _RawPermit:
-    """
-    A permit: a key of its own, written by the same transaction that lists those before it.
-
-    Who finds as many before it as there are permits waits until any of them goes, and looks again.
-    """
-
-    def __init__(self, calls: _Calls, name: str, lease: int, permits: int) -> None:
-        self._calls = calls
-        self._permits = permits
-        self._key = f"{name}/p{secrets.token_hex(8)}".encode()
-        first = f"{name}/p".encode()
-        end = first[:-1] + bytes([first[-1] + 1])
-        self._list = rpc.RangeRequest(
-            key=first, range_end=end, keys_only=True,
+        Who finds as many before it as there are permits waits until any of them goes, and looks again.
+        """
+        first = f"bench/{name}/p".encode()
+        key = first + secrets.token_hex(8).encode()
+        line = rpc.RangeRequest(
+            key=first, range_end=_after(first), keys_only=True,
             sort_target=rpc.RangeRequest.CREATE, sort_order=rpc.RangeRequest.ASCEND,
         )  # fmt: skip
-        self._entry = rpc.TxnRequest()
-        self._entry.success.add(request_put=rpc.PutRequest(key=self._key, value=b"bench", lease=lease))
-        self._entry.success.add(request_range=self._list)
+        entry, look = rpc.TxnRequest(), rpc.TxnRequest()
+        entry.success.add(request_put=rpc.PutRequest(key=key, value=b"bench", lease=self._lease))
+        for request in (entry, look):
+            request.success.add(request_range=line)
 
-    def __enter__(self) -> Self:
-        answer = self._calls.txn(self._entry, timeout=_LIMIT)
-        while True:
-            keys = [kv.key for kv in answer.responses[-1].response_range.kvs]
-            if keys.index(self._key) < self._permits:
-                return self
-            _wait_for_deletion(self._calls, self._list.key, answer.header.revision + 1, self._list.range_end)
-            look = rpc.TxnRequest()
-            look.success.add(request_range=self._list)
-            answer = self._calls.txn(look, timeout=_LIMIT)
+        def enter() -> None:
+            answer = self._txn(entry)
+            while [kv.key for kv in answer.responses[-1].response_range.kvs].index(key) >= count:
+                self._wait_for_deletion(first, answer, _after(first))
+                answer = self._txn(look)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
+        return self._bracket(enter, key)
 
+    def _txn(self, request: rpc.TxnRequest) -> Library:
+        return self._calls.txn(request, timeout=_LIMIT)
 
-def _wait_for_deletion(calls: _Calls, key: bytes, revision: int, range_end: bytes = b"") -> None:
-    """Watch a key, or a range, from a revision on, until one is deleted."""
-    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    requests.put(calls.watching(key, revision, range_end))
-    watch = calls.watch(iter(requests.get, None))
-    for heard in watch:
-        if heard.events or heard.canceled:
-            break
-    requests.put(None)
-    watch.cancel()
+    def _bracket(self, enter: Callable[[], None], key: bytes) -> Bracket:
+        return Bracket(enter, lambda: self._calls.delete(rpc.DeleteRangeRequest(key=key), timeout=_LIMIT))
+
+    def _wait_for_deletion(self, key: bytes, since: Library, range_end: bytes = b"") -> None:
+        """Watch a key, or a range, from the revision after an answer on, until one is deleted."""
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        requests.put(_watching(key, since.header.revision + 1, range_end))
+        watch = self._calls.watch(iter(requests.get, None))
+        for heard in watch:
+            if heard.events or heard.canceled:
+                break
+        requests.put(None)
+        watch.cancel()
 
 
 class RawEtcdAsyncio(AsyncAdapter):
     """The same through ``grpc.aio``."""
 
     async def open(self) -> None:
-        self._channel = grpc.aio.insecure_channel("{}:{}".format(*_address(self.url)))
+        self._channel = grpc.aio.insecure_channel("{}:{}".format(*addresses(self.url)[0]))
         self._calls = _Calls(self._channel)
-        self._lease = (await self._calls.grant(rpc.LeaseGrantRequest(TTL=600))).ID
-
-    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        del renew
-        return _RawAsyncLock(self._calls, f"bench/{name}".encode(), self._lease)
+        self._lease = (await self._calls.grant(_LEASE)).ID
 
     async def close(self) -> None:
         await self._channel.close()
 
+    def lock(self, name: str) -> Library:
+        calls, key = self._calls, f"bench/{name}".encode()
+        entry = _entry(key, self._lease)
 
-class _RawAsyncLock:
-    """See `_RawLock`."""
+        async def enter() -> None:
+            while not (answer := await calls.txn(entry, timeout=_LIMIT)).succeeded:
+                watch = calls.watch()
+                await watch.write(_watching(key, answer.header.revision + 1))
+                async for heard in watch:
+                    if heard.events or heard.canceled:
+                        break
+                watch.cancel()
+                await asyncio.sleep(0)
 
-    def __init__(self, calls: _Calls, key: bytes, lease: int) -> None:
-        self._calls = calls
-        self._key = key
-        self._entry = calls.entry(key, lease)
-
-    async def __aenter__(self) -> Self:
-        while True:
-            answer = await self._calls.txn(self._entry, timeout=_LIMIT)
-            if answer.succeeded:
-                return self
-            watch = self._calls.watch()
-            await watch.write(self._calls.watching(self._key, answer.header.revision + 1))
-            async for heard in watch:
-                if heard.events or heard.canceled:
-                    break
-            watch.cancel()
-            await asyncio.sleep(0)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._calls.delete(rpc.DeleteRangeRequest(key=self._key), timeout=_LIMIT)
+        return Bracket(enter, lambda: calls.delete(rpc.DeleteRangeRequest(key=key), timeout=_LIMIT))
 
 
-class PyEtcd(BlockingAdapter):
+class PyEtcd(Adapter):
     """pyetcd, the maintained descendant of python-etcd3."""
 
     async def open(self) -> None:
-        host, port = _address(self.url)
-        self._client: Any = import_module("pyetcd").client(host=host, port=port)
+        host, port = addresses(self.url)[0]
+        self._client: Library = import_module("pyetcd").client(host=host, port=port)
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _Insisting(self._client.lock(name, ttl=int(self.ttl)), {"timeout": None})
+    def lock(self, name: str) -> Library:
+        return _insisting(self._client.lock(name, ttl=int(self.ttl)), timeout=None)
 
     async def close(self) -> None:
         self._client.close()
 
 
-class Etcd3Gw(BlockingAdapter):
+class Etcd3Gw(Adapter):
     """etcd3gw, which speaks HTTP."""
 
     async def open(self) -> None:
-        host, port = _address(self.url)
-        self._client: Any = import_module("etcd3gw").client(host=host, port=port, api_path="/v3/")
+        host, port = addresses(self.url)[0]
+        self._client: Library = import_module("etcd3gw").client(host=host, port=port, api_path="/v3/")
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _Insisting(self._client.lock(name, ttl=int(self.ttl)), {})
+    def lock(self, name: str) -> Library:
+        return _insisting(self._client.lock(name, ttl=int(self.ttl)))
 
 
-class _Insisting:
-    """Their own ``with`` also enters without the lock: here it is asked for until it is had."""
+def _insisting(lock: Library, **arguments: object) -> Bracket:
+    """Ask until it is had: the libraries' own ``with`` also enters without the lock."""
 
-    def __init__(self, lock: Any, arguments: dict[str, Any]) -> None:  # noqa: ANN401 - of either library
-        self._lock = lock
-        self._arguments = arguments
-
-    def __enter__(self) -> Self:
-        while not self._lock.acquire(**self._arguments):
+    def enter() -> None:
+        while not lock.acquire(**arguments):
             time.sleep(POLL_SECONDS)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+    return Bracket(enter, lock.release)

@@ -9,14 +9,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from importlib import import_module
-from types import TracebackType
-from typing import Any, Self
 
-from lockkit.units import Seconds
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter, InTurn, several_names
+from lockkit_tools.bench.adapters.base import Adapter, AsyncAdapter, Bracket, Library, in_turn, several_names
 from lockkit_tools.bench.redis_connection import (
     FENCE,
     FENCED_SET,
@@ -25,273 +21,204 @@ from lockkit_tools.bench.redis_connection import (
     RELEASE,
     RELEASE_AND_SIGNAL,
     WRITE,
-    RawConnection,
     connect_to,
-    encode,
     node_urls,
 )
-from lockkit_tools.bench.subject import Kind
+from lockkit_tools.resp import Answer, RespConnection, encode
 
 _CONNECTIONS_MAX = 10_000
 """Above any number of waiters: redis-py's default of 100 ends a library's waiters with an error."""
 
 
-class _Bracket:
-    """A context manager of two methods."""
-
-    def enter(self) -> object:
-        """Lock."""
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """Unlock."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        self.enter()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-
-
 # -- baselines ---------------------------------------------------------------------------------------------------------
 
 
-class RawRedis(BlockingAdapter):
+class RawRedis(Adapter):
     """
     ``SET NX PX`` and a guarded delete by ``EVALSHA`` on one raw socket. Asks again at once while it is busy.
 
     Readers and permits are members of a sorted set, whose scores are their ends. A waiting writer stops no readers.
     """
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RawLock(connect_to(self.url), name, self.ttl)
+    def lock(self, name: str) -> Library:
+        return self._lock(connect_to(self.url), name)
 
-    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        if kind == "lock":
-            return self.lock(name)
+    def locks(self, name: str, count: int) -> Library:
         connection = connect_to(self.url)
-        made: dict[Kind, Callable[[], AbstractContextManager[Any]]] = {
-            "read": lambda: _RawShare(connection, name, self.ttl, READ),
-            "write": lambda: _RawWrite(connection, name, self.ttl),
-            "permit": lambda: _RawShare(connection, name, self.ttl, PERMIT, count),
-            "once": lambda: _RawDone(connection, name),
-            "locks": lambda: InTurn([_RawLock(connection, one, self.ttl) for one in several_names(name, count)]),
-        }
-        return made[kind]()
+        return in_turn([self._lock(connection, one) for one in several_names(name, count)])
+
+    def read(self, name: str) -> Library:
+        return self._scripted(READ, b"2", b"{%b}" % name.encode(), _shares(name))
+
+    def write(self, name: str) -> Library:
+        return self._scripted(WRITE, b"2", b"{%b}" % name.encode(), _shares(name))
+
+    def permit(self, name: str, count: int) -> Library:
+        return self._scripted(PERMIT, b"1", _shares(name), permits=count)
+
+    def once(self, name: str) -> Library:
+        """The result of a key: one ``GET``. Nothing is held."""
+        connection = connect_to(self.url)
+        get, put = encode(b"GET", name.encode()), encode(b"SET", name.encode(), b"1", b"EX", b"600")
+        return Bracket(lambda: connection.ask(put) if connection.ask(get) is None else None, lambda: None)
+
+    @property
+    def _ttl_ms(self) -> bytes:
+        return b"%d" % (self.ttl * 1000)
+
+    def _lock(self, connection: RespConnection, name: str) -> Bracket:
+        release, key, ttl_ms = connection.load(RELEASE), name.encode(), self._ttl_ms
+        return _owned(
+            connection,
+            lambda owner: encode(b"SET", key, owner, b"NX", b"PX", ttl_ms),
+            lambda owner: encode(b"EVALSHA", release, b"1", key, owner),
+            refused=None,
+        )
+
+    def _scripted(self, script: bytes, *keys: bytes, permits: int = 1) -> Bracket:
+        connection = connect_to(self.url)
+        take, release = connection.load(script), connection.load(RELEASE)
+        arguments = (self._ttl_ms, b"%d" % permits)
+
+        def freeing(owner: bytes) -> bytes:
+            if script is WRITE:
+                return encode(b"EVALSHA", release, b"1", keys[1], owner)
+            return encode(b"ZREM", keys[-1], owner)
+
+        return _owned(connection, lambda owner: encode(b"EVALSHA", take, *keys, owner, *arguments), freeing, refused=0)
 
 
-class _RawLock(_Bracket):
-    def __init__(self, connection: RawConnection, name: str, ttl: Seconds) -> None:
-        self._connection = connection
-        self._release_sha = connection.load(RELEASE)
-        self._name = name.encode()
-        self._ttl_ms = b"%d" % (ttl * 1000)
-        self._owner = b""
-
-    def enter(self) -> object:
-        owner = self._owner = secrets.token_hex(16).encode()
-        request = encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms)
-        while self._connection.ask(request) is None:
-            pass
-        return self
-
-    def leave(self) -> None:
-        self._connection.ask(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
-
-
-class _RawShare(_Bracket):
-    """A reader, or a permit: a member of a sorted set."""
-
-    def __init__(self, connection: RawConnection, name: str, ttl: Seconds, script: bytes, permits: int = 1) -> None:
-        self._connection = connection
-        self._sha = connection.load(script)
-        self._set = b"{%b}:shares" % name.encode()
-        # Of permits the set is the only key, and comes first; of readers the writer's does.
-        self._keys = (b"1", self._set) if script is PERMIT else (b"2", b"{%b}" % name.encode(), self._set)
-        self._arguments = (b"%d" % (ttl * 1000), b"%d" % permits)
-        self._owner = b""
-
-    def enter(self) -> object:
-        owner = self._owner = secrets.token_hex(16).encode()
-        request = encode(b"EVALSHA", self._sha, *self._keys, owner, *self._arguments)
-        while self._connection.ask(request) == 0:
-            pass
-        return self
-
-    def leave(self) -> None:
-        self._connection.ask(encode(b"ZREM", self._set, self._owner))
-
-
-class _RawWrite(_Bracket):
-    """A writer, beside `_RawShare`."""
-
-    def __init__(self, connection: RawConnection, name: str, ttl: Seconds) -> None:
-        self._connection = connection
-        self._sha, self._release_sha = connection.load(WRITE), connection.load(RELEASE)
-        self._key = b"{%b}" % name.encode()
-        self._set = self._key + b":shares"
-        self._ttl_ms = b"%d" % (ttl * 1000)
-        self._owner = b""
-
-    def enter(self) -> object:
-        owner = self._owner = secrets.token_hex(16).encode()
-        request = encode(b"EVALSHA", self._sha, b"2", self._key, self._set, owner, self._ttl_ms)
-        while self._connection.ask(request) == 0:
-            pass
-        return self
-
-    def leave(self) -> None:
-        self._connection.ask(encode(b"EVALSHA", self._release_sha, b"1", self._key, self._owner))
-
-
-class _RawDone(_Bracket):
-    """The result of a key: one ``GET``."""
-
-    def __init__(self, connection: RawConnection, name: str) -> None:
-        self._connection = connection
-        self._get = encode(b"GET", name.encode())
-        self._set = encode(b"SET", name.encode(), b"1", b"EX", b"600")
-
-    def enter(self) -> object:
-        if self._connection.ask(self._get) is None:
-            self._connection.ask(self._set)
-        return self
-
-    def leave(self) -> None:
-        """Nothing is held."""
-
-
-class RawPushRedis(BlockingAdapter):
+class RawPushRedis(RawRedis):
     """As `RawRedis`, but a waiter sleeps in ``BLPOP`` on a list that a release pushes to."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RawPushLock(connect_to(self.url), name, self.ttl)
-
-    def primitive(self, kind: Kind, name: str, count: int = 1) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.primitive`. A leader is who has the lock."""
-        del count
-        assert kind in {"lock", "election"}, kind
-        return self.lock(name)
-
-
-class _RawPushLock(_RawLock):
-    def __init__(self, connection: RawConnection, name: str, ttl: Seconds) -> None:
-        super().__init__(connection, name, ttl)
-        self._release_sha = connection.load(RELEASE_AND_SIGNAL)
-        self._signal = self._name + b":signal"
-        self._wait = encode(b"BLPOP", self._signal, b"%d" % max(1, int(ttl)))
-
-    def enter(self) -> object:
-        owner = self._owner = secrets.token_hex(16).encode()
-        request = encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms)
-        while self._connection.ask(request) is None:
-            self._connection.ask(self._wait)
-        return self
-
-    def leave(self) -> None:
-        self._connection.ask(encode(b"EVALSHA", self._release_sha, b"2", self._name, self._signal, self._owner))
+    def _lock(self, connection: RespConnection, name: str) -> Bracket:
+        release, key, ttl_ms = connection.load(RELEASE_AND_SIGNAL), name.encode(), self._ttl_ms
+        signal = key + b":signal"
+        return _owned(
+            connection,
+            lambda owner: encode(b"SET", key, owner, b"NX", b"PX", ttl_ms),
+            lambda owner: encode(b"EVALSHA", release, b"2", key, signal, owner),
+            refused=None,
+            wait=encode(b"BLPOP", signal, b"%d" % max(1, int(self.ttl))),
+        )
 
 
-class RawRedlock(BlockingAdapter):
+def _shares(name: str) -> bytes:
+    return b"{%b}:shares" % name.encode()
+
+
+def _owned(
+    connection: RespConnection,
+    take: Callable[[bytes], bytes],
+    release: Callable[[bytes], bytes],
+    *,
+    refused: int | None,
+    wait: bytes = b"",
+) -> Bracket:
+    """Make a lock of two requests of its owner, a new one each time; between tries it may send another to wait."""
+    owner = b""
+
+    def enter() -> None:
+        nonlocal owner
+        owner = secrets.token_hex(16).encode()
+        request = take(owner)
+        while connection.ask(request) == refused:
+            if wait:
+                connection.ask(wait)
+
+    return Bracket(enter, lambda: connection.ask(release(owner)))
+
+
+class RawRedlock(Adapter):
     """One round of ``SET NX PX`` and one of deletes, each sent to all nodes before any answer is read."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RawRedlock([connect_to(url) for url in node_urls(self.url)], name, self.ttl)
+    def lock(self, name: str) -> Library:
+        nodes = [connect_to(url) for url in node_urls(self.url)]
+        quorum = len(nodes) // 2 + 1
+        release = _load(nodes, RELEASE)
+        grant = self._granting(nodes, name.encode(), quorum)
+        owner = b""
+
+        def enter() -> int | None:
+            nonlocal owner
+            while True:
+                owner = secrets.token_hex(16).encode()
+                granted, token = grant(owner)
+                if granted >= quorum:
+                    return token
+                leave()
+                # Apart, or the nodes are split between contenders again and again.
+                time.sleep(secrets.randbelow(2000) / 1e6)
+
+        def leave() -> None:
+            _scatter(nodes, encode(b"EVALSHA", release, b"1", name.encode(), owner))
+
+        return Bracket(enter, leave)
+
+    def _granting(
+        self, nodes: list[RespConnection], key: bytes, quorum: int
+    ) -> Callable[[bytes], tuple[int, int | None]]:
+        """Give what asks for the lock: how many nodes grant it to an owner, and the token."""
+        del quorum
+        ttl_ms = b"%d" % (self.ttl * 1000)
+
+        def grant(owner: bytes) -> tuple[int, None]:
+            answers = _scatter(nodes, encode(b"SET", key, owner, b"NX", b"PX", ttl_ms))
+            return sum(answer is not None for answer in answers), None
+
+        return grant
 
 
-class _RawRedlock(_Bracket):
-    def __init__(self, connections: list[RawConnection], name: str, ttl: Seconds) -> None:
-        self._connections = connections
-        self._quorum = len(connections) // 2 + 1
-        self._name = name.encode()
-        self._ttl_ms = b"%d" % (ttl * 1000)
-        self._owner = b""
-        self._release_sha = _load(connections, RELEASE)
-
-    def enter(self) -> object:
-        while True:
-            owner = self._owner = secrets.token_hex(16).encode()
-            if self._granted(owner):
-                return self
-            self.leave()
-            # Apart, or the nodes are split between contenders again and again.
-            time.sleep(secrets.randbelow(2000) / 1e6)
-
-    def _granted(self, owner: bytes) -> bool:
-        answers = self._scatter(encode(b"SET", self._name, owner, b"NX", b"PX", self._ttl_ms))
-        return sum(answer is not None for answer in answers) >= self._quorum
-
-    def leave(self) -> None:
-        self._scatter(encode(b"EVALSHA", self._release_sha, b"1", self._name, self._owner))
-
-    def _scatter(self, request: bytes) -> list[object]:
-        for connection in self._connections:
-            connection.send(request)
-        return [connection.receive() for connection in self._connections]
-
-
-def _load(connections: list[RawConnection], script: bytes) -> bytes:
-    """Load a script on every node; its name is the same everywhere."""
-    (sha,) = {connection.load(script) for connection in connections}
-    return sha
-
-
-class RawFencedRedlock(BlockingAdapter):
+class RawFencedRedlock(RawRedlock):
     """As `RawRedlock`, with the second round that a fencing token takes."""
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RawFencedRedlock([connect_to(url) for url in node_urls(self.url)], name, self.ttl)
+    def _granting(
+        self, nodes: list[RespConnection], key: bytes, quorum: int
+    ) -> Callable[[bytes], tuple[int, int | None]]:
+        ttl_ms, keys = b"%d" % (self.ttl * 1000), (b"2", key, b"{%b}:fence" % key)
+        set_sha, fence_sha = _load(nodes, FENCED_SET), _load(nodes, FENCE)
 
-    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        return int(entered.token)
+        def grant(owner: bytes) -> tuple[int, int | None]:
+            answers = _scatter(nodes, encode(b"EVALSHA", set_sha, *keys, owner, ttl_ms))
+            counters = [answer for answer in answers if isinstance(answer, int) and answer > 0]
+            if len(counters) < quorum:
+                return 0, None
+            token = max(counters) + 1
+            confirmed = _scatter(nodes, encode(b"EVALSHA", fence_sha, *keys, owner, b"%d" % token))
+            return confirmed.count(1), token
+
+        return grant
 
 
-class _RawFencedRedlock(_RawRedlock):
-    def __init__(self, connections: list[RawConnection], name: str, ttl: Seconds) -> None:
-        super().__init__(connections, name, ttl)
-        self._counter = b"{%b}:fence" % self._name
-        self._set_sha = _load(connections, FENCED_SET)
-        self._fence_sha = _load(connections, FENCE)
-        self.token = 0
+def _scatter(nodes: list[RespConnection], request: bytes) -> list[Answer]:
+    for node in nodes:
+        node.send(request)
+    return [node.receive() for node in nodes]
 
-    def _granted(self, owner: bytes) -> bool:
-        keys = (b"2", self._name, self._counter)
-        answers = self._scatter(encode(b"EVALSHA", self._set_sha, *keys, owner, self._ttl_ms))
-        counters = [answer for answer in answers if isinstance(answer, int) and answer > 0]
-        if len(counters) < self._quorum:
-            return False
-        self.token = max(counters) + 1
-        confirmed = self._scatter(encode(b"EVALSHA", self._fence_sha, *keys, owner, b"%d" % self.token))
-        return confirmed.count(1) >= self._quorum
+
+def _load(nodes: list[RespConnection], script: bytes) -> bytes:
+    """Load a script on every node; its name is the same everywhere."""
+    (sha,) = {node.load(script) for node in nodes}
+    return sha
 
 
 # -- libraries ---------------------------------------------------------------------------------------------------------
 
 
-def redis_client(url: str, module: str = "redis") -> Any:  # noqa: ANN401 - generic over settings that do not matter here
+def redis_client(url: str, module: str = "redis") -> Library:
     """Connect with redis-py, or with its asyncio client."""
     # Without socket_timeout: redis-py 8 gives up a BLPOP after 5 s, and with it python-redis-lock's waiters.
     return import_module(module).Redis.from_url(url, socket_timeout=None, max_connections=_CONNECTIONS_MAX)
 
 
-class RedisPy(BlockingAdapter):
+class RedisPy(Adapter):
     """redis-py's ``Lock``."""
 
     async def open(self) -> None:
         self._client = redis_client(self.url)
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        lock: AbstractContextManager[Any] = self._client.lock(name, timeout=self.ttl)
-        return lock
+    def lock(self, name: str) -> Library:
+        return self._client.lock(name, timeout=self.ttl)
 
 
 class RedisPyAsyncio(AsyncAdapter):
@@ -300,106 +227,76 @@ class RedisPyAsyncio(AsyncAdapter):
     async def open(self) -> None:
         self._client = redis_client(self.url, "redis.asyncio")
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractAsyncContextManager[Any]:
-        del renew
-        lock: AbstractAsyncContextManager[Any] = self._client.lock(name, timeout=self.ttl)
-        return lock
+    def lock(self, name: str) -> Library:
+        return self._client.lock(name, timeout=self.ttl)
 
     async def close(self) -> None:
         await self._client.aclose()
 
 
-class PythonRedisLock(BlockingAdapter):
-    """python-redis-lock's ``Lock``."""
+class PythonRedisLock(Adapter):
+    """python-redis-lock's ``Lock``. Its expiry is in whole seconds."""
 
     async def open(self) -> None:
         self._client = redis_client(self.url)
-        self._module: Any = import_module("redis_lock")
+        self._lock: Library = import_module("redis_lock").Lock
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        """See `BlockingAdapter.lock`. Its expiry is in whole seconds."""
-        lock: AbstractContextManager[Any] = self._module.Lock(
-            self._client, name, expire=max(1, int(self.ttl)), auto_renewal=renew
-        )
-        return lock
+    def lock(self, name: str) -> Library:
+        return self._lock(self._client, name, expire=max(1, int(self.ttl)), auto_renewal=self.renews)
 
-    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
+    def still_held(self, lock: Library, entered: Library) -> bool | None:
         """By asking the server whose the key is."""
         del entered
         return bool(lock.get_owner_id() == lock.id)
 
 
-class Fencekit(BlockingAdapter):
-    """fencekit's ``DistributedLock``."""
+class Fencekit(Adapter):
+    """fencekit's ``DistributedLock``. Each section is a call of ``acquire`` and one of ``release``, as in ``hold``."""
 
     async def open(self) -> None:
-        self._locks: Any = import_module("fencekit").DistributedLock(redis_client(self.url))
+        self._locks: Library = import_module("fencekit").DistributedLock(redis_client(self.url))
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _FencekitLock(self._locks, name, self.ttl)
+    def lock(self, name: str) -> Library:
+        handle: Library = None
+        ttl, wait = timedelta(seconds=self.ttl), timedelta(days=1)
 
-    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        return int(entered.handle.token.value)
+        def enter() -> Library:
+            nonlocal handle
+            handle = self._locks.acquire(name, ttl=ttl, blocking=True, wait=wait)
+            return handle
 
+        return Bracket(enter, lambda: self._locks.release(handle))
 
-class _FencekitLock(_Bracket):
-    """Each section is a call of ``acquire`` and one of ``release``, as in its ``hold``."""
-
-    def __init__(self, locks: Any, name: str, ttl: Seconds) -> None:  # noqa: ANN401 - the library's
-        self._locks, self._name = locks, name
-        self._ttl, self._wait = timedelta(seconds=ttl), timedelta(days=1)
-        self.handle: Any = None
-
-    def enter(self) -> object:
-        self.handle = self._locks.acquire(self._name, ttl=self._ttl, blocking=True, wait=self._wait)
-        return self
-
-    def leave(self) -> None:
-        self._locks.release(self.handle)
+    def token(self, entered: Library) -> int | None:
+        return int(entered.token.value)
 
 
-class Pottery(BlockingAdapter):
+class Pottery(Adapter):
     """pottery's ``Redlock``, over one node or several."""
 
     async def open(self) -> None:
         self._masters = {redis_client(url) for url in node_urls(self.url)}
-        self._module: Any = import_module("pottery")
+        self._redlock: Library = import_module("pottery").Redlock
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        lock: AbstractContextManager[Any] = self._module.Redlock(
-            key=name, masters=self._masters, auto_release_time=self.ttl
-        )
-        return lock
+    def lock(self, name: str) -> Library:
+        return self._redlock(key=name, masters=self._masters, auto_release_time=self.ttl)
 
 
-class RedlockPy(BlockingAdapter):
-    """redlock-py, over one node or several."""
+class RedlockPy(Adapter):
+    """redlock-py, over one node or several. It gives up after three tries: a caller who wants the lock asks again."""
 
     async def open(self) -> None:
         clients = [redis_client(url) for url in node_urls(self.url)]
-        self._manager: Any = import_module("redlock").Redlock(clients)
+        self._manager: Library = import_module("redlock").Redlock(clients)
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RedlockPyLock(self._manager, name, int(self.ttl * 1000))
+    def lock(self, name: str) -> Library:
+        held: Library = None
 
+        def enter() -> Library:
+            nonlocal held
+            while not (lock := self._manager.lock(name, int(self.ttl * 1000))):
+                pass
+            held = lock
+            return held
 
-class _RedlockPyLock(_Bracket):
-    """It gives up after three tries: a caller who wants the lock asks again."""
-
-    def __init__(self, manager: Any, name: str, ttl_ms: int) -> None:  # noqa: ANN401 - an untyped library
-        self._manager = manager
-        self._name = name
-        self._ttl_ms = ttl_ms
-        self._lock: Any = None
-
-    def enter(self) -> object:
-        while not (lock := self._manager.lock(self._name, self._ttl_ms)):
-            pass
-        self._lock = lock
-        return lock
-
-    def leave(self) -> None:
-        self._manager.unlock(self._lock)
+        return Bracket(enter, lambda: self._manager.unlock(held))

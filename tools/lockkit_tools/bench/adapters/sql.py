@@ -1,181 +1,354 @@
 """
-SQL databases: the lock table by hand through bare drivers as baselines, and sqlalchemy-dlock.
+SQL databases: bare drivers as baselines for each of lockkit's modes, and sqlalchemy-dlock.
 
-A baseline does the least that a fenced lock with a ttl needs: one statement takes a row if it is free, raises its token
-and sets its expiry; another frees it. The same driver, autocommit, one connection, no handling of lost answers.
+Each baseline does the least that a fenced lock takes. mode=table: one statement takes a row if it is free, raises its
+token and sets its expiry; another frees it. mode=row and mode=advisory, where the session is the lock: lock, on a
+connection of the lock's own; raise the token on another one, where it is committed apart; and end the transaction. The
+same driver and statements as lockkit's, without what makes them safe: limits of time, looks whether the session still
+holds, lost answers. One without a token leaves the second step out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import sqlite3
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from importlib import import_module
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from lockkit.url import Url, parse
-from lockkit_tools.bench.adapters.base import BlockingAdapter
+from lockkit.url import parse
+from lockkit_tools.bench.adapters.base import Adapter, Bracket, Library
 
-_TABLE = "lockkit_bench_baseline"
+_TABLE, _ROWS, _TOKENS = "lockkit_bench_baseline", "lockkit_bench_rows", "lockkit_bench_tokens"
 _COLUMNS = "token bigint NOT NULL, expires_at_us bigint NOT NULL"
 _PAUSE_MAX = 0.002
-_WAIT_SECONDS = 3600  # sqlalchemy-dlock's on MariaDB: GET_LOCK refuses to wait without limit
-LIMITED_POSTGRESQL = "SET lock_timeout = '5s'"
-LIMITED_MYSQL = "SET lock_wait_timeout = 5"
-NOW_POSTGRESQL = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
-NOW_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+_WAIT_SECONDS = 3600  # on MariaDB: GET_LOCK refuses to wait without limit
+_NOW_POSTGRESQL = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+_NOW_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 _NOW_SQLITE = (
     "(CAST(strftime('%s', 'now') AS integer) * 1000000 + CAST(substr(strftime('%f', 'now'), 4) AS integer) * 1000)"
 )
 
 
-class _RawTable(BlockingAdapter):
+class _Raw(Adapter):
     """
-    A lock table by hand.
+    What the baselines have in common.
 
     Attributes:
         limited: Has a statement give up after 5 s, should a process that was killed still lock the table.
+        tables: That it makes.
     """
 
     leaves_something = True
     limited: ClassVar[str]
-    _connection: Any
+    tables: ClassVar[str] = _TABLE
+    _connection: Library
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _RawLock(self, name)
+    async def open(self) -> None:
+        self._connection = self.connect()
+        self.make_tables()
 
-    def taken(self, name: str, owner: str) -> int:
-        """Try once; give the token, or 0."""
+    def connect(self) -> Library:
+        """Give something that runs statements, each committed: ``execute``, ``close``."""
         raise NotImplementedError
 
-    def freed(self, name: str, owner: str) -> None:
-        """Release."""
+    def make_tables(self) -> None:
         raise NotImplementedError
 
     async def close(self) -> None:
         self._connection.close()
 
     async def erase(self) -> None:
-        for statement in (self.limited, f"DROP TABLE {_TABLE}"):
-            self._connection.cursor().execute(statement)
-
-    def token(self, entered: Any) -> int | None:  # noqa: ANN401 - see Adapter
-        return int(entered.token)
+        for statement in (self.limited, f"DROP TABLE {self.tables}"):
+            self._connection.execute(statement)
 
 
-class _RawLock:
-    """Asks again after a short pause while the lock is busy."""
+class _Postgresql(_Raw):
+    """psycopg 3, which prepares statements by itself."""
 
-    def __init__(self, table: _RawTable, name: str) -> None:
-        self._table = table
-        self._name = name
-        self._owner = ""
-        self.token = 0
+    limited = "SET lock_timeout = '5s'"
 
-    def __enter__(self) -> Self:
-        owner = self._owner = secrets.token_hex(16)
-        while not (token := self._table.taken(self._name, owner)):
-            time.sleep(secrets.randbelow(1000) / 1000 * _PAUSE_MAX)
-        self.token = token
-        return self
+    def connect(self) -> Library:
+        return import_module("psycopg").connect(**_arguments(self.url, "dbname"), autocommit=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._table.freed(self._name, self._owner)
-
-
-class RawPostgresqlTable(_RawTable):
-    """psycopg 3, which prepares the two statements by itself."""
-
-    limited = LIMITED_POSTGRESQL
-
-    async def open(self) -> None:
-        self._connection = import_module("psycopg").connect(**arguments(parse(self.url), "dbname"), autocommit=True)
-        self._connection.execute("SELECT pg_advisory_lock(1)")  # CREATE … IF NOT EXISTS is not atomic
-        self._connection.execute(
-            f'CREATE TABLE IF NOT EXISTS {_TABLE} (name text COLLATE "C" PRIMARY KEY, owner text, {_COLUMNS})'
-            " WITH (fillfactor = 50)"
-        )
+    def create(self, *tables: str) -> None:
+        """Create tables; CREATE … IF NOT EXISTS is not atomic."""
+        self._connection.execute("SELECT pg_advisory_lock(1)")
+        for table in tables:
+            self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         self._connection.execute("SELECT pg_advisory_unlock(1)")
-        ttl_us = int(self.ttl * 1e6)
-        self._take = (
-            f"INSERT INTO {_TABLE} AS l VALUES (%s, %s, {NOW_POSTGRESQL}, {NOW_POSTGRESQL} + {ttl_us})"
-            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = greatest(l.token + 1, excluded.token),"
-            " expires_at_us = excluded.expires_at_us WHERE l.owner IS NULL OR l.expires_at_us <= excluded.token"
-            " RETURNING token"
-        )
-        self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s"
-
-    def taken(self, name: str, owner: str) -> int:
-        row = self._connection.execute(self._take, (name, owner)).fetchone()
-        return int(row[0]) if row else 0
-
-    def freed(self, name: str, owner: str) -> None:
-        self._connection.execute(self._free, (name, owner))
 
 
-class RawMysqlTable(_RawTable):
+class _Mysql(_Raw):
     """PyMySQL."""
 
-    limited = LIMITED_MYSQL
+    limited = "SET lock_wait_timeout = 5"
 
-    async def open(self) -> None:
-        self._connection = import_module("pymysql").connect(**arguments(parse(self.url), "database"), autocommit=True)
-        self._cursor = self._connection.cursor()
-        self._cursor.execute(
-            f"CREATE TABLE IF NOT EXISTS {_TABLE}"
-            f" (name varbinary(255) PRIMARY KEY, owner varbinary(255), {_COLUMNS}) ENGINE=InnoDB"
+    def connect(self) -> Library:
+        return _Cursor(import_module("pymysql").connect(**_arguments(self.url, "database"), autocommit=True))
+
+
+class _Cursor:
+    """A connection of PyMySQL that has ``execute``, as psycopg's have."""
+
+    def __init__(self, connection: Library) -> None:
+        self._cursor = connection.cursor()
+        self.execute = self._cursor.execute
+        self.close = connection.close
+
+    @property
+    def lastrowid(self) -> int:
+        return int(self._cursor.lastrowid)
+
+
+def _arguments(url: str, database: str) -> dict[str, Any]:
+    """Give what a driver is to connect with. Options of the query are lockkit's own."""
+    parsed = parse(url)
+    wanted = {"host": parsed.host, "port": parsed.port, "user": parsed.username, "password": parsed.password}
+    wanted[database] = parsed.path.removeprefix("/") or None
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+# -- a lock table ------------------------------------------------------------------------------------------------------
+
+
+class _Table(_Raw):
+    """
+    A lock table. Asks again after a short pause while the lock is busy.
+
+    Attributes:
+        now: The server's time.
+        mark: Of a parameter in a statement.
+        greatest: The function.
+    """
+
+    now: ClassVar[str]
+    mark: ClassVar[str] = "%s"
+    greatest: ClassVar[str] = "greatest"
+
+    def lock(self, name: str) -> Library:
+        take, free = (
+            self.taking(),
+            f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s",
         )
+        free, owner = free.replace("%s", self.mark), ""
+
+        def enter() -> int:
+            nonlocal owner
+            owner = secrets.token_hex(16)
+            while not (token := self.taken(take, name, owner)):
+                time.sleep(secrets.randbelow(1000) / 1000 * _PAUSE_MAX)
+            return token
+
+        return Bracket(enter, lambda: self._connection.execute(free, (name, owner)))
+
+    def taking(self) -> str:
+        """Give the statement that takes a lock if it is free."""
+        return (
+            f"INSERT INTO {_TABLE} AS l VALUES ({self.mark}, {self.mark}, {self.now}, {self.now} + {self.ttl_us})"
+            f" ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = {self.greatest}(l.token + 1,"
+            " excluded.token), expires_at_us = excluded.expires_at_us"
+            " WHERE l.owner IS NULL OR l.expires_at_us <= excluded.token RETURNING token"
+        )
+
+    def taken(self, take: str, name: str, owner: str) -> int:
+        """Try once; give the token, or 0."""
+        rows = self._connection.execute(take, (name, owner)).fetchall()
+        return int(rows[0][0]) if rows else 0
+
+    @property
+    def ttl_us(self) -> int:
+        return int(self.ttl * 1e6)
+
+
+class RawPostgresqlTable(_Table, _Postgresql):
+    """psycopg 3."""
+
+    now = _NOW_POSTGRESQL
+
+    def make_tables(self) -> None:
+        columns = f'name text COLLATE "C" PRIMARY KEY, owner text, {_COLUMNS}'
+        self.create(f"{_TABLE} ({columns}) WITH (fillfactor = 50)")
+
+
+class RawSqliteTable(_Table):
+    """Python's sqlite3, on the same file and so in the same journal mode."""
+
+    limited = "PRAGMA busy_timeout = 5000"
+    now, mark, greatest = _NOW_SQLITE, "?", "max"
+
+    def connect(self) -> Library:
+        return sqlite3.connect(parse(self.url).path.removeprefix("/"), isolation_level=None, timeout=60)
+
+    def make_tables(self) -> None:
+        columns = f"name text PRIMARY KEY, owner text, {_COLUMNS}"
+        self._connection.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE} ({columns}) WITHOUT ROWID")
+
+
+class RawMysqlTable(_Table, _Mysql):
+    """PyMySQL."""
+
+    now = _NOW_MYSQL
+
+    def make_tables(self) -> None:
+        columns = f"name varbinary(255) PRIMARY KEY, owner varbinary(255), {_COLUMNS}"
+        self._connection.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE} ({columns}) ENGINE=InnoDB")
+
+    def taking(self) -> str:
         ours = "owner IS NULL OR expires_at_us <= VALUES(token)"
-        self._take = (
-            f"INSERT INTO {_TABLE} VALUES (%s, %s, LAST_INSERT_ID({NOW_MYSQL}), {NOW_MYSQL} + {int(self.ttl * 1e6)})"
+        return (
+            f"INSERT INTO {_TABLE} VALUES (%s, %s, LAST_INSERT_ID({self.now}), {self.now} + {self.ttl_us})"
             f" ON DUPLICATE KEY UPDATE token = IF({ours},"
             " LAST_INSERT_ID(GREATEST(token + 1, VALUES(token))), token + LAST_INSERT_ID(0)),"
             f" owner = IF({ours}, VALUES(owner), owner),"
             " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us)"
         )
-        self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = %s AND owner = %s"
 
-    def taken(self, name: str, owner: str) -> int:
-        self._cursor.execute(self._take, (name, owner))
-        return int(self._cursor.lastrowid)
-
-    def freed(self, name: str, owner: str) -> None:
-        self._cursor.execute(self._free, (name, owner))
+    def taken(self, take: str, name: str, owner: str) -> int:
+        self._connection.execute(take, (name, owner))
+        return int(self._connection.lastrowid)
 
 
-class RawSqliteTable(_RawTable):
-    """Python's sqlite3, on the same file and so in the same journal mode."""
+# -- an open session ---------------------------------------------------------------------------------------------------
 
-    limited = "PRAGMA busy_timeout = 5000"
+
+class _Session(_Raw):
+    """Locks of an open session, which wait in the database's own queue. `_connection` raises tokens, committed."""
+
+    tables = f"{_ROWS}, {_TOKENS}"
+    fenced: ClassVar[bool] = True
 
     async def open(self) -> None:
-        path = parse(self.url).path.removeprefix("/")
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=60)
+        self._sessions: list[Library] = []
+        await super().open()
+
+    def lock(self, name: str) -> Library:
+        session = self.connect()
+        self._sessions.append(session)
+        take, free = self.prepare(session, name)
+
+        def enter() -> int | None:
+            session.execute(take)
+            return self.next_token(name) if self.fenced else None
+
+        return Bracket(enter, lambda: session.execute(free))
+
+    def prepare(self, session: Library, name: str) -> tuple[str, str]:
+        """Give what locks and what frees."""
+        raise NotImplementedError
+
+    def next_token(self, name: str) -> int:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+        await super().close()
+
+
+class _PostgresqlSession(_Session, _Postgresql):
+    """BEGIN and what locks are one round trip; nothing waits for the disk."""
+
+    def connect(self) -> Library:
+        connection = super().connect()
+        connection.execute("SET synchronous_commit = off")
+        return connection
+
+    def make_tables(self) -> None:
+        key = 'name text COLLATE "C" PRIMARY KEY'
+        self.create(f"{_ROWS} ({key})", f"{_TOKENS} ({key}, token bigint NOT NULL) WITH (fillfactor = 50)")
+
+    def next_token(self, name: str) -> int:
+        row = self._connection.execute(
+            f"INSERT INTO {_TOKENS} AS l VALUES (%s, {_NOW_POSTGRESQL})"
+            " ON CONFLICT (name) DO UPDATE SET token = greatest(l.token + 1, excluded.token) RETURNING token",
+            (name,),
+        ).fetchone()
+        return int(row[0])
+
+
+class RawPostgresqlRow(_PostgresqlSession):
+    """``SELECT … FOR UPDATE``."""
+
+    def prepare(self, session: Library, name: str) -> tuple[str, str]:
+        session.execute(f"INSERT INTO {_ROWS} VALUES (%s) ON CONFLICT DO NOTHING", (name,))
+        literal = import_module("psycopg.sql").quote(name)
+        return f"BEGIN;SELECT 1 FROM {_ROWS} WHERE name = {literal} FOR UPDATE", "COMMIT"
+
+
+class RawPostgresqlAdvisory(_PostgresqlSession):
+    """``pg_advisory_xact_lock``."""
+
+    def prepare(self, session: Library, name: str) -> tuple[str, str]:
+        del session
+        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+        return f"BEGIN;SELECT pg_advisory_xact_lock({key})", "COMMIT"
+
+
+class _MysqlSession(_Session, _Mysql):
+    def make_tables(self) -> None:
+        key = "name varbinary(255) PRIMARY KEY"
+        for table in (f"{_ROWS} ({key})", f"{_TOKENS} ({key}, token bigint NOT NULL)"):
+            self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ENGINE=InnoDB")
+
+    def next_token(self, name: str) -> int:
         self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {_TABLE} (name text PRIMARY KEY, owner text, {_COLUMNS}) WITHOUT ROWID"
+            f"INSERT INTO {_TOKENS} VALUES (%s, LAST_INSERT_ID({_NOW_MYSQL}))"
+            " ON DUPLICATE KEY UPDATE token = LAST_INSERT_ID(GREATEST(token + 1, VALUES(token)))",
+            (name,),
         )
-        self._take = (
-            f"INSERT INTO {_TABLE} AS l VALUES (?, ?, {_NOW_SQLITE}, {_NOW_SQLITE} + {int(self.ttl * 1e6)})"
-            " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, token = max(l.token + 1, excluded.token),"
-            " expires_at_us = excluded.expires_at_us WHERE l.owner IS NULL OR l.expires_at_us <= excluded.token"
-            " RETURNING token"
-        )
-        self._free = f"UPDATE {_TABLE} SET owner = NULL, expires_at_us = 0 WHERE name = ? AND owner = ?"
-
-    def taken(self, name: str, owner: str) -> int:
-        rows = self._connection.execute(self._take, (name, owner)).fetchall()
-        return int(rows[0][0]) if rows else 0
-
-    def freed(self, name: str, owner: str) -> None:
-        self._connection.execute(self._free, (name, owner))
+        return int(self._connection.lastrowid)
 
 
-class Dlock(BlockingAdapter):
+class RawMysqlRow(_MysqlSession):
+    """``SELECT … FOR UPDATE``, in a transaction that is open without a statement of its own."""
+
+    def prepare(self, session: Library, name: str) -> tuple[str, str]:
+        session.execute(f"INSERT IGNORE INTO {_ROWS} VALUES (%s)", (name,))
+        session.execute("SET SESSION autocommit = 0, innodb_lock_wait_timeout = 3600")
+        session.execute("COMMIT")
+        return f"SELECT 1 FROM {_ROWS} WHERE name = X'{name.encode().hex()}' FOR UPDATE", "COMMIT"
+
+
+class RawMysqlAdvisory(_MysqlSession):
+    """``GET_LOCK``."""
+
+    def prepare(self, session: Library, name: str) -> tuple[str, str]:
+        del session
+        key = hashlib.sha256(name.encode()).hexdigest()[:48]
+        return f"SELECT GET_LOCK('{key}', {_WAIT_SECONDS})", f"SELECT RELEASE_LOCK('{key}')"
+
+
+class RawPostgresqlRowUnfenced(RawPostgresqlRow):
+    """Without a token."""
+
+    fenced = False
+
+
+class RawPostgresqlAdvisoryUnfenced(RawPostgresqlAdvisory):
+    """Without a token."""
+
+    fenced = False
+
+
+class RawMysqlRowUnfenced(RawMysqlRow):
+    """Without a token."""
+
+    fenced = False
+
+
+class RawMysqlAdvisoryUnfenced(RawMysqlAdvisory):
+    """Without a token."""
+
+    fenced = False
+
+
+# -- sqlalchemy-dlock --------------------------------------------------------------------------------------------------
+
+
+class Dlock(Adapter):
     """sqlalchemy-dlock as its README has it: each section locks on a connection from the pool of the engine."""
 
     async def open(self) -> None:
@@ -187,44 +360,24 @@ class Dlock(BlockingAdapter):
         )
         # By default 15 connections at the most: of 100 waiters 85 would wait for a connection, not for the lock.
         self._engine = sqlalchemy.create_engine(target, max_overflow=-1)
-        self._make: Any = import_module("sqlalchemy_dlock").create_sadlock
-
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return _DlockSections(self, name)
-
-    def connect(self) -> Any:  # noqa: ANN401 - SQLAlchemy's
-        """Take a connection from the pool."""
-        return self._engine.connect()
-
-    def made(self, connection: Any, name: str) -> AbstractContextManager[Any]:  # noqa: ANN401 - SQLAlchemy's
-        """Make a lock of the library's."""
         # On PostgreSQL it polls once a second if it gets a limit, and otherwise waits at the server.
-        limit = None if parse(self.url).base == "postgresql" else _WAIT_SECONDS
-        lock: AbstractContextManager[Any] = self._make(connection, name, contextual_timeout=limit)
-        return lock
+        self._limit = None if url.base == "postgresql" else _WAIT_SECONDS
+        self._make: Library = import_module("sqlalchemy_dlock").create_sadlock
+
+    def lock(self, name: str) -> Library:
+        held = ExitStack()
+
+        def enter() -> Library:
+            with ExitStack() as entering:
+                connection = entering.enter_context(self._engine.connect())
+                lock = entering.enter_context(self._make(connection, name, contextual_timeout=self._limit))
+                held.push(entering.pop_all())
+                return lock
+
+        return Bracket(enter, held.close)
 
     async def close(self) -> None:
         self._engine.dispose()
-
-
-class _DlockSections:
-    def __init__(self, adapter: Dlock, name: str) -> None:
-        self._adapter = adapter
-        self._name = name
-        self._entered = ExitStack()
-
-    def __enter__(self) -> Any:  # noqa: ANN401 - a library's lock
-        with ExitStack() as entered:
-            connection = entered.enter_context(self._adapter.connect())
-            lock = entered.enter_context(self._adapter.made(connection, self._name))
-            self._entered = entered.pop_all()
-            return lock
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered.close()
 
 
 class DlockKept(Dlock):
@@ -234,13 +387,5 @@ class DlockKept(Dlock):
     Those that waiters still use at the end go with the process: to close them under their hands would fail.
     """
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        return self.made(self.connect(), name)
-
-
-def arguments(url: Url, database: str) -> dict[str, Any]:
-    """Give what a driver is to connect with. Options of the query are lockkit's own."""
-    wanted = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
-    wanted[database] = url.path.removeprefix("/") or None
-    return {name: value for name, value in wanted.items() if value is not None}
+    def lock(self, name: str) -> Library:
+        return self._make(self._engine.connect(), name, contextual_timeout=self._limit)

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from lockkit.units import Seconds
 from lockkit.url import Url, parse
-from lockkit_tools.bench.adapters.base import BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter, Library
 
 
-class Tooz(BlockingAdapter):
+class Tooz(Adapter):
     """A coordinator with its heart beating, which is what keeps locks of Redis and etcd alive."""
 
     async def open(self) -> None:
         coordination = import_module("tooz.coordination")
         member = secrets.token_hex(8).encode()
-        self._coordinator: Any = coordination.get_coordinator(coordinator_url(self.url, self.ttl), member)
+        self._coordinator: Library = coordination.get_coordinator(coordinator_url(self.url, self.ttl), member)
         self._coordinator.start(start_heart=True)
 
-    def lock(self, name: str, *, renew: bool = False) -> AbstractContextManager[Any]:
-        del renew
-        lock: AbstractContextManager[Any] = self._coordinator.get_lock(name.encode())
-        return lock
+    def lock(self, name: str) -> Library:
+        return self._coordinator.get_lock(name.encode())
 
-    def still_held(self, lock: Any, entered: Any) -> bool | None:  # noqa: ANN401 - see Adapter
+    def still_held(self, lock: Library, entered: Library) -> bool | None:
         """By its own opinion."""
         del entered
         return bool(lock.acquired)

@@ -4,7 +4,7 @@ The report as one page that a person can read alone: no script, nothing from els
 ==========  ==================================================================================
 `markup`    HTML and SVG from Python, escaped
 `scale`     from values to positions on an axis, and its ticks
-`plots`     boxes, bars and columns, one row for each subject
+`plots`     boxes and bars, one row for each subject
 `choice`    which plots each workload gets, and how each is to be read
 `page`      the page
 ==========  ==================================================================================

@@ -19,8 +19,6 @@ HOW: Mapping[str, str] = MappingProxyType(
         "box": "The thick line is the median, the box the middle half of all {things}; the whiskers reach from the "
         "fastest to the 99th percentile, on a logarithmic axis.",
         "bar": "The bar is the median of the rounds; its whisker reaches from the lowest to the highest.",
-        "columns": "Each column is a number of contenders, written under it with their pairs per second; each row has "
-        "its own scale, and a pale column means an unfair lock.",
     }
 )
 """How each kind of plot is to be read."""
@@ -32,9 +30,8 @@ class Plot:
     One plot of a workload, drawn for each backend.
 
     Attributes:
-        kind: ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds; ``columns`` of a
-            figure that was measured for several numbers of contenders.
-        figure: Key of the figure; of a box the unit at the end of its keys; of columns the beginning of its keys.
+        kind: ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds.
+        figure: Key of the figure; of a box the unit at the end of its keys.
         title: Above it.
         unit: Of its values.
         hint: What a value means, beyond `HOW`.
@@ -44,7 +41,7 @@ class Plot:
         ratio: Whether it shows the workload's headline figure, and with it the multiples of the baseline's.
     """
 
-    kind: Literal["box", "bar", "columns"]
+    kind: Literal["box", "bar"]
     figure: str
     title: str
     unit: Unit
@@ -60,12 +57,11 @@ class Plot:
         return f"{HOW[self.kind].format(things=self.things)} {self.hint}".rstrip()
 
 
-_CROWDS = ", ".join(map(str, CONTENDERS))
-
-
 def _rate(key: str, title: str) -> Plot:
     return Plot("bar", key, title, "per_s", "More is faster.", better="more", ratio=True)
 
+
+_CROWD = _rate(f"pairs_{CONTENDERS[-1]}", f"Pairs per second by {CONTENDERS[-1]} processes, all together")
 
 _FAIRNESS = Plot(
     "bar",
@@ -77,37 +73,23 @@ _FAIRNESS = Plot(
     line=1.0,
 )
 
+_TAKEOVER = Plot("bar", "fraction", "Takeover, in ttl", "share", "The line marks one ttl.", line=1.0)
+
+_TRIPS = "Multiply by your round trip to get the cost."
+
 PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
     {
         "pair": (Plot("box", "us", "Time of a pair", "us", things="pairs", ratio=True),),
-        "contention": (
-            _rate("pairs_per_second", "Pairs per second, all together"),
-            _FAIRNESS,
-        ),
+        "contention": (_rate("pairs_per_second", "Pairs per second, all together"), _FAIRNESS),
         "handoff": (Plot("box", "ms", "Time of a hand-off", "ms", things="hand-offs", ratio=True),),
-        "crash": (Plot("bar", "fraction", "Takeover, in ttl", "share", "The line marks one ttl.", line=1.0),),
-        "freeze": (Plot("bar", "fraction", "Takeover, in ttl", "share", "The line marks one ttl.", line=1.0),),
+        "crash": (_TAKEOVER,),
+        "freeze": (_TAKEOVER,),
         "distance": (
-            Plot(
-                "bar",
-                "pair_trips",
-                "Round trips of a pair",
-                "trips",
-                "Multiply by your round trip to get the cost.",
-                ratio=True,
-            ),
-            Plot(
-                "bar",
-                "handoff_trips",
-                "Round trips of a hand-off",
-                "trips",
-                "None for polling locks.",
-            ),
+            Plot("bar", "pair_trips", "Round trips of a pair", "trips", _TRIPS, ratio=True),
+            Plot("bar", "handoff_trips", "Round trips of a hand-off", "trips", "None for polling locks."),
         ),
-        "sweep": (Plot("columns", "pairs", f"Pairs per second by {_CROWDS} processes", "per_s", better="more"),),
-        "throughput": (
-            _rate(f"pairs_{CONTENDERS[-1]}", f"Pairs per second by {CONTENDERS[-1]} processes, all together"),
-        ),
+        "sweep": (_CROWD,),
+        "throughput": (_CROWD,),
         "idle": (
             Plot("bar", "commands_per_second", "Commands per second at the server", "per_s", "0 is ideal."),
             Plot("bar", "cpu_percent", "CPU of the waiting process", "percent", "0 is ideal."),
@@ -120,10 +102,7 @@ PLOTS: Mapping[str, tuple[Plot, ...]] = MappingProxyType(
             _rate("turns_per_second", "Turns per second, all together"),
             Plot("bar", "longest_wait_ms", "Longest wait", "ms", "Less is fairer."),
         ),
-        "permits": (
-            _rate("permits_per_second", "Permits per second, all together"),
-            _FAIRNESS,
-        ),
+        "permits": (_rate("permits_per_second", "Permits per second, all together"), _FAIRNESS),
         "locks": (
             Plot("bar", "median_us_2", "Time of two locks", "us", "Less is better.", ratio=True),
             Plot("bar", "median_us_10", "Time of ten locks", "us", "Less is better."),

@@ -91,7 +91,7 @@ def _marks(report: Report) -> list[str]:
     """Explain the marks of all plots, once."""
     plots = [plot for section in report.sections for plot in PLOTS[section.workload.name]]
     kinds = dict.fromkeys(plot.kind for plot in plots)
-    titles = {"box": "Boxes", "bar": "Bars", "columns": "Columns"}
+    titles = {"box": "Boxes", "bar": "Bars"}
     lines = [f"{titles[kind]}: {HOW[kind].format(things='turns')}" for kind in kinds]
     if any(plot.ratio for plot in plots):
         lines.append(

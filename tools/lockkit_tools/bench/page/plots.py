@@ -1,4 +1,4 @@
-"""Boxes, bars and columns: one row for each subject, with its name, its marks and its value."""
+"""Boxes and bars: one row for each subject, with its name, its marks and its value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from lockkit_tools.bench.page.choice import Plot, Unit, written
 from lockkit_tools.bench.page.markup import Html, tag
 from lockkit_tools.bench.page.scale import Scale
 from lockkit_tools.bench.report import Row, Section
-from lockkit_tools.bench.settings import CONTENDERS
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -44,14 +43,14 @@ def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[R
     lines = [line for line in lines if line.values or line.row.reason or line.row.notes]
     if not any(line.values for line in lines):
         return None
-    return {"box": _boxes, "bar": _bars, "columns": _columns}[plot.kind](plot, lines)
+    return {"box": _boxes, "bar": _bars}[plot.kind](plot, lines)
 
 
 def _values(plot: Plot, section: Section, row: Row) -> Values:
     """Give a subject's values; empty if it has none."""
     if plot.kind == "box":
         found = {key: row.figures.get(f"{key}_{plot.figure}") for key in QUANTILES}
-    elif plot.kind == "bar":
+    else:
         rounds = [
             measured["figures"][plot.figure]
             for measured in section.rounds
@@ -59,15 +58,8 @@ def _values(plot: Plot, section: Section, row: Row) -> Values:
         ]
         found = {"value": row.figures.get(plot.figure)}
         found |= {"low": min(rounds), "high": max(rounds)} if rounds else {}
-    else:
-        found = {f"{what}_{count}": row.figures.get(f"{what}_{count}") for count in CONTENDERS for what in _SWEPT}
-        # One contender alone shares with nobody; and a quick run may have measured some numbers only.
-        return {key: value for key, value in found.items() if value is not None}
     complete = {key: value for key, value in found.items() if value is not None}
     return complete if len(complete) == len(found) else {}
-
-
-_SWEPT = ("pairs", "share")
 
 
 def _times_baseline(plot: Plot, section: Section, row: Row) -> str:
@@ -182,37 +174,3 @@ def _whisker(left: float, right: float) -> Html:
 
 def _percent(position: float) -> str:
     return f"{position:.4g}%"
-
-
-# -- columns -----------------------------------------------------------------------------------------------------------
-
-_COLUMN_HEIGHT = 40
-
-
-def _columns(plot: Plot, lines: Sequence[Line]) -> Html:
-    rows = []
-    for line in lines:
-        counts = [count for count in CONTENDERS if f"pairs_{count}" in line.values]
-        if not counts:
-            rows.append(_row(line, tag("span", _why_empty(line.row), class_="why"), ""))
-            continue
-        # Each row to its own height: what counts is its shape, and the numbers are written.
-        scale = Scale(0.0, max(line.values[f"pairs_{count}"] for count in counts) or 1.0)
-        columns = [_column(line.values, count, scale, plot.unit) for count in counts]
-        rows.append(_row(line, tag("div", *columns, class_="columns"), ""))
-    return tag("div", *rows, class_="chart tall")
-
-
-def _column(values: Values, count: int, scale: Scale, unit: Unit) -> Html:
-    pairs = values[f"pairs_{count}"]
-    share = values.get(f"share_{count}", 1.0)
-    height = max(1.0, scale.at(pairs) / 100 * _COLUMN_HEIGHT)
-    # Never invisible: 0.2 is for the one who kept the lock to himself.
-    body = tag(
-        "span",
-        class_="column",
-        style=f"height:{height:.4g}px;opacity:{0.2 + 0.8 * share:.3g}",
-        title=f"share {share:.2g}",
-    )
-    label = tag("span", tag("b", str(count)), Html("<br>"), written(pairs, unit).removesuffix("/s"), class_="under")
-    return tag("span", body, label, class_="of")

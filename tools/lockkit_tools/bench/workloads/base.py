@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Kind, Subject
@@ -115,9 +115,7 @@ class Workload(ABC):
         """Measure several at the same time: what each gave, or how it failed. Only where `together` is above 1."""
         raise NotImplementedError
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         """Do the part of one process. Must not block an event loop that it runs in."""
         raise NotImplementedError
 

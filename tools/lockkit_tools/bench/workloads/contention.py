@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.contenders import pause, run_contenders
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.samples import now_ns
@@ -31,7 +31,7 @@ class Contended(Workload):
     more_is_faster = True
 
     @abstractmethod
-    def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
+    def turns(self, adapter: Adapter, name: str, index: int, contenders: int) -> list[Turn]:
         """Say what a contender enters, turn after turn, and then again from the first one."""
 
     @abstractmethod
@@ -50,9 +50,7 @@ class Contended(Workload):
             notes: list[list[Note]] = [contender for result in pool.results() for contender in result["contenders"]]
         return self._measured(notes, start_ns, settings.seconds)
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         start_ns = (await parent.ready())["start_ns"]
         until_ns = start_ns + int(part["seconds"] * 1e9)
         alone = len(part["indexes"]) == 1
@@ -117,7 +115,7 @@ class Contention(Contended):
     headline = "pairs_per_second"
     ratios = ("pairs_per_second",)
 
-    def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
+    def turns(self, adapter: Adapter, name: str, index: int, contenders: int) -> list[Turn]:
         del index, contenders
         return [(adapter.lock(name), True)]
 
@@ -126,14 +124,12 @@ class Contention(Contended):
         return judge(sections)
 
 
-async def _contend(
-    adapter: BlockingAdapter | AsyncAdapter, turns: Sequence[Turn], start_ns: int, until_ns: int, *, alone: bool
-) -> list[Note]:
+async def _contend(adapter: Adapter, turns: Sequence[Turn], start_ns: int, until_ns: int, *, alone: bool) -> list[Note]:
     """Enter and leave until the time is over."""
     notes: list[Note] = []
     await pause(adapter, max(0.0, (start_ns - now_ns()) / 1e9))
     # The loop is written twice: code shared by the sync and async APIs would be measured with them.
-    if isinstance(adapter, AsyncAdapter):
+    if adapter.face == "asyncio":
         for lock, writes in cycle(turns):
             if now_ns() >= until_ns:
                 break

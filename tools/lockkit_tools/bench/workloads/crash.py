@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.contenders import enter, leave
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.samples import now_ns
@@ -86,11 +86,10 @@ class Crash(Workload):
                     scene.do(step)
             return [scene.outcome() for scene in scenes]
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         """See `Workload.work`. The holder never gets to its end."""
-        lock = adapter.lock(part["name"], renew=part["renew"])
+        adapter.renews = part["renews"]
+        lock = adapter.lock(part["name"])
         # Connections and scripts: the first use makes them, and that is no part of a takeover.
         warm = adapter.lock(f"{part['name']}-warm-{part['role']}")
         await enter(adapter, warm)
@@ -154,7 +153,7 @@ class _Scene:
             pool.start(
                 self.subject,
                 self.workload.name,
-                {"name": name, "role": role, "renew": self.subject.renews},
+                {"name": name, "role": role, "renews": self.subject.renews},
                 ttl=ttl,
             )
             for role in ("hold", "wait")

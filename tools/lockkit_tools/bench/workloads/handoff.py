@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.contenders import enter, leave, pause, run_contenders
 from lockkit_tools.bench.pipe import ParentPipe, readable
 from lockkit_tools.bench.samples import now_ns, spread
@@ -74,9 +74,7 @@ class Handoff(Workload):
         gaps = [taken - given for given, taken in zip(times["give"], times["take"], strict=True)]
         return _measured(gaps)
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         begin, done = _Pipe(*part["begin"]), _Pipe(*part["done"])
         parts: dict[str, Callable[[], Coroutine[Any, Any, list[int]]]] = {
             "give": partial(_give, adapter, part, begin, done),
@@ -87,9 +85,7 @@ class Handoff(Workload):
         return dict(zip(roles, await run_contenders(adapter, [parts[role] for role in roles]), strict=True))
 
 
-async def _give(
-    adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe
-) -> list[int]:
+async def _give(adapter: Adapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe) -> list[int]:
     """Hold, tell the taker to wait, release; note the time before each release."""
     lock = adapter.primitive(part["kind"], part["name"])
     stamps = []
@@ -103,9 +99,7 @@ async def _give(
     return stamps
 
 
-async def _take(
-    adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe
-) -> list[int]:
+async def _take(adapter: Adapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe) -> list[int]:
     """Wait for the lock when told to; note the time after each acquire."""
     lock = adapter.primitive(part["kind"], part["name"])
     # The first use connects, loads scripts and so on: that is not the hand-off.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.contenders import enter, leave, pause
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.server import watch
@@ -74,10 +74,9 @@ class Held(Workload):
             note = f"{leases} leases only: each of them takes a connection"
         return Measured({**result, **seen, "leases": leases, "ttl": settings.lease_ttl}, note=note)
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
-        locks = [adapter.lock(f"{part['name']}-{index}", renew=True) for index in range(part["leases"])]
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
+        adapter.renews = True
+        locks = [adapter.lock(f"{part['name']}-{index}") for index in range(part["leases"])]
         began = time.monotonic()
         entered = [await enter(adapter, lock) for lock in locks]
         acquire_us = (time.monotonic() - began) / len(locks) * 1e6

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from lockkit.runtime import drive
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.contenders import enter, leave, pause
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.server import watch
@@ -74,9 +74,7 @@ class Idle(Workload):
         broken = f"{early} of {settings.waiters} waiters were let in while the lock was held" if early else ""
         return Measured({**result, **seen, "waiters": settings.waiters}, broken=broken)
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         lock = adapter.lock(part["name"])
         if part["holds"]:
             await enter(adapter, lock)
@@ -103,7 +101,7 @@ class Idle(Workload):
 class _Crowd:
     """The waiters: each enters its own lock object of the same name once."""
 
-    def __init__(self, adapter: BlockingAdapter | AsyncAdapter, name: str, count: int) -> None:
+    def __init__(self, adapter: Adapter, name: str, count: int) -> None:
         self._adapter = adapter
         self._name = name
         self._count = count

@@ -11,7 +11,7 @@ from lockkit.backend import Grant, LockBackend, LossReason, Request
 from lockkit.configuration import registry
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.url import parse
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.samples import now_ns, spread
 from lockkit_tools.bench.settings import Settings
@@ -68,9 +68,7 @@ class Overhead(Workload):
             result[f"overhead_{kind}_us"] = result[f"face_{kind}_us"] - result[f"backend_{kind}_us"]
         return Measured({figure.key: result[figure.key] for figure in self.figures})
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         direct = _Direct(part, AsyncioRuntime() if adapter.face == "asyncio" else BlockingRuntime())
         await time_pairs(adapter, part["name"], pairs=part["warm_up"])
         await direct.time(adapter, part["warm_up"])
@@ -109,7 +107,7 @@ class _Direct:
         self._name = part["name"] + "-direct"
         self._ttl = part["ttl"]
 
-    async def time(self, adapter: BlockingAdapter | AsyncAdapter, pairs: int) -> array[int]:
+    async def time(self, adapter: Adapter, pairs: int) -> array[int]:
         """Time pairs, nanoseconds each."""
         blocking = adapter.face == "blocking"
         backend = self.backend

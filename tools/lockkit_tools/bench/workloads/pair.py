@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.samples import now_ns, spread
 from lockkit_tools.bench.settings import Settings
@@ -50,9 +50,7 @@ class Pair(Workload):
             worker.go()
             return Measured(worker.result())
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         name, kind = part["name"], self.kind
         await time_pairs(adapter, name, kind=kind, pairs=part["warm_up"])
         await parent.ready()
@@ -60,7 +58,7 @@ class Pair(Workload):
 
 
 async def time_pairs(
-    adapter: BlockingAdapter | AsyncAdapter,
+    adapter: Adapter,
     name: str,
     *,
     pairs: int = 0,
@@ -71,7 +69,7 @@ async def time_pairs(
     """Time pairs, nanoseconds each."""
     samples = array("q")
     # The loop is written twice: code shared by the sync and async APIs would be measured with them.
-    if isinstance(adapter, AsyncAdapter):
+    if adapter.face == "asyncio":
         async_lock = adapter.primitive(kind, name, count)
         until = now_ns() + int(seconds * 1e9)
         while len(samples) < pairs or now_ns() < until:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.pipe import ParentPipe
 from lockkit_tools.bench.samples import spread
 from lockkit_tools.bench.workloads.base import Figure
@@ -67,9 +67,7 @@ class Several(Pair):
     headline = f"median_us_{NAMES[0]}"
     ratios = (f"median_us_{NAMES[0]}", f"median_us_{NAMES[1]}")
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         name: str = part["name"]
         figures: dict[str, float] = {}
         for count in NAMES:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
-from lockkit_tools.bench.witness import Section, Verdict, judge_permits, judge_readers
+from lockkit_tools.bench.adapters.base import Adapter
+from lockkit_tools.bench.witness import Section, Verdict, judge, judge_permits
 from lockkit_tools.bench.workloads.base import Figure
 from lockkit_tools.bench.workloads.contention import Contended, Turn
 
@@ -37,7 +37,7 @@ class Readers(Contended):
     ratios = ("turns_per_second",)
     kind = "read"
 
-    def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
+    def turns(self, adapter: Adapter, name: str, index: int, contenders: int) -> list[Turn]:
         """See `Contended.turns`. Not all of them write in the same turn."""
         del contenders
         read, write = adapter.primitive("read", name), adapter.primitive("write", name)
@@ -46,7 +46,7 @@ class Readers(Contended):
 
     def judge(self, sections: Iterable[Section], contenders: int) -> Verdict:
         del contenders
-        return judge_readers(sections)
+        return judge(sections)
 
 
 class Permits(Contended):
@@ -71,7 +71,7 @@ class Permits(Contended):
     ratios = ("permits_per_second",)
     kind = "permit"
 
-    def turns(self, adapter: BlockingAdapter | AsyncAdapter, name: str, index: int, contenders: int) -> list[Turn]:
+    def turns(self, adapter: Adapter, name: str, index: int, contenders: int) -> list[Turn]:
         del index
         return [(adapter.primitive("permit", name, _permits(contenders)), False)]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from lockkit_tools.bench.adapters.base import AsyncAdapter, BlockingAdapter
+from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.contenders import enter, leave, pause, run_contenders
 from lockkit_tools.bench.machine import CpuTime
 from lockkit_tools.bench.pipe import ParentPipe
@@ -66,9 +66,7 @@ class Throughput(Workload):
             figures["clients_percent"] = min(100.0, 100 * clients / busy)
         return figures
 
-    async def work(
-        self, adapter: BlockingAdapter | AsyncAdapter, part: Mapping[str, Any], parent: ParentPipe
-    ) -> dict[str, Any]:
+    async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         for name in part["names"]:  # what is made with the first lock is not measured
             await _pairs(adapter, name, now_ns(), now_ns())
         start_ns = (await parent.ready())["start_ns"]
@@ -80,7 +78,7 @@ class Throughput(Workload):
         return {"pairs": sum(counts), "cpu_seconds": time.process_time() - cpu}
 
 
-async def _pairs(adapter: BlockingAdapter | AsyncAdapter, name: str, start_ns: int, until_ns: int) -> int:
+async def _pairs(adapter: Adapter, name: str, start_ns: int, until_ns: int) -> int:
     """Acquire and release until the time is over, at least once; tell how often in time."""
     lock, count = adapter.lock(name), 0
     await pause(adapter, max(0.0, (start_ns - now_ns()) / 1e9))

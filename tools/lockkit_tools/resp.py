@@ -1,0 +1,176 @@
+"""
+The least code that talks to Redis: a blocking socket, one request at a time, RESP2, no driver.
+
+For administration of servers, and for the baselines of the benchmark, which pack their requests themselves.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Self, TypeAlias
+
+from lockkit.units import Seconds
+
+Answer: TypeAlias = "bytes | int | list[Answer] | None"
+Reply: TypeAlias = "str | int | list[Reply] | None"
+
+TIMEOUT = 5.0
+"""A server that does not answer is asked again; longer only delays that."""
+
+_CHUNK = 4096
+
+
+class ServerSaid(ConnectionError):
+    """The server answered with an error; an `OSError`, as "not ready yet" is one too."""
+
+
+class RespConnection:
+    """
+    One connection; a context manager that closes it.
+
+    Args:
+        address: ``(host, port)``, or the path of a Unix socket.
+        ca: Certificate that signed the server's, for TLS.
+        certificate: Files with our own certificate and its key, for TLS.
+        timeout: Seconds to wait for the connection and for each answer.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int] | Path,
+        *,
+        ca: Path | None = None,
+        certificate: tuple[Path, Path] | None = None,
+        timeout: Seconds = TIMEOUT,
+    ) -> None:
+        self._buffer = b""
+        self._socket = plain = _connect(address, timeout)
+        if ca is not None:
+            try:
+                self._socket = _wrap(plain, ca, certificate)
+            except BaseException:
+                plain.close()
+                raise
+
+    def ask(self, request: bytes) -> Answer:
+        """Send one packed command and give its answer."""
+        self._socket.sendall(request)
+        return self.receive()
+
+    def send(self, request: bytes) -> None:
+        """Send one packed command; the answer is for `receive`."""
+        self._socket.sendall(request)
+
+    def receive(self) -> Answer:
+        """Read one answer."""
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return None if rest == b"-1" else self._bulk(int(rest))
+        if kind == b"*":
+            return None if rest == b"-1" else [self.receive() for _ in range(int(rest))]
+        if kind == b"-":
+            raise ServerSaid(rest.decode(errors="replace"))
+        raise ConnectionError(f"not a Redis answer: {line!r}")
+
+    def load(self, script: bytes) -> bytes:
+        """Load a script; give the name that ``EVALSHA`` takes."""
+        answer = self.ask(encode(b"SCRIPT", b"LOAD", script))
+        assert isinstance(answer, bytes), answer
+        return answer
+
+    def call(self, *words: str | int | bytes) -> Reply:
+        """Send one command and give its answer, strings decoded as UTF-8."""
+        return _decoded(self.ask(encode(*(word if isinstance(word, bytes) else str(word).encode() for word in words))))
+
+    def call_str(self, *words: str | int | bytes) -> str:
+        """As `call`, for commands whose answer is a string."""
+        reply = self.call(*words)
+        if not isinstance(reply, str):
+            raise ServerSaid(f"{words[0]!r} answered {reply!r}, not a string")
+        return reply
+
+    def call_list(self, *words: str | int | bytes) -> list[Reply]:
+        """As `call`, for commands whose answer is an array."""
+        reply = self.call(*words)
+        if not isinstance(reply, list):
+            raise ServerSaid(f"{words[0]!r} answered {reply!r}, not a list")
+        return reply
+
+    def info(self, section: str) -> dict[str, str]:
+        """Give the fields of one section of INFO."""
+        return fields(self.call_str("INFO", section))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self) -> bytes:
+        while (end := self._buffer.find(b"\r\n")) < 0:
+            self._more()
+        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
+        return line
+
+    def _bulk(self, length: int) -> bytes:
+        while len(self._buffer) < length + 2:
+            self._more()
+        data, self._buffer = self._buffer[:length], self._buffer[length + 2 :]
+        return data
+
+    def _more(self) -> None:
+        chunk = self._socket.recv(_CHUNK)
+        if not chunk:
+            raise ConnectionError("the server closed the connection")
+        self._buffer += chunk
+
+
+def encode(*words: bytes) -> bytes:
+    """Pack one command."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def fields(text: str) -> dict[str, str]:
+    """Read the ``name:value`` lines of INFO or CLUSTER INFO."""
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value for name, _, value in pairs}
+
+
+def _decoded(answer: Answer) -> Reply:
+    if isinstance(answer, list):
+        return [_decoded(one) for one in answer]
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+
+def _connect(address: tuple[str, int] | Path, timeout: Seconds) -> socket.socket:
+    if isinstance(address, tuple):
+        connection = socket.create_connection(address, timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(str(address))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _wrap(plain: socket.socket, ca: Path, certificate: tuple[Path, Path] | None) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=str(ca))
+    context.check_hostname = False  # a test may need a server whose certificate is for another host
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context.wrap_socket(plain, server_hostname="127.0.0.1")

@@ -75,6 +75,8 @@ _SHOWN_CHARS_MAX = 60
 _TRY_ONCE = "use timeout=0 to try once"
 """For ``acquire(False)``, which means that in other libraries."""
 
+_TIMEOUTS = "0 tries once, None waits without limit"
+
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
@@ -118,7 +120,7 @@ def lock_name(value: object) -> str:
     # In ASCII a character is a byte, so the length is known without encoding.
     if type(value) is str and value.isascii() and 0 < len(value) <= NAME_BYTES_MAX and "\0" not in value:
         return value
-    return _unusual_name(value)
+    return _unusual_name(value, "lock name")
 
 
 def flag(value: object, option: str) -> bool:
@@ -137,25 +139,6 @@ def label(value: object) -> str:
     raise ConfigurationError(message)
 
 
-def _unusual_name(value: object) -> str:
-    name, size = _measured(value, "lock name")
-    if size == 0:
-        message = "lock name must not be empty: give 1 to 255 UTF-8 bytes"
-        raise ConfigurationError(message, name=name)
-    if size > NAME_BYTES_MAX:
-        message = (
-            f"lock name {shown(name)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, not {size}: "
-            "shorten it, or replace its long part by a hash"
-        )
-        raise ConfigurationError(message, name=name)
-    if "\0" in name:
-        message = (
-            f"lock name {shown(name)} must not contain a NUL character, which most backends cannot store: remove it"
-        )
-        raise ConfigurationError(message, name=name)
-    return name
-
-
 def name_prefix(value: object) -> str:
     """
     Check the beginning of lock names.
@@ -169,34 +152,40 @@ def name_prefix(value: object) -> str:
     Raises:
         ConfigurationError: No lock name can begin like this.
     """
-    prefix, size = _measured(value, "prefix")
-    if size > NAME_BYTES_MAX:
-        message = f"prefix {shown(prefix)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, as lock names, not {size}"
-        raise ConfigurationError(message)
-    if "\0" in prefix:
-        message = f"prefix {shown(prefix)} must not contain a NUL character, which no lock name has: remove it"
-        raise ConfigurationError(message)
-    return prefix
+    return _unusual_name(value, "prefix")
 
 
-def _measured(value: object, what: str) -> tuple[str, int]:
-    """Return a text as a plain `str`, and its size in UTF-8 bytes."""
+def _unusual_name(value: object, what: str) -> str:
     if not isinstance(value, str):
         message = f"{what} must be a str, such as 'seat:12A', not {_kind(value)}"
         raise ConfigurationError(message)
     # Not str(value): an Enum with a str base would give "Colour.RED" instead of its value.
     text = str.__str__(value)
     try:
-        return text, len(text.encode())
+        size = len(text.encode())
     except UnicodeEncodeError:
-        message = (
+        problem = (
             f"{what} {shown(text)} cannot be encoded as UTF-8 (it has a lone surrogate): "
             "decode the bytes that it came from with the right encoding"
         )
-        raise ConfigurationError(message, name=text if what == "lock name" else None) from None
+    else:
+        if size == 0 and what == "lock name":
+            problem = f"lock name must not be empty: give 1 to {NAME_BYTES_MAX} UTF-8 bytes"
+        elif size > NAME_BYTES_MAX:
+            problem = (
+                f"{what} {shown(text)} must have at most {NAME_BYTES_MAX} UTF-8 bytes, not {size}: "
+                "shorten it, or replace its long part by a hash"
+            )
+        elif "\0" in text:
+            problem = (
+                f"{what} {shown(text)} must not contain a NUL character, which most backends cannot store: remove it"
+            )
+        else:
+            return text
+    raise ConfigurationError(problem, name=text if what == "lock name" else None)
 
 
-def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool = False) -> float:
+def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool = False, hint: str = "") -> float:
     """
     Check a time span.
 
@@ -205,6 +194,7 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
         what: Name of the value, for the message.
         minimum: The least value that is accepted, seconds.
         exclusive: Reject `minimum` itself.
+        hint: Added to the message.
 
     Returns:
         Seconds.
@@ -214,14 +204,14 @@ def seconds(value: object, what: str, *, minimum: float = 0.0, exclusive: bool =
     """
     number = _number(value)
     if number is None:
-        message = f"{what} must be seconds (int, float or timedelta), not {_kind(value)}"
+        message = f"{what} must be seconds (int, float or timedelta), not {_kind(value)}{hint}"
         raise ConfigurationError(message)
     if not math.isfinite(number):
-        message = f"{what} must be a finite number of seconds, not {shown(value)}"
+        message = f"{what} must be a finite number of seconds, not {shown(value)}{hint}"
         raise ConfigurationError(message)
     if number < minimum or (exclusive and number == minimum):
         least = f"more than {minimum:g}" if exclusive else f"{minimum:g} or more"
-        message = f"{what} must be {least} seconds, not {shown(value)}"
+        message = f"{what} must be {least} seconds, not {shown(value)}{hint}"
         raise ConfigurationError(message)
     return number
 
@@ -251,18 +241,8 @@ def timeout(value: object, *, name: str | None = None, backend: str | None = Non
     """Check a timeout: how long the caller waits."""
     if value is None or (type(value) is float and 0.0 <= value < math.inf):
         return value
-    number = _number(value)
-    if number is None:
-        message = (
-            f"timeout must be seconds (int, float or timedelta) or None, not {_kind(value)}: "
-            f"{_TRY_ONCE if value is False else '0 tries once, None waits without limit'}"
-        )
-        raise ConfigurationError(message, name=name, backend=backend)
-    if not 0.0 <= number < math.inf:
-        wanted = "0 or more seconds" if number < 0 else "a finite number of seconds"
-        message = f"timeout must be {wanted}, not {shown(value)}: 0 tries once, None waits without limit"
-        raise ConfigurationError(message, name=name, backend=backend)
-    return number
+    with about(name, backend):
+        return seconds(value, "timeout", hint=f": {_TRY_ONCE if value is False else _TIMEOUTS}")
 
 
 def decode_json(text: str | bytes | bytearray, chars_max: int = JSON_CHARS_MAX) -> Any:  # noqa: ANN401 - any JSON

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -100,8 +101,13 @@ def sent_to(backend: LockBackend, request: Request) -> bool:
     return raised.value.sent
 
 
-def play(face: Face, url: str, body: Callable[[FaceDriver], Coroutine[Any, Any, None]]) -> None:
+def play(
+    face: Face,
+    url: str,
+    body: Callable[[FaceDriver], Coroutine[Any, Any, None]],
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Run a body with clients of one face of a URL."""
     kind = SyncDriver if face == "blocking" else AsyncDriver
-    driver = kind(Target(url), registry.find_for(parse(url), {}).capabilities)
+    driver = kind(Target(url, options), registry.find_for(parse(url), options).capabilities)
     driver.run(body(driver))

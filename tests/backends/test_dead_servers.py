@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import grpc
 import pytest
 
 import lockkit
-import lockkit.aio
+from lockkit.testing.face_driver import FaceDriver
+from lockkit.testing.target import Face
+from tests.backends.support import play
 from tests.tries import until
 
 URLS = [
@@ -47,33 +48,39 @@ def printed(error: BaseException) -> Iterator[BaseException]:
         yield from printed(earlier)
 
 
-def blocking(url: str) -> str:
-    """What the sync API says."""
-    with lockkit.connect(url) as client, pytest.raises(lockkit.BackendUnavailable) as caught:
-        client.lock("seat:12A").acquire(timeout=0)
-    return str(caught.value)
+def failures(face: Face, url: str) -> list[lockkit.LockError]:
+    """What calls raise, an acquisition first."""
+    found: list[lockkit.LockError] = []
+
+    async def body(driver: FaceDriver) -> None:
+        client = driver.make_client()
+        lock = client.lock("seat:12A")
+        calls = (partial(lock.acquire, 0), lock.locked, partial(client.holders, "seat:12A"), client.ping)
+        for call in calls:
+            with pytest.raises(lockkit.LockError) as caught:
+                await call()
+            found.append(caught.value)
+
+    play(face, url, body)
+    return found
 
 
-def on_asyncio(url: str) -> str:
-    """What the async API says."""
-
-    async def acquire() -> str:
-        async with lockkit.aio.connect(url) as client:
-            with pytest.raises(lockkit.BackendUnavailable) as caught:
-                await client.lock("seat:12A").acquire(timeout=0)
-        return str(caught.value)
-
-    return asyncio.run(acquire())
+def say(face: Face, url: str) -> str:
+    """The message of an acquisition."""
+    return str(failures(face, url)[0])
 
 
-@pytest.mark.parametrize("say", [blocking, on_asyncio])
+each_face = pytest.mark.parametrize("face", ["blocking", "asyncio"])
+
+
+@each_face
 @pytest.mark.parametrize("form", URLS)
-def test_error_says_what_to_do(form: str, say: Callable[[str], str], dead: list[str]) -> None:
+def test_error_says_what_to_do(form: str, face: Face, dead: list[str]) -> None:
     """The answer to "and now?" is in the message, and no password."""
     url = form.format(*dead)
 
     def refused() -> str | None:
-        message = say(url)
+        message = say(face, url)
         # On a machine that stands still, the half second of one try is over before the system has refused it.
         return message if "is it running, and reachable from here?" in message else None
 
@@ -83,69 +90,39 @@ def test_error_says_what_to_do(form: str, say: Callable[[str], str], dead: list[
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("say", [blocking, on_asyncio])
-def test_error_names_an_address_of_redis_once(say: Callable[[str], str], dead: list[str]) -> None:
+@each_face
+def test_error_names_an_address_of_redis_once(face: Face, dead: list[str]) -> None:
     """Three nodes of a Redlock that are down fit on a line or two."""
-    message = say(f"redlock://{','.join(dead)}").partition(": ")[2]
+    message = say(face, f"redlock://{','.join(dead)}").partition(": ")[2]
 
     assert [message.count(address) for address in dead] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("say", [blocking, on_asyncio])
+@each_face
 @pytest.mark.parametrize("form", ["redis+sentinel://{0},{1}/mymaster/0", "redis+cluster://{0},{1}"])
-def test_error_names_each_node_that_hangs(form: str, say: Callable[[str], str]) -> None:
+def test_error_names_each_node_that_hangs(form: str, face: Face) -> None:
     """Both are asked, and which deadline ends first is chance: that of the node, or that of the search."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in (one, other)]
 
-        message = say(form.format(*addresses)).partition(": ")[2]
+        message = say(face, form.format(*addresses)).partition(": ")[2]
 
     for address in addresses:
         assert f"{address} did not answer in time" in message
     assert message.count("is it overloaded, stopped or cut off?") == 2
 
 
-@pytest.mark.parametrize("say", [blocking, on_asyncio])
-def test_one_node_is_not_one_nodes(say: Callable[[str], str], dead: list[str]) -> None:
+@each_face
+def test_one_node_is_not_one_nodes(face: Face, dead: list[str]) -> None:
     """A Redlock of one, as in a first try."""
-    assert "0 of 1 node answered" in say(f"redlock://{dead[0]}")
+    assert "0 of 1 node answered" in say(face, f"redlock://{dead[0]}")
 
 
-def failures_blocking(url: str) -> list[lockkit.LockError]:
-    """What calls of the sync API raise."""
-    failures = []
-    with lockkit.connect(url) as client:
-        lock = client.lock("a")
-        for call in (partial(lock.acquire, 0), lock.locked, partial(client.holders, "a"), client.ping):
-            with pytest.raises(lockkit.LockError) as caught:
-                call()
-            failures.append(caught.value)
-    return failures
-
-
-def failures_on_asyncio(url: str) -> list[lockkit.LockError]:
-    """What calls of the async API raise."""
-
-    async def fail() -> list[lockkit.LockError]:
-        failures = []
-        async with lockkit.aio.connect(url) as client:
-            lock = client.lock("a")
-            for call in (partial(lock.acquire, 0), lock.locked, partial(client.holders, "a"), client.ping):
-                with pytest.raises(lockkit.LockError) as caught:
-                    await call()
-                failures.append(caught.value)
-        return failures
-
-    return asyncio.run(fail())
-
-
-@pytest.mark.parametrize("fail", [failures_blocking, failures_on_asyncio])
+@each_face
 @pytest.mark.parametrize("form", [*URLS, "unix:/nowhere/redis.sock", "file:/proc/nowhere/locks"])
-def test_traceback_has_only_errors_of_drivers_above_the_error(
-    form: str, fail: Callable[[str], list[lockkit.LockError]], dead: list[str]
-) -> None:
+def test_traceback_has_only_errors_of_drivers_above_the_error(form: str, face: Face, dead: list[str]) -> None:
     """None of how lockkit looks for a connection: the first lines are of what the driver or the system said."""
-    for error in fail(form.format(*dead)):
+    for error in failures(face, form.format(*dead)):
         earlier = list(printed(error))
 
         assert error.__cause__ is not None

@@ -132,30 +132,18 @@ def test_builtin_is_found_without_reading_metadata() -> None:
     assert result.stdout == "[]\n"
 
 
-def test_schemes_are_the_builtin_and_the_installed(install: Callable[..., None]) -> None:
-    """Sorted, each once."""
-    install("stranger", zoo="fake_backends:Fake", memory="fake_backends:Fake")
-
-    known = registry.schemes()
-
-    assert known == sorted(set(known))
-    assert {*registry.BUILTIN, "zoo"} <= set(known)
-
-
 def test_third_party_backend_is_found(install: Callable[..., None]) -> None:
-    """By its entry point; with a driver in the scheme too."""
-    install("stranger", zoo="fake_backends:Fake", zoo_special="fake_backends:FakeQuorum")
+    """By its entry point, with a driver in the scheme too. It replaces no built-in one: locks stay where they were."""
+    install("stranger", zoo="fake_backends:Fake", zoo_special="fake_backends:FakeQuorum", memory="fake_backends:Fake")
+    # A checkout and its installation may both be present.
+    install("stranger_editable", zoo="fake_backends:Fake")
 
     assert registry.find("zoo") is Fake
     assert registry.find("zoo+special") is FakeQuorum
     assert registry.find("zoo+driver") is Fake
-
-
-def test_third_party_cannot_replace_a_builtin(install: Callable[..., None]) -> None:
-    """Installing a package changes no lock that worked before."""
-    install("stranger", memory="fake_backends:Fake")
-
     assert registry.find("memory") is MemoryBackend
+    known = registry.schemes()
+    assert known == sorted({*known, *registry.BUILTIN, "zoo"})
 
 
 def test_builtin_takes_a_driver_only_where_it_says_so(builtin: Callable[..., None]) -> None:
@@ -184,14 +172,6 @@ def test_scheme_registered_twice_is_refused(install: Callable[..., None]) -> Non
     assert "package other" in str(caught.value)
 
 
-def test_the_same_registration_seen_twice_is_one(install: Callable[..., None]) -> None:
-    """A checkout and its installation may both be present."""
-    install("stranger", zoo="fake_backends:Fake")
-    install("stranger_editable", zoo="fake_backends:Fake")
-
-    assert registry.find("zoo") is Fake
-
-
 def test_unknown_scheme_suggests_the_nearest_and_lists_all() -> None:
     """A slip of the finger is mended without the manual."""
     with pytest.raises(
@@ -209,42 +189,44 @@ def test_missing_driver_names_the_extra(builtin: Callable[..., None]) -> None:
     assert isinstance(caught.value.__cause__, ImportError)
 
 
-@pytest.mark.parametrize("target", ["no_such_module:Backend", "fake_backends:Missing"])
-def test_broken_third_party_names_its_package(install: Callable[..., None], target: str) -> None:
-    """The one to blame is not lockkit."""
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_module:Backend", r"zoo: URLs cannot be loaded .*package stranger"),
+        ("fake_backends:Missing", r"zoo: URLs cannot be loaded .*package stranger"),
+        ("fake_backends:nothing", "is not a subclass of lockkit"),
+        ("builtins:dict", "is not a subclass of lockkit"),
+    ],
+)
+def test_broken_third_party_is_refused(install: Callable[..., None], target: str, message: str) -> None:
+    """Before anything of it is called; the one to blame is not lockkit."""
     install("stranger", zoo=target)
 
-    with pytest.raises(ConfigurationError, match=r"zoo: URLs cannot be loaded .*package stranger"):
+    with pytest.raises(ConfigurationError, match=message):
         registry.find("zoo")
 
 
-@pytest.mark.parametrize("target", ["fake_backends:nothing", "builtins:dict"])
-def test_what_is_no_backend_is_refused(install: Callable[..., None], target: str) -> None:
-    """Before anything of it is called."""
-    install("stranger", zoo=target)
+def test_missing_module_of_lockkit_is_told_from_a_missing_driver(builtin: Callable[..., None]) -> None:
+    """In a bundle neither `pip install` of an extra nor a new installation helps."""
+    builtin(zoo=Builtin("lockkit.backends.no_such.backend:Backend", extra="redis"))
 
-    with pytest.raises(ConfigurationError, match="is not a subclass of lockkit"):
+    with pytest.raises(ConfigurationError, match=r"lockkit itself is missing\. If this program is a bundle") as caught:
         registry.find("zoo")
+
+    assert "The module lockkit.backends.no_such of" in str(caught.value)
+    assert "pip install" not in str(caught.value)
 
 
 # -- options -------------------------------------------------------------------------------------------------------
 
 
-def test_options_are_parsed_and_have_defaults() -> None:
-    """The engine's apart from the backend's."""
-    engine, backend = registry.split_options(Fake, parse("fake://h?ttl=5&replicas=2"), {})
-
-    assert engine == {"ttl": 5.0, "timeout": None, "unavailable_after": None, "scope": None}
-    assert backend == {"prefix": "lockkit:", "replicas": 2, "sentinel_password": None}
-
-
 def test_given_options_win_over_the_query() -> None:
-    """None counts as not given."""
-    given = {"ttl": 7, "replicas": 3, "prefix": None}
+    """Parsed, with defaults, the engine's apart from the backend's; None counts as not given."""
+    given = {"ttl": 7, "replicas": "3", "prefix": None}
 
     engine, backend = registry.split_options(Fake, parse("fake://h?ttl=5&replicas=2&prefix=p"), given)
 
-    assert engine["ttl"] == 7.0
+    assert engine == {"ttl": 7.0, "timeout": None, "unavailable_after": None, "scope": None}
     assert backend == {"prefix": "p", "replicas": 3, "sentinel_password": None}
 
 
@@ -353,51 +335,49 @@ def _adopters(builtin: Callable[..., None]) -> None:
     )
 
 
-@pytest.mark.usefixtures("_adopters")
-def test_adopt_asks_the_backends_of_the_objects_package() -> None:
-    """And no other: the missing driver is not even looked for."""
-    client = Connection()
+class Own(Connection):
+    """A subclass of the application."""
 
-    backend, engine = registry.adopt(client, {"ttl": 5}, HOST)
-
-    assert type(backend) is Fake
-    assert engine["ttl"] == 5.0
-    assert Fake.opened == [(client, {"prefix": "lockkit:", "replicas": 0, "sentinel_password": None})]
+    __module__ = "app.db"
 
 
 @pytest.mark.usefixtures("_adopters")
-def test_adopt_knows_subclasses_and_lists() -> None:
-    """An application's subclass by its base; several connections by their type."""
+@pytest.mark.parametrize(
+    ("client", "options", "wanted"),
+    [
+        # The missing driver is not even looked for.
+        (Connection(), {"ttl": 5}, Fake),
+        (Own(), {}, Fake),
+        ([Own(), Own()], {"fencing": "off"}, FakeQuorum),
+        # The one that is asked first does not know the option, nor the object.
+        (Connection(), {"prefix": "x"}, Fake),
+    ],
+)
+def test_adopt_asks_the_backends_of_the_objects_package(
+    client: object, options: dict[str, object], wanted: type[Fake]
+) -> None:
+    """A subclass counts by its base, several connections by their type."""
+    backend, engine = registry.adopt(client, options, HOST)
 
-    class Own(Connection):
-        """Of the application."""
-
-        __module__ = "app.db"
-
-    assert type(registry.adopt(Own(), {}, HOST)[0]) is Fake
-    assert type(registry.adopt([Own(), Own()], {"fencing": "off"}, HOST)[0]) is FakeQuorum
-
-
-@pytest.mark.usefixtures("_adopters")
-def test_adopt_goes_on_to_the_backend_that_has_the_option() -> None:
-    """The one that is asked first does not know it, nor the object."""
-    backend, _ = registry.adopt(Connection(), {"prefix": "x"}, HOST)
-
-    assert type(backend) is Fake
-
-
-@pytest.mark.usefixtures("_adopters")
-def test_adopt_refuses_options_of_the_driver() -> None:
-    """The application has made the connection without them, so they would have no effect."""
-    with pytest.raises(ConfigurationError, match="'socket_timeout' is for the driver"):
-        registry.adopt(Connection(), {"socket_timeout": 5}, HOST)
+    assert type(backend) is wanted
+    assert engine["ttl"] == options.get("ttl")
+    assert [given for given, _ in Fake.opened] == [client]
 
 
 @pytest.mark.usefixtures("_adopters")
-def test_adopt_reports_the_option_that_nobody_has() -> None:
-    """And not that no backend accepts the object."""
-    with pytest.raises(ConfigurationError, match="unknown option 'prefx' for Fake"):
-        registry.adopt(Connection(), {"prefx": "x"}, HOST)
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        # The application has made the connection without them, so they would have no effect.
+        ("socket_timeout", "'socket_timeout' is for the driver"),
+        # And not that no backend accepts the object.
+        ("prefx", "unknown option 'prefx' for Fake"),
+    ],
+)
+def test_adopt_refuses_options_that_have_no_effect(option: str, message: str) -> None:
+    """Of the driver, and of nobody."""
+    with pytest.raises(ConfigurationError, match=message):
+        registry.adopt(Connection(), {option: 5}, HOST)
 
 
 @pytest.mark.usefixtures("_adopters")
@@ -426,16 +406,3 @@ def test_adopt_passes_over_third_party_backends_without_their_driver(install: Ca
 
     with pytest.raises(ConfigurationError, match=r"no backend accepts a connection of type fakedb\.client\.Connection"):
         registry.adopt(Connection(), {}, HOST)
-
-
-def test_missing_module_of_lockkit_is_told_from_a_missing_driver(builtin: Callable[..., None]) -> None:
-    """In a bundle neither `pip install` of an extra nor a new installation helps."""
-    builtin(zoo=Builtin("lockkit.backends.no_such.backend:Backend", extra="redis"))
-
-    with pytest.raises(ConfigurationError) as caught:
-        registry.find("zoo")
-
-    assert "The module lockkit.backends.no_such of lockkit itself is missing. If this program is a bundle" in str(
-        caught.value
-    )
-    assert "pip install" not in str(caught.value)

@@ -160,21 +160,27 @@ class ClientFile:
 
 def has_ended(directory: Directory, client_id: str) -> bool:
     """Tell whether a client has ended; removes its file if so."""
+    return _content_if_alive(directory, client_id) is None
+
+
+def _content_if_alive(directory: Directory, client_id: str) -> bytes | None:
     path = f"{directory.clients}/{client_id}"
     try:
         fd = os.open(path, _READ)
     except FileNotFoundError:
-        return True
+        return None
+    content = b""
     try:
+        content = os.pread(fd, 100, 0)
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        ours = CONTENT.match(os.pread(fd, 100, 0)) and is_at(os.fstat(fd), path)
+        ours = CONTENT.match(content) and is_at(os.fstat(fd), path)
     except BlockingIOError:
-        return False
+        return content
     finally:
         os.close(fd)
     if ours:
         unlink(path)  # another client may be faster
-    return True
+    return None
 
 
 def notify(directory: Directory, client_id: str) -> None:
@@ -188,21 +194,12 @@ def live_ttl_max(directory: Directory) -> float:
     largest = 0.0
     for client_id in os.listdir(directory.clients):  # noqa: PTH208
         # A client whose file has a dot before that name is just connecting and has no lock yet.
-        if NAME.fullmatch(client_id) and not has_ended(directory, client_id):
-            largest = max(largest, _ttl_max(f"{directory.clients}/{client_id}"))
+        content = _content_if_alive(directory, client_id) if NAME.fullmatch(client_id) else None
+        if content is None:
+            continue
+        found = CONTENT.match(content)
+        if found is None:
+            message = f"{directory.clients}/{client_id} does not say the largest ttl of that client"
+            raise ValueError(message)
+        largest = max(largest, int(found[2]) / 1e6)
     return largest
-
-
-def _ttl_max(path: str) -> float:
-    try:
-        fd = os.open(path, _READ)
-    except FileNotFoundError:
-        return 0.0  # the client has ended meanwhile
-    try:
-        content = CONTENT.match(os.pread(fd, 100, 0))
-    finally:
-        os.close(fd)
-    if content is None:
-        message = f"{path} does not say the largest ttl of that client"
-        raise ValueError(message)
-    return int(content[2]) / 1e6

@@ -153,7 +153,8 @@ def test_waiter_that_nothing_can_wake_polls_and_gets_the_lock(
             drive(waiter.wait(request, busy, until_at))
             attempts += 1
     assert attempts < 100
-    assert request.state.listener is None
+    polling: Any = request.state
+    assert polling.listener is None
 
     waiter._listen_at = 0.0  # some seconds later
     assert isinstance(drive(waiter.try_acquire(request)), Busy)

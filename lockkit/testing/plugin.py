@@ -7,16 +7,16 @@ It comes with every lockkit that pytest finds, so it imports nothing but pytest 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import pytest
 
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-__all__ = ["CASE_MARK", "NOT_PROMISED", "PROPERTY", "TALLY", "Count", "Tally", "backend_part", "promise", "skip_reason"]
+__all__ = ["CASE_MARK", "NOT_PROMISED", "OUTCOMES", "PROPERTY", "TALLY", "Outcome", "Tally"]
 
 CASE_MARK = "lockkit_case"
 NOT_PROMISED = "not promised: "
@@ -24,6 +24,9 @@ NOT_PROMISED = "not promised: "
 
 PROPERTY = "lockkit"
 """Of the reports of cases: target and API."""
+
+Outcome = Literal["passed", "failed", "not promised", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 # The cases' assertions are in modules that are imported, not collected.
 pytest.register_assert_rewrite(
@@ -35,19 +38,13 @@ pytest.register_assert_rewrite(
 )
 
 
-@dataclass(slots=True)
-class Count:
-    """How many cases of one target and face ended in which way."""
-
-    passed: int = 0
-    failed: int = 0
-    not_promised: int = 0
-    skipped: int = 0
-
-    @property
-    def ran(self) -> int:
-        """Cases whose body was run."""
-        return self.passed + self.failed
+def outcome_of(report: pytest.TestReport) -> Outcome | None:
+    """Tell how a case ended, once: by the report of its call, or of the setup that ended it."""
+    if report.when != "call" and report.passed:
+        return None
+    if report.skipped:
+        return "not promised" if skip_reason(report).startswith(NOT_PROMISED) else "skipped"
+    return "passed" if report.passed else "failed"
 
 
 class Tally:
@@ -59,23 +56,14 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], Count] = {}
+        self.counts: dict[tuple[str, str], Counter[Outcome]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a case once: at its call, or where its setup ended it."""
+        """Count a case."""
         key = dict(report.user_properties).get(PROPERTY)
-        if key is None or (report.when != "call" and report.passed):
-            return
-        target, face = str(key).rsplit("-", 1)
-        count = self.counts.setdefault((target, face), Count())
-        if report.passed:
-            count.passed += 1
-        elif report.failed:
-            count.failed += 1
-        elif skip_reason(report).startswith(NOT_PROMISED):
-            count.not_promised += 1
-        else:
-            count.skipped += 1
+        if key is not None and (outcome := outcome_of(report)) is not None:
+            target, face = str(key).rsplit("-", 1)
+            self.counts.setdefault((target, face), Counter())[outcome] += 1
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         """Show the counts, and what was not promised."""
@@ -83,10 +71,8 @@ class Tally:
             return
         terminalreporter.section("lockkit conformance")
         for (target, face), count in sorted(self.counts.items()):
-            terminalreporter.write_line(
-                f"{target} ({face}): {count.passed} passed, {count.failed} failed, "
-                f"{count.not_promised} not promised, {count.skipped} skipped"
-            )
+            parts = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES)
+            terminalreporter.write_line(f"{target} ({face}): {parts}")
         for line in _not_promised_lines(terminalreporter):
             terminalreporter.write_line(line)
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import pytest
@@ -25,14 +25,21 @@ from lockkit import url as urls
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.registry import DetachedHost
 from lockkit.runtime import drive, monotonic
-from lockkit.testing.plugin import CASE_MARK, NOT_PROMISED, backend_part, promise, skip_reason
+from lockkit.testing.plugin import (
+    CASE_MARK,
+    NOT_PROMISED,
+    OUTCOMES,
+    Outcome,
+    backend_part,
+    outcome_of,
+    promise,
+    skip_reason,
+)
 from lockkit.testing.temporary import TemporaryDirectory
 
 __all__ = ["CaseResult", "Outcome", "Verification", "verify"]
 
 log = logging.getLogger("lockkit")
-
-Outcome = Literal["passed", "failed", "not promised", "skipped"]
 
 CASE_SECONDS = 120
 """What a case may take before it counts as failed. They wait for 20 s at most for what must happen, several times."""
@@ -99,8 +106,7 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
-        outcomes: list[Outcome] = ["passed", "failed", "not promised", "skipped"]
-        counts = {outcome.replace(" ", "_"): self.count(outcome) for outcome in outcomes}
+        counts = {outcome.replace(" ", "_"): self.count(outcome) for outcome in OUTCOMES}
         return {"backend": self.backend, "conforms": self.passed, "complete": self.complete, **counts,
                 "seconds": round(self.seconds, 1), "cases": [asdict(case) for case in self.cases]}  # fmt: skip
 
@@ -126,16 +132,10 @@ class _Watcher:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         known = self._known.get(report.nodeid)
-        if known is None or (report.when != "call" and report.passed):
+        outcome = outcome_of(report)
+        if known is None or outcome is None:
             return
-        outcome: Outcome = "passed" if report.passed else "failed"
-        reason = ""
-        if report.skipped:
-            reason = skip_reason(report)
-            outcome = "not promised" if reason.startswith(NOT_PROMISED) else "skipped"
-            reason = reason.removeprefix(NOT_PROMISED)
-        elif report.failed:
-            reason = _reason(report)
+        reason = _reason(report) if report.failed else skip_reason(report).removeprefix(NOT_PROMISED)
         result = CaseResult(*known, outcome, reason, round(report.duration, 3))
         self._verification.cases.append(result)
         self._told(result, self._total)

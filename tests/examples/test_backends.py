@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,9 +16,9 @@ import pytest
 
 from lockkit_tools.servers import require
 from tests.conventions.sources import ROOT
+from tests.programs import LIMIT, printed
 
 BACKENDS = ROOT / "examples" / "backends"
-PATIENCE = 180.0
 # Exclusion, tokens, expiry, renewal, release, waiting, names, a crash, on both APIs; and cancelling.
 SMOKE = [
     *("test_clients_exclude_each_other", "test_tokens_increase_from_grant_to_grant"),
@@ -31,33 +29,15 @@ SMOKE = [
 ASYNCIO = ["test_cancelled_waiters_leave_nothing_behind"]
 
 
-def run(*command: str, directory: Path, **settings: str) -> str:
-    """Run Python, and give what it printed; it must end well."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**kept, **settings},
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def installed(project: Path, target: Path) -> Mapping[str, str]:
     """Install a distribution from its folder, without a network; give the settings under which Python finds it."""
     offline = ("--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
-    run("-m", "pip", "install", "--quiet", *offline, f"--target={target}", str(project), directory=target.parent)
+    printed("-m", "pip", "install", "--quiet", *offline, f"--target={target}", project, cwd=target.parent)
     return {"PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(PATIENCE * 2)
+@pytest.mark.timeout(LIMIT * 2)
 def test_installed_backend_passes(tmp_path: Path) -> None:
     """Its own tests, and cases of the conformance suite on both APIs."""
     require("nats")
@@ -65,7 +45,8 @@ def test_installed_backend_passes(tmp_path: Path) -> None:
     settings = installed(project, tmp_path / "installed")
     selected = " or ".join(["not TestConformance", *SMOKE, *ASYNCIO])
 
-    out = run(*("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selected, "tests"), directory=project, **settings)
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selected, "tests")
+    out = printed(*command, cwd=project, without=["PYTEST_"], **settings)
 
     passed = dict(re.findall(r"\((blocking|asyncio)\): (\d+) passed, 0 failed, 0 not promised, 0 skipped", out))
     assert passed == {"blocking": f"{len(SMOKE)}", "asyncio": f"{len(SMOKE + ASYNCIO)}"}, out

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tomllib
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,30 +12,25 @@ import pytest
 
 from lockkit_tools.servers import PostgresServer, RedisNodes, require
 from tests.conventions.sources import ROOT
+from tests.programs import start_python
 
 PROJECT = ROOT / "examples" / "box_office"
 CUSTOMERS = ["Ada", "Ben", "Cem"]
 PATIENCE = 120.0
 
 
-def start(arguments: Sequence[str], **settings: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **settings: str) -> subprocess.Popen[str]:
     """Start Python in the project, as its developers do."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKKIT_")}
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env={**environment, "PYTHONPATH": f"{PROJECT}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", **settings},
-        cwd=PROJECT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    path = f"{PROJECT}{os.pathsep}{ROOT}"
+    return start_python(
+        *arguments, cwd=PROJECT, without=["LOCKKIT_"], PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1", **settings
     )
 
 
 def sell_one_seat_to_all(**settings: str) -> list[int]:
     """Let all customers buy the same seat, each by a process; give the statuses in order."""
-    sellers = [start(["-m", "box_office", "12A", customer], **settings) for customer in CUSTOMERS]
-    ended = [(seller.communicate(timeout=PATIENCE)[0], seller.returncode) for seller in sellers]
+    sellers = [start("-m", "box_office", "12A", customer, **settings) for customer in CUSTOMERS]
+    ended = [("".join(seller.communicate(timeout=PATIENCE)), seller.returncode) for seller in sellers]
     said = [line for out, _ in ended for line in out.splitlines()]
     assert sum(", ticket " in line for line in said) == 1, said
     assert said.count("12A is sold") == len(CUSTOMERS) - 1, said
@@ -65,7 +58,7 @@ def test_environment_sells_a_seat_once(environment: str, tmp_path: Path) -> None
 def test_unit_tests_pass_in_memory() -> None:
     """The project's own tests, as its developers run them."""
     command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", os.devnull, "tests"]
-    tests = start(command, LOCKKIT_ENV="test")
+    tests = start(*command, LOCKKIT_ENV="test")
     out, _ = tests.communicate(timeout=PATIENCE)
 
     assert tests.returncode == 0, out

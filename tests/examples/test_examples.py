@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ import pytest
 from tests.conformance.targets import TARGETS, Entry
 from tests.conventions.sources import ROOT
 from tests.forked import forking, modules_of
+from tests.programs import LIMIT, run_python
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
@@ -33,7 +32,6 @@ FURTHER: dict[str, list[Entry]] = {}
 for _entry in TARGETS:
     if _entry in _forms.values() and _entry.id not in THOROUGH:
         FURTHER.setdefault(_entry.id.partition("-")[0] if _entry.options else _entry.id, []).append(_entry)
-PATIENCE = 180.0
 
 
 @contextmanager
@@ -49,23 +47,13 @@ def urls_of(*targets: Entry) -> Iterator[list[str]]:
 def run(program: Path, url: str, directory: Path) -> tuple[int, str]:
     """Run a program as a user does; give its status and what it printed. What it spawns is forked, with exceptions."""
     spawns = program.stem == SENDS_SIGNALS or url.startswith("file:")
-    settings = {"PYTHONPATH": str(ROOT)} if spawns else forking(*modules_of(url), path=str(ROOT))
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env={**os.environ, "LOCKKIT_URL": url, **settings},
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    settings = {} if spawns else forking(*modules_of(url), path=str(ROOT))
+    done = run_python(program, cwd=directory, **settings, LOCKKIT_URL=url)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(PATIENCE * 3)
+@pytest.mark.timeout(LIMIT * 3)
 @pytest.mark.parametrize("backend", THOROUGH)
 def test_programs_do_what_they_say(backend: str, tmp_path: Path) -> None:
     """Swapped by ``LOCKKIT_URL`` alone. On memory:// those that are one process."""
@@ -84,7 +72,7 @@ def test_programs_do_what_they_say(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(PATIENCE * 3)
+@pytest.mark.timeout(LIMIT * 3)
 @pytest.mark.parametrize("backend", FURTHER)
 def test_every_further_backend_is_swapped_in_by_its_url(backend: str, tmp_path: Path) -> None:
     """Three seats are sold once, whatever keeps the lock."""

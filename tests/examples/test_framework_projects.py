@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +10,11 @@ import pytest
 from lockkit_tools.servers import require
 from lockkit_tools.servers.binaries import find_program
 from tests.conventions.sources import ROOT
+from tests.programs import LIMIT, printed
 
 EXAMPLES = ROOT / "examples"
-PATIENCE = 180.0
+OURS = ("LOCKKIT_", "PYTEST_")
+"""Variables of these tests, which users have not."""
 
 PROJECTS = {
     "celery_app/shop.py": "6 messages, 3 receipts, 3 payments\nat least 3 reports of two beats, 0 of them twice\n",
@@ -26,30 +24,8 @@ PROJECTS = {
 }
 
 
-def run(directory: Path, *arguments: str, **environment: str) -> str:
-    """Run Python as a user does, and end what is left of its processes; give what it printed."""
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKKIT_", "PYTEST_"))}
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        env={**settings, "PYTHONPATH": str(ROOT), **environment},
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, errors = process.communicate(timeout=PATIENCE)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, out + errors
-    return out
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(PATIENCE + 30)
+@pytest.mark.timeout(LIMIT + 30)
 @pytest.mark.parametrize("project", PROJECTS)
 def test_project_starts_with_one_command(project: str, tmp_path: Path) -> None:
     """On what is embedded; RQ on a Redis that it starts."""
@@ -58,16 +34,16 @@ def test_project_starts_with_one_command(project: str, tmp_path: Path) -> None:
         require("redis", local=True)
         path = f"{find_program('redis-server', 'valkey-server').parent}{os.pathsep}{path}"
 
-    assert run(tmp_path, str(EXAMPLES / project), PATH=path).endswith(PROJECTS[project])
+    assert printed(EXAMPLES / project, cwd=tmp_path, without=OURS, PATH=path).endswith(PROJECTS[project])
 
 
-@pytest.mark.timeout(PATIENCE + 30)
+@pytest.mark.timeout(LIMIT + 30)
 def test_tests_run_in_several_processes(tmp_path: Path) -> None:
     """With and without pytest-xdist."""
     project = str(EXAMPLES / "xdist_app")
     command = ["-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "lockkit.testing.kit.plugin"]
 
-    assert "8 passed" in run(tmp_path, *command, "-p", "no:cacheprovider", "-n", "2", project)
+    assert "8 passed" in printed(*command, "-p", "no:cacheprovider", "-n", "2", project, cwd=tmp_path, without=OURS)
 
 
 def test_readme_names_each_project() -> None:

@@ -7,16 +7,18 @@ which ones are applied.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import traceback
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import django
 from django.core.management import call_command
 from django.db.migrations.executor import MigrationExecutor
+
+from tests.programs import run_at_once
 
 PATIENCE = 60.0
 
@@ -53,13 +55,7 @@ def main() -> None:
     """Start them and wait."""
     django.setup()
     number, command = int(sys.argv[1]), sys.argv[2]
-    fork = multiprocessing.get_context("fork")  # what is imported is imported once
-    barrier = fork.Barrier(number)
-    processes = [fork.Process(target=run, args=(command, barrier)) for _ in range(number)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    run_at_once(number, partial(run, command))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import os
 import sys
 import traceback
 from contextlib import nullcontext
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -23,6 +23,7 @@ from alembic.config import Config
 
 import lockkit.integrations.alembic
 from tests.conventions.sources import ROOT
+from tests.programs import run_at_once
 
 PATIENCE = 60.0
 
@@ -81,13 +82,7 @@ def main() -> None:
     """Start them and wait."""
     number, kind, url = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     os.environ["DATABASE_URL"] = url
-    fork = multiprocessing.get_context("fork")  # what is imported is imported once
-    barrier = fork.Barrier(number)
-    processes = [fork.Process(target=run, args=(kind, url, barrier)) for _ in range(number)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    run_at_once(number, partial(run, kind, url))
 
 
 if __name__ == "__main__":

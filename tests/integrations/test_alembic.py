@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +22,7 @@ from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import MariaServer, PooledPostgres, require
 from tests.conventions.sources import ROOT
 from tests.integrations import migrators
+from tests.programs import printed, run_python
 from tests.tries import until
 
 PROCESSES = 8
@@ -64,10 +62,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 def migrate(kind: str, url: str, *, processes: int = PROCESSES) -> list[str]:
     """Run Alembic in processes; return what each said."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.integrations.migrators", str(processes), kind, url],
-        cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    done = run_python("-W", "ignore", "-m", "tests.integrations.migrators", str(processes), kind, url)
     said = [line for line in done.stdout.splitlines() if line.startswith("status")]
     assert len(said) == processes, done.stdout + done.stderr
     return [*sorted(said), done.stderr]
@@ -259,16 +254,10 @@ def test_driver_for_asyncio_is_refused_in_env_py(tmp_path: Path, monkeypatch: py
 
 def test_example_runs(tmp_path: Path) -> None:
     """One command, on SQLite."""
-    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
-    command = [sys.executable, str(ROOT / "examples" / "alembic_app")]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    out = printed(ROOT / "examples" / "alembic_app", cwd=tmp_path, without=["DATABASE_URL"])
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "100 orders, indexes: orders_reference"
-    assert "had the lock" in done.stdout
+    assert out.splitlines()[-1] == "100 orders, indexes: orders_reference"
+    assert "had the lock" in out
 
 
 def is_held(url: str) -> bool:

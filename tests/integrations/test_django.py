@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import unittest
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,10 +43,10 @@ from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.conventions.sources import ROOT
+from tests.programs import LIMIT, printed, python_group, run_python
 from tests.tries import until
 
 SITE = ROOT / "examples" / "django_site"
-LIMIT = 100.0
 SECRET = "not-to-be-shown"  # noqa: S105 - what messages must not have
 BLOCKED = "migration waits"
 
@@ -615,14 +615,10 @@ setup_test_environment(debug=False)
 for deploy in (False, True):
     print(*[one.id for one in checks.run_checks(tags=["lockkit"], include_deployment_checks=deploy)])
 """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKKIT_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=LIMIT,
-    )  # fmt: skip
 
-    assert not done.returncode, done.stderr
-    assert done.stdout.splitlines() == [" ".join(f"lockkit.{one}" for one in found) for found in (usual, deploying)]
+    out = printed("-c", code, cwd=tmp_path, without=["LOCKKIT_"])
+
+    assert out.splitlines() == [" ".join(f"lockkit.{one}" for one in found) for found in (usual, deploying)]
 
 
 def test_server_check_is_asked_for_by_its_tag() -> None:
@@ -712,10 +708,7 @@ def test_site_with_locks_in_its_database_only(kind: str, tmp_path: Path) -> None
         "print(client().lock('report').try_acquire(), holder.remaining > 100)\n"
     )
     locked = ["-m", "django", "locked", "report", "--timeout", "0", "--", sys.executable, "job.py"]
-    ran = subprocess.run(
-        [sys.executable, *locked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"},
-    )  # fmt: skip
+    ran = run_python(*locked, cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}", DJANGO_SETTINGS_MODULE="settings")
 
     assert (ran.stdout, ran.stderr, ran.returncode) == ("None True\n", "", 0)
 
@@ -743,10 +736,7 @@ def test_environment_of_a_database_leads_to_it() -> None:
 def migrate(server: PostgresServer, kind: str, processes: int) -> tuple[list[str], str]:
     """Run the migrations of the example in processes; return how each ended, and their errors."""
     module = "tests.integrations.django_migrators"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, str(processes), kind],
-        cwd=SITE, env=site_environment(server), capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    done = run_python("-W", "ignore", "-m", module, str(processes), kind, cwd=SITE, **site_environment(server))
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("status"))
     assert len(said) == processes, done.stdout + done.stderr
     return said, done.stderr
@@ -755,7 +745,6 @@ def migrate(server: PostgresServer, kind: str, processes: int) -> tuple[list[str
 def site_environment(server: PostgresServer) -> dict[str, str]:
     """What the example needs."""
     return {
-        **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{SITE}",
         "DJANGO_SETTINGS_MODULE": "shop.settings",
         "DATABASE_URL": server.url,
@@ -956,20 +945,14 @@ def test_no_further_migration_once_the_lock_is_lost(empty: PostgresServer) -> No
 def test_interrupted_migration_leaves_no_lock(empty: PostgresServer, signum: int, status: set[int]) -> None:
     """Nor a statement that the server goes on with, while the next process migrates."""
     call_command("migrate", "shop", "sales", verbosity=0)
-    command = [sys.executable, "-W", "ignore", "manage.py", "migrate_locked"]
+    command = ("-W", "ignore", "manage.py", "migrate_locked")
     with transaction.atomic():
         execute("INSERT INTO shop_sale (seat, customer, token) VALUES ('12A', 'Ada', 1)")  # what the index waits for
-        process = subprocess.Popen(
-            command, cwd=SITE, env=site_environment(empty), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
+        with python_group(Path(os.devnull), *command, cwd=SITE, **site_environment(empty)) as process:
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND state = 'active'"
             until(lambda: empty.execute(waiting) == "1", LIMIT)
             process.send_signal(signum)
             assert process.wait(LIMIT) in status
-        finally:
-            process.kill()
-            process.wait()
         until(lambda: empty.execute(waiting) == "0", LIMIT)
         assert empty.execute("SELECT count(*) FROM lockkit_locks WHERE owner IS NOT NULL") == "0"
 
@@ -1005,15 +988,10 @@ def test_select_for_update_locks_no_row_that_is_not_there(table: None) -> None:
 
 def test_example_runs(tmp_path: Path) -> None:
     """One command, on SQLite."""
-    environment = {name: value for name, value in os.environ.items() if name not in {"DATABASE_URL", "SHOP_LOCKS"}}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SITE / "demo.py")],
-        cwd=tmp_path, env={**environment, "PYTHONPATH": str(ROOT), "SHOP_DATA": str(tmp_path)},
-        capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    demo = ("-W", "ignore", SITE / "demo.py")
+    out = printed(*demo, cwd=tmp_path, without=["DATABASE_URL", "SHOP_LOCKS"], SHOP_DATA=str(tmp_path))
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("12A is sold") == 2
+    assert out.count("12A is sold") == 2
 
 
 def test_example_s_view_sells_a_seat_once(empty: PostgresServer) -> None:
@@ -1036,14 +1014,7 @@ def test_example_s_view_sells_a_seat_once(empty: PostgresServer) -> None:
 
 def test_example_s_own_tests_pass(tmp_path: Path) -> None:
     """As its developers run them, and its command under a lock with the exit statuses of lockkit run."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SHOP_DATA": str(tmp_path)}
-
-    def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "manage.py", *arguments],
-            cwd=SITE, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False,
-        )  # fmt: skip
-
+    manage = partial(run_python, "-W", "ignore", "manage.py", cwd=SITE, SHOP_DATA=str(tmp_path))
     tests = manage("test")
     assert tests.returncode == 0, tests.stderr
     assert "Ran 1 test" in tests.stderr

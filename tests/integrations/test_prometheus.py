@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from lockkit.errors import BackendUnavailable
 from lockkit.integrations.prometheus import PrometheusObserver
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, pass_time, scripted
+from tests.programs import run_python
 from tests.tries import begin_to_wait, until
 
 ROOT = Path(__file__).parents[2]
@@ -208,12 +207,8 @@ def test_leases_of_a_killed_process_are_no_longer_counted(tmp_path: Path) -> Non
     """With metrics of several processes, as with gunicorn; the others' leases are one sum."""
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call] # of prometheus_client
-    command = [sys.executable, "-c", HOLDER.format(patience=PATIENCE)]
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    killed, _ = (
-        int(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, text=True).stdout)
-        for _ in range(2)
-    )
+    program = HOLDER.format(patience=PATIENCE)
+    killed, _ = (int(run_python("-c", program, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)).stdout) for _ in range(2))
 
     assert value(registry, "held", "a") == 2
     mark_process_dead(killed, str(tmp_path))  # type: ignore[no-untyped-call] # see above

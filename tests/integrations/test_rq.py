@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,8 +20,8 @@ from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.rq import current_lease, locked_job
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisServer
-from tests.conventions.sources import ROOT
 from tests.integrations.processes import START_SECONDS
+from tests.programs import python_group
 from tests.tries import until
 
 COMMAND = """
@@ -54,23 +51,13 @@ def queue(
 ) -> Iterator[Queue]:
     """A queue with two workers that run jobs."""
     log = tmp_path_factory.mktemp("rq") / "log"
-    environment = {**os.environ, "LOCKKIT_TEST_REDIS": redis_server.url, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rq.cli", *COMMAND.split()[1:], "--url", redis_server.url]
-    processes = []
-    try:
-        with log.open("ab") as out:
-            processes = [
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
-                for _ in range(2)
-            ]
+    command = ("-m", "rq.cli", *COMMAND.split()[1:], "--url", redis_server.url)
+    with ExitStack() as workers:
+        for _ in range(2):
+            workers.enter_context(python_group(log, *command, LOCKKIT_TEST_REDIS=redis_server.url))
         queue = Queue(connection=connection)
         assert ended(queue.enqueue(jobs.pay, 0), START_SECONDS), log.read_text()
         yield queue
-    finally:
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def ended(job: Job, seconds: float = PATIENCE) -> JobStatus:

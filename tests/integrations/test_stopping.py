@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,14 +19,15 @@ from rq import Queue
 import lockkit
 from lockkit.engine.settings import DEFAULT_TTL
 from lockkit_tools.servers import RedisServer
-from tests.conventions.sources import ROOT
 from tests.integrations.processes import START_SECONDS
+from tests.programs import python_group
 from tests.tries import until
 
 BOUND = DEFAULT_TTL / 2
 """Seconds: what a ttl had to free would come later, and a busy machine is slower than the figures of the page."""
 
 MODULE = "tests.integrations.stopping"
+SITE = "tests.integrations.stopping_site"
 WORKER = f"celery -A {MODULE}:celery worker --concurrency=1 --without-gossip --without-mingle --without-heartbeat"
 
 
@@ -41,26 +40,12 @@ def programs(redis_server: RedisServer) -> Iterator[ModuleType]:
         sys.modules.pop(MODULE)
 
 
-@contextmanager
-def process(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a module as a process group, and kill what is left of it at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.integrations.stopping_site"}
-    with log.open("ab") as out:
-        running = subprocess.Popen(
-            [sys.executable, "-m", *command.split()], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
-            stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield running
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-
-
 def handed_over(command: str, name: str, log: Path, *, send: Callable[[], Any] | None, stop: int | None) -> float:
     """Start a process that takes a lock, and stop it."""
-    with lockkit.connect(os.environ["LOCKKIT_TEST_REDIS"]) as other, process(command, log) as running:
+    with (
+        lockkit.connect(os.environ["LOCKKIT_TEST_REDIS"]) as other,
+        python_group(log, "-m", *command.split(), DJANGO_SETTINGS_MODULE=SITE) as running,
+    ):
         if send is not None:
             send()
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from lockkit.testing.kit import clock as kit_clock
 from lockkit.testing.kit.clients import AioKitClient, KitClient
 from lockkit.testing.kit.clock import Clock
 from lockkit.testing.timing import PATIENCE
+from tests.programs import printed
 
 pytest_plugins = ["pytester", "lockkit.testing.kit"]
 
@@ -106,13 +106,11 @@ def test_plugin_loads_no_driver_and_little_of_lockkit() -> None:
         "import sys, pytest; before = set(sys.modules); import lockkit.testing.kit.plugin; "
         "print(*sorted(name for name in set(sys.modules) - before if name.startswith('lockkit') or '.' not in name))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=4 * PATIENCE
-    )
+    names = printed("-c", script).split()
 
-    roots = {name for name in done.stdout.split() if not name.startswith("lockkit")}
+    roots = {name for name in names if not name.startswith("lockkit")}
     assert roots <= sys.stdlib_module_names - {"asyncio"}
-    assert {name for name in done.stdout.split() if name.startswith("lockkit")} == {
+    assert {name for name in names if name.startswith("lockkit")} == {
         "lockkit", "lockkit.errors", "lockkit.testing", "lockkit.testing.kit", "lockkit.testing.kit.plugin",
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
@@ -28,45 +29,42 @@ _MARK = re.compile(rb"(\S+) (\d+) \d+ (\d+)")
 NODES_MIN = 3
 """The fewest nodes of which one may fail."""
 
-FEW = Check(
-    "redlock-few-nodes", Severity.WARNING, "When one node fails there is no majority left: no lock can be taken.", _PAGE
+_error = partial(Check, severity=Severity.ERROR, page=_PAGE)
+_warning = partial(Check, severity=Severity.WARNING, page=_PAGE)
+
+FEW = _warning("redlock-few-nodes", risk="When one node fails there is no majority left: no lock can be taken.")
+EVEN = _warning(
+    "redlock-even-nodes", risk="An even number survives no more failures than one node fewer would, and votes can tie."
 )
-EVEN = Check(
-    "redlock-even-nodes",
-    Severity.WARNING,
-    "An even number survives no more failures than one node fewer would, and votes can tie.",
-    _PAGE,
-)
-NODE_DOWN = Check("redlock-node-down", Severity.ERROR, "One node fewer may fail before no lock can be taken.", _PAGE)
-SAME_SERVER = Check(
+NODE_DOWN = _error("redlock-node-down", risk="One node fewer may fail before no lock can be taken.")
+SAME_SERVER = _error(
     "redlock-same-server",
-    Severity.ERROR,
-    "One server votes several times: its failure or restart counts as that of several nodes, and a lock is held twice.",
-    _LIMITS,
+    risk="One server votes several times: its failure or restart counts as that of several nodes, and a lock is held "
+    "twice.",
+    page=_LIMITS,
 )
-SAME_HOST = Check(
+SAME_HOST = _warning(
     "redlock-same-host",
-    Severity.WARNING,
-    "The nodes fail together with their machine: all of their votes are lost, or their data, at once.",
-    _LIMITS,
+    risk="The nodes fail together with their machine: all of their votes are lost, or their data, at once.",
+    page=_LIMITS,
 )
-NOT_DURABLE = Check(
+NOT_DURABLE = _error(
     "redlock-not-durable",
-    Severity.ERROR,
-    "The URL says durable=on, so the node votes at once after a restart, and may have forgotten locks that are held.",
-    _LIMITS,
+    risk="The URL says durable=on, so the node votes at once after a restart, and may have forgotten locks that are "
+    "held.",
+    page=_LIMITS,
 )
-NOT_VOTING = Check(
+NOT_VOTING = _warning(
     "redlock-node-not-voting",
-    Severity.WARNING,
-    "Until the node votes again, one node fewer may fail or be restarted: without a majority no lock can be taken.",
-    "backends/redlock.md#maintenance",
+    risk="Until the node votes again, one node fewer may fail or be restarted: without a majority no lock can be "
+    "taken.",
+    page="backends/redlock.md#maintenance",
 )
-RUN_HIDDEN = Check(
+RUN_HIDDEN = _error(
     "redlock-run-hidden",
-    Severity.ERROR,
-    "The node does not vote: a restart, after which it may have forgotten locks that are held, could not be noticed.",
-    "backends/redlock.md#url-and-options",
+    risk="The node does not vote: a restart, after which it may have forgotten locks that are held, could not be "
+    "noticed.",
+    page="backends/redlock.md#url-and-options",
 )
 
 

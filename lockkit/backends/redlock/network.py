@@ -262,6 +262,7 @@ class NetworkNodes(Nodes):
             node.connect_soon()
             if not (node.up or node.settled.is_set() or self.client.ending):
                 waits.append((node, max(now + self.timeout, node.wait_until)))
+        await self._runtime.sleep(0)  # a task that tries again and again must let the event loop connect
         for node, limit in waits:
             left_seconds = max(0.0, min(limit, until) - self._runtime.now())
             if not await node.settled.wait(left_seconds) and self._runtime.now() >= limit:

@@ -11,9 +11,10 @@ import pytest
 import redis
 
 import lockkit
+from lockkit.backend import Grant
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import RedisNodes, RedisServer, require
-from tests.backends.redis.faces import sync_only
+from lockkit_tools.servers import FaultProxy, RedisNodes, RedisServer, require
+from tests.backends.redis.faces import async_only, sync_only
 from tests.backends.redis.support import Face, Nat
 from tests.backends.redlock.test_backend import nodes_of, open_redlock, queue_up, redlock, until
 from tests.backends.support import StubHost, granted
@@ -139,3 +140,28 @@ def test_scheme_that_the_ports_do_not_speak(face: Face, *, tls: bool) -> None:
 
         with RedisNodes(3, make=make) as own:
             face.run(scenario)
+
+
+@async_only
+async def test_retries_without_a_pause_let_the_nodes_be_reconnected(nodes: RedisNodes, host: StubHost) -> None:
+    """A task that tries again and again must let the event loop do it."""
+    with ExitStack() as opened:
+        proxies = [opened.enter_context(FaultProxy(node.host, node.port)) for node in nodes.nodes]
+        backend = open_redlock(f"redlock://{','.join(proxy.address for proxy in proxies)}", host, durable=True)
+        try:
+            await backend.release(granted(await backend.try_acquire(host.request())))
+            for proxy in proxies:
+                proxy.refuse()
+                proxy.cut()
+            began, outcome = host.runtime.now(), None
+            while not isinstance(outcome, Grant):
+                assert host.runtime.now() < began + 15.0
+                if host.runtime.now() > began + 0.5:
+                    for proxy in proxies:
+                        proxy.accept()
+                request = host.request(queue=False)
+                request.answer_by = host.runtime.now() + 0.5
+                with suppress(lockkit.NoQuorum):
+                    outcome = await backend.try_acquire(request)
+        finally:
+            await backend.close()

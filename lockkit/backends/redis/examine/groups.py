@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from lockkit.backends.redis.cluster import SLOTS_COUNT, ClusterTopology
@@ -20,73 +21,61 @@ _SENTINEL_PAGE = "how-to/check-your-servers.md#sentinel"
 SENTINELS_MIN = 3
 """The least number of which one may fail and a majority is left to agree on a failover."""
 
-FEW = Check(
+_error = partial(Check, severity=Severity.ERROR, page=_SENTINEL_PAGE)
+_warning = partial(Check, severity=Severity.WARNING, page=_SENTINEL_PAGE)
+
+FEW = _warning(
     "sentinel-few",
-    Severity.WARNING,
-    "When one of them fails there is no majority left to agree on a failover: locks stand still with the master.",
-    _SENTINEL_PAGE,
+    risk="When one of them fails there is no majority left to agree on a failover: locks stand still with the master.",
 )
-QUORUM_LOW = Check(
+QUORUM_LOW = _warning(
     "sentinel-quorum-low",
-    Severity.WARNING,
-    "A few Sentinels that are cut off from the master start a failover while it works: needless failovers lose locks.",
-    _SENTINEL_PAGE,
+    risk="A few Sentinels that are cut off from the master start a failover while it works: needless failovers lose "
+    "locks.",
 )
-QUORUM_UNREACHABLE = Check(
+QUORUM_UNREACHABLE = _error(
     "sentinel-quorum-unreachable",
-    Severity.ERROR,
-    "There will never be a failover: when the master fails, locks are unavailable until an administrator repairs it.",
-    _SENTINEL_PAGE,
+    risk="There will never be a failover: when the master fails, locks are unavailable until an administrator "
+    "repairs it.",
 )
-MASTER_WITHOUT_REPLICA = Check(
+MASTER_WITHOUT_REPLICA = _warning(
     "sentinel-no-replica",
-    Severity.WARNING,
-    "There is no replica to promote: when the master fails, locks are unavailable until an administrator repairs it.",
-    _SENTINEL_PAGE,
+    risk="There is no replica to promote: when the master fails, locks are unavailable until an administrator "
+    "repairs it.",
 )
-DOWN = Check(
-    "sentinel-down",
-    Severity.WARNING,
-    "One Sentinel fewer may fail before none names the master or agrees on a failover.",
-    _SENTINEL_PAGE,
+DOWN = _warning(
+    "sentinel-down", risk="One Sentinel fewer may fail before none names the master or agrees on a failover."
 )
-DISAGREE = Check(
-    "sentinel-disagree",
-    Severity.ERROR,
-    "Clients that ask different Sentinels lock on different servers: a lock is held twice.",
-    _SENTINEL_PAGE,
+DISAGREE = _error(
+    "sentinel-disagree", risk="Clients that ask different Sentinels lock on different servers: a lock is held twice."
 )
-ONE_NAMED = Check(
+ONE_NAMED = _warning(
     "sentinel-one-named",
-    Severity.WARNING,
-    "When that one is down, clients do not find the master although it works.",
-    "backends/redis.md#url-and-options",
+    risk="When that one is down, clients do not find the master although it works.",
+    page="backends/redis.md#url-and-options",
 )
 _CLUSTER_PAGE = "how-to/check-your-servers.md#cluster"
 
 MASTERS_MIN = 3
 """The least number of which one may fail and a majority is left to vote for its replica."""
 
-SLOTS_MISSING = Check(
+SLOTS_MISSING = _error(
     "cluster-slots-missing",
-    Severity.ERROR,
-    "Locks whose slot no node serves cannot be taken; with cluster-require-full-coverage no lock can.",
-    _CLUSTER_PAGE,
+    risk="Locks whose slot no node serves cannot be taken; with cluster-require-full-coverage no lock can.",
+    page=_CLUSTER_PAGE,
 )
-NODE_DOWN = Check(
-    "cluster-node-down", Severity.ERROR, "The locks of its slots can neither be taken nor renewed.", _CLUSTER_PAGE
+NODE_DOWN = _error(
+    "cluster-node-down", risk="The locks of its slots can neither be taken nor renewed.", page=_CLUSTER_PAGE
 )
-FEW_MASTERS = Check(
+FEW_MASTERS = _warning(
     "cluster-few-masters",
-    Severity.WARNING,
-    "When a master fails there is no majority left to promote its replica: its locks stand still.",
-    _CLUSTER_PAGE,
+    risk="When a master fails there is no majority left to promote its replica: its locks stand still.",
+    page=_CLUSTER_PAGE,
 )
-NO_REPLICA = Check(
+NO_REPLICA = _warning(
     "cluster-no-replica",
-    Severity.WARNING,
-    "When this master fails, the locks of its slots are unavailable until an administrator repairs it.",
-    _CLUSTER_PAGE,
+    risk="When this master fails, the locks of its slots are unavailable until an administrator repairs it.",
+    page=_CLUSTER_PAGE,
 )
 
 

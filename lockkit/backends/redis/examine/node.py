@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from lockkit.backends.redis.examine.server import RedisServer, examine_rights
 from lockkit.backends.redis.handshake import VERSION_MIN, is_sentinel, version_of
 from lockkit.doctor import timing
@@ -15,125 +17,100 @@ FULL = 0.9
 _PAGE = "how-to/check-your-servers.md#redis-and-valkey"
 _LIMITS = "backends/redis.md#what-it-does-not-promise"
 
-VERSION = Check(
-    "redis-version", Severity.ERROR, "The server lacks commands that lockkit needs: no lock can be taken.", _PAGE
+_error = partial(Check, severity=Severity.ERROR, page="backends/redis.md#url-and-options")
+_warning = partial(Check, severity=Severity.WARNING, page="backends/redis.md#url-and-options")
+_info = partial(Check, severity=Severity.INFO, page="backends/redis.md#url-and-options")
+
+VERSION = _error(
+    "redis-version", risk="The server lacks commands that lockkit needs: no lock can be taken.", page=_PAGE
 )
-NO_PERSISTENCE = Check(
+NO_PERSISTENCE = _warning(
     "redis-no-persistence",
-    Severity.WARNING,
-    "A restart of the server frees every lock that is held, and another client can take it.",
-    _LIMITS,
+    risk="A restart of the server frees every lock that is held, and another client can take it.",
+    page=_LIMITS,
 )
-SNAPSHOTS_ONLY = Check(
+SNAPSHOTS_ONLY = _warning(
     "redis-snapshots-only",
-    Severity.WARNING,
-    "A crash of the server frees the locks that were taken since the last snapshot, and brings back released ones.",
-    _LIMITS,
+    risk="A crash of the server frees the locks that were taken since the last snapshot, and brings back released "
+    "ones.",
+    page=_LIMITS,
 )
-APPENDFSYNC_NO = Check(
+APPENDFSYNC_NO = _warning(
     "redis-appendfsync-no",
-    Severity.WARNING,
-    "A crash of the machine loses the locks of about the last half minute: the kernel decides when to write.",
-    _LIMITS,
+    risk="A crash of the machine loses the locks of about the last half minute: the kernel decides when to write.",
+    page=_LIMITS,
 )
-APPENDFSYNC_EVERYSEC = Check(
+APPENDFSYNC_EVERYSEC = _info(
     "redis-appendfsync-everysec",
-    Severity.INFO,
-    "A crash of the machine (not of the server alone) may lose the locks of the last second or two.",
-    _LIMITS,
+    risk="A crash of the machine (not of the server alone) may lose the locks of the last second or two.",
+    page=_LIMITS,
 )
-EVICTION = Check(
+EVICTION = _error(
     "redis-eviction",
-    Severity.ERROR,
-    "When memory is full the server removes locks that are held, and other clients can take them.",
-    _LIMITS,
+    risk="When memory is full the server removes locks that are held, and other clients can take them.",
+    page=_LIMITS,
 )
-MEMORY = Check(
-    "redis-memory", Severity.WARNING, "When memory is full the server refuses writes: no lock can be taken.", _PAGE
+MEMORY = _warning(
+    "redis-memory", risk="When memory is full the server refuses writes: no lock can be taken.", page=_PAGE
 )
-CONNECTIONS = Check(
+CONNECTIONS = _warning(
     "redis-connections",
-    Severity.WARNING,
-    "When no connection is left, clients cannot connect: a holder that reconnects cannot renew.",
-    _PAGE,
+    risk="When no connection is left, clients cannot connect: a holder that reconnects cannot renew.",
+    page=_PAGE,
 )
-WRITES_REFUSED = Check(
+WRITES_REFUSED = _error(
     "redis-writes-refused",
-    Severity.ERROR,
-    "The server refuses writes because it could not save its data: no lock can be taken or renewed.",
-    _PAGE,
+    risk="The server refuses writes because it could not save its data: no lock can be taken or renewed.",
+    page=_PAGE,
 )
-REPLICA = Check(
-    "redis-replica",
-    Severity.ERROR,
-    "The server is a read-only replica: no lock can be taken there.",
-    "backends/redis.md#url-and-options",
-)
-FAILOVER = Check(
+REPLICA = _error("redis-replica", risk="The server is a read-only replica: no lock can be taken there.")
+FAILOVER = _info(
     "redis-failover",
-    Severity.INFO,
-    "Replication is asynchronous: a promoted replica may not know the newest locks, and grant them again.",
-    "explanation/what-failover-does.md",
+    risk="Replication is asynchronous: a promoted replica may not know the newest locks, and grant them again.",
+    page="explanation/what-failover-does.md",
 )
-FAILOVER_UNGUARDED = Check(
+FAILOVER_UNGUARDED = _warning(
     "redis-failover-unguarded",
-    Severity.WARNING,
-    "A master that is cut off goes on granting locks that no replica knows: after the failover they are granted twice.",
-    "explanation/what-failover-does.md",
+    risk="A master that is cut off goes on granting locks that no replica knows: after the failover they are granted "
+    "twice.",
+    page="explanation/what-failover-does.md",
 )
-REPLICAS_MISSING = Check(
+REPLICAS_MISSING = _error(
     "redis-replicas-missing",
-    Severity.ERROR,
-    "No lock can be taken: every grant is undone because too few replicas acknowledge it.",
-    "backends/redis.md#url-and-options",
+    risk="No lock can be taken: every grant is undone because too few replicas acknowledge it.",
 )
-REPLICAS_NOT_ALL = Check(
+REPLICAS_NOT_ALL = _warning(
     "redis-replicas-not-all",
-    Severity.WARNING,
-    "A failover may promote a replica that did not have to acknowledge a lock, which is then granted twice.",
-    "explanation/what-failover-does.md",
+    risk="A failover may promote a replica that did not have to acknowledge a lock, which is then granted twice.",
+    page="explanation/what-failover-does.md",
 )
-NO_TLS = Check(
+NO_TLS = _warning(
     "redis-no-tls",
-    Severity.WARNING,
-    "Anyone who can read the network traffic learns the password, and can take or break any lock with it.",
-    "backends/redis.md#url-and-options",
+    risk="Anyone who can read the network traffic learns the password, and can take or break any lock with it.",
 )
-CERTIFICATE_UNVERIFIED = Check(
+CERTIFICATE_UNVERIFIED = _warning(
     "redis-certificate-unverified",
-    Severity.WARNING,
-    "Anyone between client and server can pose as the server, learn the password, and take or break any lock with it.",
-    "backends/redis.md#tls",
+    risk="Anyone between client and server can pose as the server, learn the password, and take or break any lock "
+    "with it.",
+    page="backends/redis.md#tls",
 )
-HOST_UNVERIFIED = Check(
+HOST_UNVERIFIED = _warning(
     "redis-host-unverified",
-    Severity.WARNING,
-    "Anyone who has any certificate of the authority can pose as the server, and learn the password.",
-    "backends/redis.md#tls",
+    risk="Anyone who has any certificate of the authority can pose as the server, and learn the password.",
+    page="backends/redis.md#tls",
 )
-NO_PASSWORD = Check(
-    "redis-no-password",
-    Severity.WARNING,
-    "Anyone who can reach the server can break any lock, or flush them all.",
-    "backends/redis.md#url-and-options",
+NO_PASSWORD = _warning(
+    "redis-no-password", risk="Anyone who can reach the server can break any lock, or flush them all."
 )
-HIDDEN = Check(
-    "redis-hidden",
-    Severity.INFO,
-    "Some settings could not be read. Without INFO, lockkit also notices a failover later.",
-    "backends/redis.md#url-and-options",
+HIDDEN = _info(
+    "redis-hidden", risk="Some settings could not be read. Without INFO, lockkit also notices a failover later."
 )
-CLUSTER_NODE = Check(
+CLUSTER_NODE = _error(
     "redis-cluster-node",
-    Severity.ERROR,
-    "The server is one node of a Cluster and refuses the locks of all slots that it does not serve.",
-    "backends/redis.md#url-and-options",
+    risk="The server is one node of a Cluster and refuses the locks of all slots that it does not serve.",
 )
-SENTINEL_GIVEN = Check(
-    "redis-sentinel-given",
-    Severity.ERROR,
-    "The server is a Sentinel, which keeps no data: no lock can be taken there.",
-    "backends/redis.md#url-and-options",
+SENTINEL_GIVEN = _error(
+    "redis-sentinel-given", risk="The server is a Sentinel, which keeps no data: no lock can be taken there."
 )
 
 

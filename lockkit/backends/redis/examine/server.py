@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import cast
 
@@ -111,18 +112,17 @@ def pairs(reply: Reply) -> dict[str, str]:
 
 # -- rights -----------------------------------------------------------------------------------------------------------
 
-RIGHTS = Check(
+_error = partial(Check, severity=Severity.ERROR, page="backends/redis.md#url-and-options")
+_warning = partial(Check, severity=Severity.WARNING, page="backends/redis.md#url-and-options")
+
+RIGHTS = _error(
     "redis-rights",
-    Severity.ERROR,
-    "Locks cannot be taken, renewed or released, or waiters are not woken: the server refuses what lockkit sends.",
-    "backends/redis.md#url-and-options",
+    risk="Locks cannot be taken, renewed or released, or waiters are not woken: the server refuses what lockkit sends.",
 )
 
-SHARE_RIGHTS = Check(
+SHARE_RIGHTS = _warning(
     "redis-share-rights",
-    Severity.WARNING,
-    "Read locks and semaphores cannot be used: the server refuses what lockkit sends for them. Locks work.",
-    "backends/redis.md#url-and-options",
+    risk="Read locks and semaphores cannot be used: the server refuses what lockkit sends for them. Locks work.",
 )
 
 

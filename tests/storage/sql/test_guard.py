@@ -230,6 +230,8 @@ def test_object_that_cannot_be_guarded_is_named(base: Base) -> None:
         for instance, message in wrong:
             with pytest.raises(lockkit.ConfigurationError, match=message):
                 guard.accept_object(instance, token=1)
+        with pytest.raises(lockkit.ConfigurationError, match="no column 'read_fence': add one like 'fence'"):
+            guard.accept_object(session.get_one(Seat, "12A"), token=1, shared=True)
         with orm.Session(engine) as other, pytest.raises(lockkit.ConfigurationError, match="session of this guard"):
             SqlGuard(other).accept_object(changed, token=1)
         session.rollback()
@@ -323,14 +325,6 @@ def test_refusal_of_an_object_names_the_newest_token(base: Base, token: int, new
 
 def _accept_price(session: orm.Session, name: str, token: int, *, shared: bool) -> None:
     SqlGuard(session).accept_object(session.get_one(Price, name), token=token, shared=shared)
-
-
-def test_object_without_a_column_for_readers(base: Base) -> None:
-    """Named before anything is sent."""
-    with base.engine() as engine, orm.Session(engine) as session:
-        seat = session.get_one(Seat, "12A")
-        with pytest.raises(lockkit.ConfigurationError, match="no column 'read_fence': add one like 'fence'"):
-            SqlGuard(session).accept_object(seat, token=1, shared=True)
 
 
 def test_table_of_scopes_that_is_another_one(base: Base) -> None:
@@ -476,7 +470,12 @@ def test_eight_processes_write_in_the_order_of_their_tokens(bases: dict[str, Bas
 def test_execute_locks_the_rows_that_it_looks_at(bases: dict[str, Base], kind: str) -> None:
     """No other transaction writes after the guard has read the tokens: otherwise half of the rows could be changed."""
     base = bases[kind]
-    seats = sa.Table("looked_at", sa.MetaData(), sa.Column("name", sa.String(20), primary_key=True), fence_column())
+    seats = sa.Table(
+        "looked_at",
+        sa.MetaData(),
+        sa.Column("name", sa.String(20), primary_key=True),
+        sa.Column("fence", sa.BigInteger, nullable=False, server_default="0"),
+    )
     refused: list[str] = []
     with base.engine() as engine, base.engine() as others:
         seats.drop(engine, checkfirst=True)
@@ -494,8 +493,3 @@ def test_execute_locks_the_rows_that_it_looks_at(bases: dict[str, Base], kind: s
         with engine.begin() as connection:
             assert lockkit.fencing.SqlGuard(connection).execute(sa.update(seats).values(fence=2), token=2) == 2
     assert len(refused) == 1
-
-
-def fence_column() -> sa.Column[int]:
-    """The column of the guard."""
-    return sa.Column("fence", sa.BigInteger, nullable=False, server_default="0")

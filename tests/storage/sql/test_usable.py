@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -140,18 +139,6 @@ class TestAutocommitOfTheDriver:
                     await ASYNC_USES[use](session)
 
         base.aio(main, driver=driver, connect_args=arguments)
-        assert nothing_written(base)
-
-    @pytest.mark.parametrize(("base", "driver", "arguments"), BLOCKING, indirect=["base"])
-    def test_transact_is_refused(self, base: Base, driver: str, arguments: dict[str, Any] | None) -> None:
-        """What a first try did would stay, and the next try would do it again."""
-        engine = sa.create_engine(f"{driver}://{base.place}", connect_args=arguments or {})
-        driver_autocommit(engine, arguments)
-        for source in (engine, sessionmaker(engine)):
-            with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
-                lockkit.optimistic.transact(source, lambda place: place.execute(CHANGE))
-        engine.dispose()
-
         assert nothing_written(base)
 
 
@@ -318,20 +305,13 @@ class TestKindOfServer:
         return f"roach@{base.place.partition('@')[2] or base.place}"
 
     def test_all_locks_are_refused(self, cockroach: str) -> None:
-        """By both faces, in every mode: it has no function that the lock table needs for a release, either."""
+        """In every mode: it has no function that the lock table needs for a release, either."""
         for mode in ("table", "row", "advisory"):
             with (
                 lockkit.connect(f"postgresql://{cockroach}?mode={mode}") as client,
                 pytest.raises(lockkit.ConfigurationError, match=r"is CockroachDB CCL v23.1.11, on which"),
             ):
                 client.lock("x").acquire()
-
-        async def main() -> None:
-            async with lockkit.aio.connect(f"postgresql://{cockroach}") as client:
-                with pytest.raises(lockkit.ConfigurationError, match="is CockroachDB"):
-                    await client.lock("x").acquire()
-
-        asyncio.run(main())
 
 
 def test_connections_are_at_read_committed_whatever_the_role_says(bases: Bases) -> None:
@@ -347,11 +327,3 @@ def test_connections_are_at_read_committed_whatever_the_role_says(bases: Bases) 
         client.ping()
         backend: Any = client._engine.client.backend
         assert drive(backend.database.run(show)).rows == [("read committed",)]
-
-    async def main() -> None:
-        async with lockkit.aio.connect(f"postgresql://{place}") as client:
-            await client.ping()
-            backend: Any = client._engine.client.backend
-            assert (await backend.database.run(show)).rows == [("read committed",)]
-
-    asyncio.run(main())

@@ -28,12 +28,8 @@ class Entry:
 
     Attributes:
         schemes: Of the URLs on which it locks.
-        label: What people call it.
-        target: Its adapter, within `lockkit_tools.bench.adapters`.
         module: What must be there to import; empty for a baseline.
         distribution: What is to be installed for it; empty: it is called as the module is.
-        face: Its API.
-        scope: Whom it excludes.
         mode: For which option ``mode`` of the URL; None: for any, or none.
         quick: Measured in a first look too.
     """
@@ -298,9 +294,7 @@ class _Location:
 
     Attributes:
         url: For lockkit and all others.
-        scheme: Its scheme.
         group: What people call it, without password.
-        capabilities: Of lockkit's backend there.
     """
 
     url: str

@@ -38,7 +38,6 @@ class _Redis(Observer):
         self.close = self._stack.close  # type: ignore[method-assign]
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`. Of the first node."""
         node = self._nodes[0]
         server, persistence = node.info("server"), node.info("persistence")
         version = server.get("valkey_version") or server["redis_version"]
@@ -94,7 +93,6 @@ class _ZooKeeper(_Members):
     """
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`. Of the first member."""
         host, port = self._addresses[0]
         version = re.search(r"version: ([\d.]+)", four_letters(host, port, "srvr"))
         conf = dict(line.split("=", 1) for line in four_letters(host, port, "conf").splitlines() if "=" in line)
@@ -127,7 +125,6 @@ class _Etcd(_Members):
     """
 
     def about(self) -> dict[str, str]:
-        """See `Observer.about`. Of the first member."""
         metrics = etcd_metrics(*self._addresses[0])
         version = next((name for name in metrics if name.startswith("etcd_server_version{")), "")
         about = {"server": "etcd", "version": version.partition('"')[2].partition('"')[0], **_nodes(self._addresses)}

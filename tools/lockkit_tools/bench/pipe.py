@@ -12,7 +12,6 @@ class ParentPipe:
     """The worker's end of the line to the process that started it."""
 
     def __init__(self, connection: Connection) -> None:
-        """Keep the connection."""
         self._connection = connection
 
     async def ready(self, data: Mapping[str, Any] | None = None) -> dict[str, Any]:

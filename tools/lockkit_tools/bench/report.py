@@ -27,9 +27,6 @@ class Ratio:
     One subject's figure divided by another's.
 
     Attributes:
-        median: Of the rounds.
-        lowest: Of the rounds.
-        highest: Of the rounds.
         rounds: One for each round in which both were measured.
     """
 
@@ -58,8 +55,6 @@ class Row:
     One subject in one workload.
 
     Attributes:
-        subject: Who.
-        status: What came of it.
         reason: Why, unless it is ``ok``.
         figures: Over all rounds, by `Figure.key`.
         ratios: By figure, then by the key of the subject that it was divided by.
@@ -92,7 +87,6 @@ class Report:
     Everything that a reader gets.
 
     Args:
-        outcome: What was measured.
         about: Machine, versions, command: goes to JSON as it is.
     """
 

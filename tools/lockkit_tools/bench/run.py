@@ -23,8 +23,6 @@ class Cell:
     One subject in one workload.
 
     Attributes:
-        subject: Who.
-        workload: What.
         rounds: What each round gave, by its number from 0 on; a round that failed is left out.
         skipped: Why it is not measured at all; empty if it is.
         failed: How it failed; empty if it did not.
@@ -62,8 +60,6 @@ class Outcome:
 
     Attributes:
         cells: Workload by workload, subjects in the order given.
-        settings: How it was measured.
-        seed: Of the order.
         interrupted: It was ended before its end.
         out_of_time: It reached its limit before its end.
     """
@@ -84,9 +80,7 @@ class Run:
     Measures.
 
     Args:
-        subjects: Who.
         workloads: What, in this order in every round.
-        settings: How long.
         seed: Decides the order of the subjects.
     """
 

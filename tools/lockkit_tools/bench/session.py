@@ -50,11 +50,7 @@ class Wanted:
         urls: Backends; none: the embedded ones, and those of `servers`.
         servers: ``local`` or ``docker``: start throw-away servers too; ``none``.
         several: Those of several nodes too.
-        workloads: Names.
-        faces: Which.
-        peers: Others too.
         quick: Of those, the ones for a first look.
-        settings: How long.
         seed: Of the order; None: any.
         as_json: Print JSON instead of the table.
         html: Write a page to this file too, or None.

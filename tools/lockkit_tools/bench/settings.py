@@ -19,15 +19,9 @@ class Settings:
         rounds: How often every subject takes its turn in every workload.
         rounds_max_long: As `rounds`, at the most, for workloads that take long each time.
         seconds: How long pairs are repeated, and contenders contend, each time.
-        processes: Contenders.
-        handoffs: Hand-offs each time.
-        waiters: Idle waiters.
         settle: Until they all have begun to wait.
         idle_seconds: How long they are watched.
-        leases: Held leases.
-        lease_ttl: Their ttl.
         imports: How often each import is repeated, each time.
-        ttl: Lease time everywhere else.
         contenders: How many contend, one after the other, where that is varied.
         round_trips_ms: What a round trip to the server is made to take, milliseconds.
         far_pairs: Pairs timed at each of these.

@@ -23,11 +23,9 @@ class Subject:
     One way to lock, on one server.
 
     Attributes:
-        label: What people call it.
         target: ``module:class`` of its adapter; for the import workload the statements to run.
         url: Where it locks. **Holds the password**: goes to the worker process and nowhere else.
         group: Which subjects it is compared with: the same text for all subjects of one URL, no password in it.
-        face: Blocking or asyncio.
         role: lockkit, another library, or a baseline.
         scope: Whom it excludes; contenders of a ``process`` scope are threads or tasks instead of processes.
         number: Tells equal entries apart (the same URL given twice).

@@ -24,7 +24,6 @@ class ServerSpec:
     One service to start.
 
     Attributes:
-        kind: Its name in `lockkit_tools.servers.kinds`.
         options: Of its class. Durable where the server is durable unless it is told otherwise: what a commit costs when
             nothing is kept says nothing about production.
         contained: Options of its form in containers.

@@ -22,7 +22,6 @@ class Section(NamedTuple):
         began_ns: When the holder was inside.
         ended_ns: When it was still inside.
         token: Its fencing token, or None.
-        contender: Who it was.
         writes: It excludes all others; a reader's excludes writers only.
     """
 
@@ -39,7 +38,6 @@ class Verdict:
     What the sections show.
 
     Attributes:
-        sections: How many there were.
         overlaps: How many began while an earlier one had not ended.
         disorders: How many had a token that was not above all those before.
         example: The first violation in words; empty if there is none.

@@ -94,7 +94,6 @@ class WorkerProcess:
     One process; see `lockkit_tools.bench.worker` for what is said. Made by `WorkerPool.start`.
 
     Attributes:
-        pid: Its number.
         connection: On which both say it.
     """
 

@@ -23,7 +23,6 @@ class Recipe:
     """One client's way to lock."""
 
     def __init__(self, process: Process, service: ByHand) -> None:
-        """Use the server of a service."""
         self._process = process
         self._service = service
 

@@ -73,9 +73,7 @@ class Grant:
     A client was handed the lock.
 
     Attributes:
-        client: Which.
         token: Its fencing token; None of a lock that has none.
-        start: When.
         valid_until: Its deadline, by its own clock; `inf` of a lock without.
         noticed: When the client itself counted it as over.
         how: ``released``, or why it was lost, or "" at the end of the scene.

@@ -127,8 +127,6 @@ class Scene:
         about: What to see, in a sentence or two.
         backends: Those that it can run on; the first unless another is asked for.
         steps: In order of time. Each client asks for the lock once.
-        clients: Their names.
-        fenced: The storage compares tokens.
         until: The end of the drawing, seconds; None: a little after the last event.
         latency: Of a message in one direction, least and most, seconds.
         messages: Draw the messages between clients and servers.

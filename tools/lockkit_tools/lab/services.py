@@ -55,7 +55,6 @@ class RecordingNetwork(Network):
     """
 
     def __init__(self, world: World, conditions: Conditions, record: Record) -> None:
-        """Connect everything with everything."""
         super().__init__(world, conditions)
         self.kind = ""
         self._record = record
@@ -79,7 +78,6 @@ class Keeping:
     """For whom a server keeps the lock, as spans of its lane."""
 
     def __init__(self, record: Record, node: Node) -> None:
-        """Start with a free lock."""
         self._record = record
         self._node = node
         self._span: Span | None = None
@@ -127,7 +125,6 @@ class Service:
 
     Attributes:
         parts: Which code is lockkit's own, and what is a model.
-        nodes: Its machines by name.
         keeping: Whom each of them keeps the lock for.
     """
 
@@ -135,7 +132,6 @@ class Service:
     expires_by_time_of_day: ClassVar[bool] = True
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
-        """Start its machines."""
         self.world = world
         self.network = network
         self.record = record
@@ -275,7 +271,6 @@ class RedlockService(Service):
     parts = "lockkit's engine and Redlock backend on five simulated nodes"
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
-        """Start the nodes, which have been running for long."""
         super().__init__(world, network, record, scene)
         self.voting: dict[str, _WatchedNode] = {}
         for index, name in enumerate(self.backend.nodes, 1):
@@ -316,7 +311,6 @@ class ModelServer(LockServer):
     """
 
     def __init__(self, node: Node, network: RecordingNetwork, keeping: Keeping) -> None:
-        """Start without data and without replicas."""
         super().__init__(node, network, [])
         self.keeping = keeping
         self.replicas: list[ModelServer] = []
@@ -375,7 +369,6 @@ class ModelBackend(SimulatedBackend):
     """A client of the server that is the master now; with replicas, it holds only what so many of them have too."""
 
     def __init__(self, process: Process, service: ModelService, replicas: int) -> None:
-        """Connect."""
         super().__init__(process, service.master, service.network, CALL_SECONDS)
         self._replicas = replicas
 
@@ -407,7 +400,6 @@ class ModelService(Service):
     parts = "lockkit's engine; a model stands in for the backend and its servers"
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
-        """Start the servers."""
         super().__init__(world, network, record, scene)
         nodes = [Node(world, name) for name in self.backend.nodes]
         self._servers = [ModelServer(node, network, self.add(node)) for node in nodes]
@@ -448,7 +440,6 @@ class ByHand(Service):
     parts = "no lockkit: a lock written by hand, on a simulated Redis"
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
-        """Start the server."""
         super().__init__(world, network, record, scene)
         self.node = Node(world, *self.backend.nodes)
         self._keeping = self.add(self.node)

@@ -48,7 +48,6 @@ class Storage:
     """What the lock protects. Fenced, it refuses a token that is lower than the highest it has seen."""
 
     def __init__(self, stage: Stage) -> None:
-        """Start without data."""
         self._stage = stage
         self._newest_token = 0
         self._newest_number = -1
@@ -91,7 +90,6 @@ class Stage:
     """
 
     def __init__(self, scene: Scene, seed: int) -> None:
-        """Make the machines and the clients. Nothing runs yet."""
         self.scene = scene
         self.record = Record()
         self.world = World(seed)
@@ -212,7 +210,6 @@ class Actor:
     """One client: its process, its steps, and what it believes."""
 
     def __init__(self, stage: Stage, name: str) -> None:
-        """Connect; nothing runs yet."""
         self.stage = stage
         self.name = name
         self.process: Process = stage.world.process(name)

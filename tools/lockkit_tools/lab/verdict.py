@@ -34,10 +34,7 @@ class Promise:
     One promise of a lock, and whether it held.
 
     Attributes:
-        name: A stable short name.
-        text: What is promised.
         state: ``none``: the scene does not ask for it.
-        why: What happened.
     """
 
     name: str

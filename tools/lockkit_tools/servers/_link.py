@@ -57,7 +57,6 @@ class Trap:
     Waits for a request whose answer is to be lost.
 
     Args:
-        match: Which request.
         skip: How many matching requests to let through first.
         until: What the swallowed bytes must contain before the connection is cut.
     """
@@ -267,9 +266,7 @@ class Pipe:
     One direction of one connection.
 
     Args:
-        link: Whose.
         way: Delay, gate and counter of this direction.
-        target: Where the bytes go.
         keep: Asked for each chunk that was read; False throws it away.
         forward: Called with each chunk just before it is written.
     """

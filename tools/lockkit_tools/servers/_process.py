@@ -38,8 +38,6 @@ class Process:
     Args:
         command: Absolute path of the program, and its arguments.
         log: File to which its output is added.
-        cwd: Its working directory.
-        env: Its whole environment.
         user: Account to run as; None: ours.
     """
 

@@ -44,8 +44,6 @@ class ContainerServer(Service):
     One container, reached at a port of 127.0.0.1 that it keeps across restarts.
 
     Args:
-        kind: Name of the kind.
-        image: How to run it.
         port: A port that leads to it without its doing: that of a network which it shares. None: it publishes one.
         adapt: Called with the container of testcontainers before it is made.
     """

@@ -25,7 +25,6 @@ class ContainerGroup(Group):
     Containers that are started, stopped and removed together.
 
     Args:
-        kind: Name of the kind.
         containers: The members, in the order in which they are started.
         url: Made of the addresses of the members.
         shared: What they share, as a context manager that is entered before the first start; None: nothing.
@@ -108,7 +107,6 @@ class SharedAddress:
 
     Args:
         image: One with the program ``sleep``; that of the members, as it is there anyway.
-        count: How many ports.
     """
 
     def __init__(self, image: str, count: int) -> None:

@@ -15,10 +15,6 @@ class ExternalServer(Service):
 
     Starting and closing it do nothing; everything that needs its process raises
     `Unmanaged`, so that a test which needs faults says so before it waits for one.
-
-    Args:
-        kind: What it is.
-        url: Its lockkit URL.
     """
 
     managed = False

@@ -20,7 +20,6 @@ class PgBouncer(Server):
     Clients need no password; pgbouncer logs in at the server for them.
 
     Args:
-        server: What it leads to.
         pool_mode: When a server connection goes back to the pool.
         pool_size: Server connections for each user and database.
         settings: Further lines of the section ``[pgbouncer]``.

@@ -41,7 +41,6 @@ class FaultProxy:
 
     Args:
         target_host: Where the real server is.
-        target_port: Its port.
         count_commands: Understand the Redis protocol, and count commands.
         precise: Make delays exact to some 0.1 ms, for at most 500 connections.  Else they are
             rounded up to milliseconds, as epoll does.

@@ -32,7 +32,6 @@ class RedisNodes(ServerGroup):
     Faults of single nodes: ``nodes.servers[2].kill()``.
 
     Args:
-        count: How many.
         make: Makes one node, e.g. ``lambda: RedisServer(appendonly=True)``.
     """
 
@@ -146,7 +145,6 @@ class RedisSentinels(ServerGroup):
     A master and replicas, watched by Sentinels.
 
     Args:
-        replicas: How many replicas.
         sentinels: How many Sentinels; a majority must agree on a failover.
         name: What the master is called.
         password: Password of the Redis nodes (the Sentinels have none).
@@ -344,9 +342,6 @@ class RedisCluster(ServerGroup):
     A Redis Cluster, its slots shared evenly among the masters.
 
     Args:
-        masters: How many masters.
-        replicas: Replicas of each master.
-        password: Password of all nodes.
         node_timeout_ms: Time without an answer until a node counts as down.
     """
 

@@ -155,7 +155,6 @@ class ZooKeeperEnsemble(Ensemble[ZooKeeperServer]):
 
     Args:
         count: How many; a majority of them must run.
-        options: Of each, see `ZooKeeperServer`.
     """
 
     kind = "zookeeper-ensemble"

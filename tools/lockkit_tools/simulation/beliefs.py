@@ -42,12 +42,7 @@ class Belief:
 
     Attributes:
         name: Of the lock or semaphore.
-        client: Whose it is.
-        owner: Of the acquisition.
-        mode: Beside whom.
-        slot: Of the permit.
         token: As the client has it.
-        start: True time.
         end: True time. Moves with the deadline, until the belief is over.
     """
 
@@ -100,7 +95,6 @@ class Witness:
     Watches what clients believe.
 
     Attributes:
-        world: Where they are.
         beliefs: In the order of their starts.
         accesses: In the order in which the storage saw them.
         waits: In the order of the calls.
@@ -146,18 +140,11 @@ class Witness:
 
 
 class Watch:
-    """
-    A lease that is watched.
-
-    Attributes:
-        belief: The present one.
-        over: The lease has ended.
-    """
+    """A lease that is watched."""
 
     __slots__ = ("_process", "_record", "_valid_until", "_witness", "belief", "over")
 
     def __init__(self, witness: Witness, process: Process, record: LeaseRecord, name: str) -> None:
-        """Made by `Witness.watch`."""
         self._witness = witness
         self._process = process
         self._record = record

@@ -28,12 +28,6 @@ class ProcessClaim:
     One acquisition of a process, as the server knows it: a `lockkit.backends.lock_state.Claim`.
 
     Attributes:
-        owner: Its random id.
-        ttl: Seconds.
-        metadata: JSON text.
-        mode: Beside whom it fits.
-        limit: Of a permit.
-        process: Whose it is.
         wake: Run there when it should ask again.
     """
 
@@ -51,7 +45,6 @@ class ClaimServer:
     The service. Its public methods are what a client has a `Node` run; each is atomic.
 
     Attributes:
-        node: Where it runs.
         locks: The state of each name.
     """
 
@@ -64,7 +57,6 @@ class ClaimServer:
         notices_death: bool = False,
         state: type[LockState[ProcessClaim]] = LockState,
     ) -> None:
-        """Serve on a node, which keeps its data whatever happens to it."""
         self.node = node
         self.locks: dict[str, LockState[ProcessClaim]] = {}
         self._network = network

@@ -16,7 +16,6 @@ class Clock:
     __slots__ = ("_offset", "rate")
 
     def __init__(self, *, rate: float = 1.0, offset: float = 0.0) -> None:
-        """Start at `offset` when the true time is 0."""
         self.rate = rate
         self._offset = offset
 

@@ -77,21 +77,14 @@ class Seen:
     Everything.
 
     Attributes:
-        ended: When the history ends.
-        calls: By number.
         leases: As clients saw them, by owner.
         grants_of: As the server saw them, by owner. An owner gets one grant; a second is a problem.
         grants: As the server gave them, by name of the lock.
         free: By name of the lock: when nobody held it, and how it had become free.
-        pauses: By client.
-        crashed: By client.
-        closed: By client.
         faults: When network or server were not well.
         data_lost: When the server lost its data.
         undone: When the server last ran an undo or release of an owner.
-        freed: What the server freed.
         quiet: What was left at the server.
-        writes: To the storage.
         bugs: What must not happen at all.
     """
 

@@ -29,7 +29,6 @@ class Member:
         offset: float,
         backend: Callable[[Process, LockServer, Network, float], LockBackend],
     ) -> None:
-        """Connect; no worker runs yet."""
         self.scenario = scenario
         self.schedule = scenario.schedule
         self.world = scenario.world

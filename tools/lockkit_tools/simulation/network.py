@@ -67,10 +67,8 @@ class Node:
     A machine that serves.
 
     Attributes:
-        name: For messages.
         clock: Its monotonic clock, which expiry counts on. Goes on while it is paused or down.
         wall_clock: Its time of day, which may jump.
-        up: It runs.
         paused: It is stopped (SIGSTOP): what arrives is kept.
         stopped: Called when it goes down, with whether its data is lost.
     """
@@ -78,7 +76,6 @@ class Node:
     __slots__ = ("_backlog", "clock", "name", "paused", "stopped", "up", "wall_clock", "world")
 
     def __init__(self, world: World, name: str, *, rate: float = 1.0, wall_offset: float = 0.0) -> None:
-        """Start a machine."""
         self.world = world
         self.name = name
         self.clock = Clock(rate=rate)
@@ -139,7 +136,6 @@ class Network:
     """
 
     def __init__(self, world: World, conditions: Conditions = CALM) -> None:
-        """Connect everything with everything."""
         self.world = world
         self.conditions = conditions
         self.slowest = 0.0

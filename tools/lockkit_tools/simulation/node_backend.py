@@ -28,7 +28,6 @@ class NodeBackend(LockBackend):
         network: Network,
         call_timeout: Seconds,
     ) -> None:
-        """Connect."""
         self._process = process
         self._server = server
         self._network = network

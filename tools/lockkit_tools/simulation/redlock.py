@@ -37,7 +37,6 @@ class VotingNode:
     """
 
     def __init__(self, world: World, index: int, *, rate: float, wall_offset: float, info: bool = True) -> None:
-        """Start without data."""
         self.node = Node(world, f"node{index}", rate=rate, wall_offset=wall_offset)
         self.node.stopped.append(self._stopped)
         self.run = 1
@@ -171,7 +170,6 @@ class SimulatedNodes(Nodes):
     """One process's connections to the nodes. A message is lost or late as the network has it; nobody is woken."""
 
     def __init__(self, process: Process, nodes: Sequence[VotingNode], network: Network, timeout: Seconds) -> None:
-        """Connect."""
         self.labels = [node.node.name for node in nodes]
         self._process = process
         self._nodes = nodes
@@ -251,7 +249,6 @@ class SimulatedNodes(Nodes):
         raise NotImplementedError
 
     async def listen(self, until: Instant) -> bool:
-        """See `Nodes.listen`. Waiters look now and then."""
         del until
         return False
 
@@ -272,7 +269,6 @@ class Hosting:
     """The engine's side, as far as the backend needs it here."""
 
     def __init__(self, process: Process) -> None:
-        """Serve a process."""
         self.runtime = SimulatedRuntime(process)
 
     def lost(self, owner: str, reason: LossReason) -> None:

@@ -44,7 +44,6 @@ class Simulation(Scenario):
         backend: Callable[[Process, LockServer, Network, float], LockBackend] = SimulatedBackend,
         limits: Limits | None = None,
     ) -> None:
-        """Make the world of a schedule. Nothing runs yet."""
         super().__init__(schedule, server)
         self.limits = schedule.limits() if limits is None else limits
         self.clients = [

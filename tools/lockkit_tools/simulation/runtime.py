@@ -28,14 +28,12 @@ class SimulatedRuntime:
     works_at_exit = False
 
     def __init__(self, process: Process) -> None:
-        """Serve a process; several runtimes (clients) of one process are fine."""
         self.process = process
         self.random: random.Random = process.random
         self.now = process.now
         self._mutexes = _Mutex(process.world)
 
     def owner(self) -> str:
-        """See `Runtime.owner`. From the seed."""
         return f"{self.random.getrandbits(128):032x}"
 
     def mutex(self) -> Mutex:

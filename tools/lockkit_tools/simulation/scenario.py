@@ -22,7 +22,6 @@ class Scenario:
     """
 
     def __init__(self, schedule: Schedule, server: type[LockServer]) -> None:
-        """Make the machines. Nothing runs yet."""
         self.schedule = schedule
         self.history: History = []
         self.world = World(schedule.seed)
@@ -44,7 +43,6 @@ class Storage:
     """What the locks protect: it compares fencing tokens, so a late write of a former holder is refused."""
 
     def __init__(self, world: World, network: Network, history: History) -> None:
-        """Run on a node of its own, that no fault is done to."""
         self.node = Node(world, "storage")
         self._network = network
         self._history = history

@@ -32,8 +32,6 @@ class Fault(NamedTuple):
     Something that is done to a client or the server.
 
     Attributes:
-        at: When, true time.
-        kind: What.
         client: To which client, by number, where it is done to one.
         seconds: How long it lasts, or by how much the clock jumps.
         variant: 0 to 1: which of its forms, where it has several.
@@ -52,18 +50,13 @@ class Schedule:
     One random schedule.
 
     Attributes:
-        seed: Draws everything else again.
         ttl: Of most leases, seconds.
-        names: Of the locks.
         workers: For each client, how many tasks use it.
         rounds: How many acquisitions each of them tries.
         wakeup: What the server does for waiters.
         conditions: Of the network, until `healed_at`.
         call_timeout: Seconds that a client waits for an answer.
         lateness: Timers of clients are late by up to this, seconds.
-        client_rates: Of the clients' clocks.
-        server_rate: Of the server's clocks.
-        faults: In order of time.
         healed_at: When network and server become well again, true time.
         session_age: The server counts the ttl of a grant from so long before it (a session's last heartbeat), seconds.
         ttl_max: The server keeps no lease for longer, seconds.

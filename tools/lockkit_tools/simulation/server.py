@@ -61,7 +61,6 @@ class LockServer:
     The service. Its public methods are what a client has a `Node` run; each is atomic.
 
     Attributes:
-        node: Where it runs.
         records: Who holds what. A record that has ended stays until somebody asks.
         tokens: The last token of each name, also of free locks.
         notes: The note on each lock, and when its life ends.
@@ -70,7 +69,6 @@ class LockServer:
     def __init__(
         self, node: Node, network: Network, history: History, *, wakeup: Wakeup = "fair", tells: bool = False
     ) -> None:
-        """Serve on a node."""
         self.node = node
         self.wakeup = wakeup
         self.tells = tells

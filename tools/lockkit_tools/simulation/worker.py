@@ -34,7 +34,6 @@ class Worker:
     """One task that uses a client: acquires, works, and gives back, in random ways."""
 
     def __init__(self, member: Member, chance: random.Random) -> None:
-        """Draw everything from `chance`."""
         self.member = member
         self.schedule = member.schedule
         self.world = member.world

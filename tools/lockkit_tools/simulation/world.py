@@ -42,7 +42,6 @@ class Timer:
     __slots__ = ("_arguments", "_function", "cancelled")
 
     def __init__(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        """Made by `World.call_at`."""
         self._function = function
         self._arguments = arguments
         self.cancelled = False
@@ -61,14 +60,12 @@ class World:
     Time, timers and tasks.
 
     Attributes:
-        now: The true time.
         current: The task that is running, or None.
         failures: What tasks raised that nobody waited for: bugs of the simulated program.
         mutexes_held: Short sections entered and not left; none may be open when a task suspends.
     """
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
-        """Start at true time 0 with nothing in it."""
         self.seed = seed
         self.now = 0.0
         self.current: Task[Any] | None = None
@@ -177,8 +174,6 @@ class Process:
     One program. Made by `World.process`.
 
     Attributes:
-        name: Unique in its world.
-        clock: Its monotonic clock.
         random: Its chance, for the runtime.
         paused: Stopped (SIGSTOP, a frozen virtual machine): none of its tasks runs, its clock goes on.
         dead: Crashed. Its tasks are gone; nothing that they left has any effect.
@@ -194,7 +189,6 @@ class Process:
     )  # fmt: skip
 
     def __init__(self, world: World, name: str, clock: Clock, lateness: Seconds) -> None:
-        """Made by `World.process`."""
         self.world = world
         self.name = name
         self.clock = clock
@@ -327,10 +321,7 @@ class Task(Generic[T]):
     A coroutine that runs in steps.
 
     Attributes:
-        process: Whose it is.
-        name: For messages.
         number: In the order in which tasks were started.
-        done: It has ended.
     """
 
     __slots__ = (
@@ -339,7 +330,6 @@ class Task(Generic[T]):
     )  # fmt: skip
 
     def __init__(self, process: Process, coroutine: Coroutine[Any, Any, T], name: str, *, awaited: bool) -> None:
-        """Made by `Process.start`."""
         self.process = process
         self.name = name
         self.number = process.world.count()
@@ -439,7 +429,6 @@ class Waiter:
     __slots__ = ("_task", "timer")
 
     def __init__(self, task: Task[Any]) -> None:
-        """Made by `Process.waiter`."""
         self._task: Task[Any] | None = task
         self.timer: Timer | None = None
 

@@ -21,7 +21,6 @@ class Adapter(ABC):
     Each kind of primitive that a subject has (`Subject.kinds`) is made by the method of its name.
 
     Attributes:
-        face: The API.
         leaves_something: Its clients make tables or nodes at the server that stay: see `erase`.
         renews: Whether the library is to keep locks alive that are made from now on, if it has a choice.
     """
@@ -30,7 +29,6 @@ class Adapter(ABC):
     leaves_something: ClassVar[bool] = False
 
     def __init__(self, url: str, ttl: Seconds) -> None:
-        """Keep the arguments; `open` connects."""
         self.url = url
         self.ttl = ttl
         self.renews = False

@@ -38,7 +38,6 @@ class _Raw(Adapter):
 
     Attributes:
         limited: Has a statement give up after 5 s, should a process that was killed still lock the table.
-        tables: That it makes.
     """
 
     leaves_something = True
@@ -119,9 +118,7 @@ class _Table(_Raw):
     A lock table. Asks again after a short pause while the lock is busy.
 
     Attributes:
-        now: The server's time.
         mark: Of a parameter in a statement.
-        greatest: The function.
     """
 
     now: ClassVar[str]

@@ -32,8 +32,6 @@ class Plot:
     Attributes:
         kind: ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds.
         figure: Key of the figure; of a box the unit at the end of its keys.
-        title: Above it.
-        unit: Of its values.
         hint: What a value means, beyond `HOW`.
         better: Which values are: those that are ``less`` or ``more``, or near to 1 (``fair``).
         things: What a box is of.

@@ -23,7 +23,6 @@ class Line:
     What is drawn of one subject.
 
     Attributes:
-        row: Who.
         name: What it is called in this plot.
         values: By what the mark calls them.
         times_baseline: Its headline figure as a multiple of its baseline's; empty where there is none.

@@ -36,11 +36,7 @@ class Figure:
     One number that a workload measures.
 
     Attributes:
-        key: Its name in results.
-        title: Its name in tables.
         combine: What becomes of the rounds.
-        digits: Decimals shown.
-        shown: Stands in the table.
     """
 
     key: str
@@ -73,10 +69,8 @@ class Workload(ABC):
 
     Attributes:
         name: On the command line and in results.
-        title: In tables.
         explains: What the figures say. One to three sentences.
         silent: What they do not say. A sentence.
-        figures: What it measures.
         headline: The figure by which subjects are compared.
         ratios: The figures of which ratios to other subjects are taken, within each round.
         more_is_faster: Of the headline figure, as of a rate; of a time less is.

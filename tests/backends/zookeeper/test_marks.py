@@ -115,14 +115,15 @@ def test_news_between_listing_and_watching_are_seen(
 
     Nothing wakes it any more: that the node was changed, or the directory lists others, tells it to look again.
     """
-    kind, name, came = "watch_directory" if what == "a holder leaves" else "watch_predecessor", f"between {what}", []
+    kind, name = "watch_directory" if what == "a holder leaves" else "watch_predecessor", f"between {what}"
+    came: list[str] = []
     limited = ours.semaphore(name, limit=3, ttl=LONG)
     if what == "the writer is marked":
         held = [ours.lock(name, ttl=LONG).acquire(PATIENCE)]
         late = connect(ours.url).rwlock(name, **WAIT).read()
     else:
         held = [limited.acquire(PATIENCE) for _ in range(3)]
-        late = connect(ours.url).semaphore(name, limit=3, **WAIT)  # type: ignore[assignment]
+        late = connect(ours.url).semaphore(name, limit=3, **WAIT)
     first = None
     if what == "the one before is marked":
         first = Background(connect(ours.url).semaphore(name, limit=3, **WAIT).acquire)

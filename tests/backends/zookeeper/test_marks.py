@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer
-from tests.backends.zookeeper.support import PATIENCE, Background, Connect, Tree, packets_count
+from tests.backends.zookeeper.support import PATIENCE, Background, Connect, Tree, answers, packets_count
 from tests.tries import busy, have_time_to_answer, until
 
 LONG = 60.0
@@ -278,12 +277,3 @@ def test_downgrade_without_an_answer(tree: Tree, proxy: FaultProxy, connect: Con
         assert lease.confirm()
     lease.release()
     tree.until_empty(f"/lockkit/{name}")
-
-
-def answers(call: Callable[[], object]) -> bool:
-    """Tell whether the server answers."""
-    try:
-        call()
-    except lockkit.BackendUnavailable:
-        return False
-    return True

@@ -146,8 +146,8 @@ class ZooKeeperBackend(LockBackend):
         """Lock below `root`, with sessions whose kazoo clients have these arguments; nothing is sent."""
         self._url = url
         self._label: str = arguments["hosts"]
-        self._directories = LockDirectories(host.runtime, root, cleanup=options["cleanup"])
-        self._notes = LockNotes(host.runtime, self._directories)
+        self._directories = LockDirectories(root, cleanup=options["cleanup"])
+        self._notes = LockNotes(self._directories)
         self._runtime = host.runtime
         self._sessions = Sessions(host, url, arguments)
         self._short_leases = ShortLeases(host.runtime, self._remove)
@@ -378,7 +378,8 @@ class ZooKeeperBackend(LockBackend):
         directory = self._directories.path(name)
         while queue := contenders(await session.children(directory, until)):
             holding = held(queue)
-            found = await session.data_of_each([f"{directory}/{one.node}" for one in holding], until)
+            paths = [f"{directory}/{one.node}" for one in holding]
+            found = await session.of_each(session.client.get_async, paths, until)
             waiters_count = len(queue) - len(holding)
             holders = [
                 _holder(one, node[0], node[1], waiters_count)
@@ -422,8 +423,10 @@ class ZooKeeperBackend(LockBackend):
         if after is None:
             return NamesPage([], await self._directories.names(session, prefix, until) or None)
         part, left = after.next[:PAGE_DIRECTORIES], after.next[PAGE_DIRECTORIES:]
-        queues = await session.children_of_each([self._directories.path(name) for name in part], until)
-        names = [name for name, children in zip(part, queues, strict=True) if contenders(children)]
+        await session.read(partial(sync, session.client), until)
+        paths = [self._directories.path(name) for name in part]
+        queues = await session.of_each(session.client.get_children_async, paths, until)
+        names = [name for name, children in zip(part, queues, strict=True) if contenders(children or ())]
         return NamesPage(names, left or None)
 
     async def read_note(self, name: str) -> Note | None:

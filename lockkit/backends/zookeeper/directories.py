@@ -21,7 +21,6 @@ from lockkit.backends.zookeeper.path import Contender, escape_name, is_of_owner,
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.backends.zookeeper.session import Session
 from lockkit.errors import BackendUnavailable, LockError
-from lockkit.runtime import Runtime
 from lockkit.units import Instant
 
 ATTEMPTS_MAX = 10
@@ -38,8 +37,7 @@ the server has closed the connection that may still have carried the request."""
 class LockDirectories:
     """The directories of locks below one root, and the creation and removal of nodes in them."""
 
-    def __init__(self, runtime: Runtime, root: str, *, cleanup: bool) -> None:
-        self._runtime = runtime
+    def __init__(self, root: str, *, cleanup: bool) -> None:
         self._root = root
         self._cleanup = cleanup
 
@@ -98,14 +96,9 @@ class LockDirectories:
             await self._delete_below(session, f"{self._root}{space}", until)
             await self._delete_below(session, f"{self._root}{space}{_NOTES}", until)
 
-    async def _delete_below(self, session: Session, root: str, until: Instant) -> None:
-        for name in await session.children(root, until):
-            for node in await session.children(f"{root}/{name}", until):
-                await self._delete(session, f"{root}/{name}/{node}", until)
-            await self._delete(session, f"{root}/{name}", until)
-        await self._delete(session, root, until)
-
-    async def _delete(self, session: Session, path: str, until: Instant) -> None:
+    async def _delete_below(self, session: Session, path: str, until: Instant) -> None:
+        for name in await session.children(path, until):
+            await self._delete_below(session, f"{path}/{name}", until)
         with suppress(NoNodeError):
             await session.answer(session.client.delete_async(path), until)
 
@@ -176,7 +169,7 @@ class LockDirectories:
         found = [child for child in children if is_of_owner(child, node.owner)]
         for child in found:
             await self.delete_node(session, node.directory, child, until)
-        now = self._runtime.now()
+        now = session.now
         if node.missed_at is None:
             node.missed_at = now
         node.remove_at = node.missed_at + LATE_SHARE * session.granted_seconds

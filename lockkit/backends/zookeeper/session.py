@@ -39,7 +39,7 @@ from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.path import says_broken
-from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
+from lockkit.backends.zookeeper.quirks import end_session, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Event
@@ -249,16 +249,8 @@ class Session:
         """List the children of a node as the member has them, which may be behind. Otherwise the same as `children`."""
         return await self._children(lambda: self.client.get_children_async(path), until)
 
-    async def children_of_each(self, paths: Sequence[str], until: Instant) -> list[list[str]]:
-        """List the children of many nodes, as `children`, with all but one request sent at once."""
-        await self.read(lambda: sync(self.client), until)
-        return [children or [] for children in await self._of_each(self.client.get_children_async, paths, until)]
-
-    async def data_of_each(self, paths: Sequence[str], until: Instant) -> list[tuple[bytes, Any] | None]:
-        """Read many nodes, with all requests sent at once: data and ``ZnodeStat`` of each, or None if it is gone."""
-        return await self._of_each(self.client.get_async, paths, until)
-
-    async def _of_each(self, request: Callable[[str], Any], paths: Sequence[str], until: Instant) -> list[Any]:
+    async def of_each(self, request: Callable[[str], Any], paths: Sequence[str], until: Instant) -> list[Any]:
+        """Send a request for each of many nodes at once; give what is answered, None for each that is gone."""
         found: list[Any] = []
         for result in [request(path) for path in paths]:
             try:

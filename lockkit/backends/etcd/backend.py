@@ -65,15 +65,14 @@ from lockkit.backend import (
     unproven,
     with_since,
 )
+from lockkit.backends.etcd import permits, transactions, values
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import Cluster, settle_by
 from lockkit.backends.etcd.connection import RANGE, TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.inspection import Inspection, UnprovenKey
 from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, check_adopted_options, open_cluster
-from lockkit.backends.etcd.permits import PermitQueue, create_permit
 from lockkit.backends.etcd.session import Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -134,7 +133,6 @@ class EtcdBackend(LockBackend):
         self._runtime = host.runtime
         self._prefix: str = options["prefix"]
         self._sessions = Sessions(host, cluster)
-        self._permits = PermitQueue(cluster)
         self._inspection = Inspection(host.runtime, cluster)
         self._listener = WakeupListener(host.runtime, cluster)
 
@@ -273,7 +271,7 @@ class EtcdBackend(LockBackend):
         self, request: Request, contender: Contender, answer: rpc.TxnResponse, answer_by: float
     ) -> Grant | Busy | None:
         """Read the answer of a permit's transaction, and take a slot if one is free."""
-        busy = await self._permits.enter(contender, request.limit, answer, answer_by, queue=request.queue)
+        busy = await permits.enter(self._cluster, contender, request, answer, answer_by)
         if busy is not None:
             return busy
         return await self._grant_from_queue(request, contender, held=contender.slot is not None, answer_by=answer_by)
@@ -281,7 +279,8 @@ class EtcdBackend(LockBackend):
     async def _check_queue(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
         """Check whether the lock is free for this contender. None: its key is gone, start again."""
         if contender.mode == "permit":
-            busy, held = await self._permits.check(contender, request.limit, answer_by), contender.slot is not None
+            busy = await permits.check(self._cluster, contender, request, answer_by)
+            held = contender.slot is not None
         else:
             check = transactions.check_queue(contender)
             answer = await self._cluster.call(TXN, check, resend=True, answer_by=answer_by)
@@ -439,7 +438,7 @@ class EtcdBackend(LockBackend):
             anchor = session.anchor
             gone: list[Contender] = []
             for batch in transactions.batches(contenders):
-                request = transactions.check_keys(batch)
+                request = transactions.read_keys([one.key for one in batch])
                 answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
                 for contender, found in zip(batch, answer.responses, strict=True):
                     if contender.was_found(found.response_range.kvs):
@@ -683,9 +682,8 @@ def _name_of(part: bytes) -> str | None:
 
 def _creation(request: Request, contender: Contender, lease_id: int) -> rpc.TxnRequest:
     """Return the transaction with which a contender begins."""
-    if contender.mode == "permit":
-        return create_permit(contender, lease_id, request.limit, queue=request.queue)
-    return transactions.create_key(contender, lease_id, queue=request.queue)
+    create = permits.create_permit if contender.mode == "permit" else transactions.create_key
+    return create(contender, lease_id, request)
 
 
 def _described(contender: Contender, metadata: str, value: bytes) -> bytes:

@@ -83,8 +83,7 @@ class Inspection:
         grant = rpc.LeaseGrantRequest(TTL=MARK_SECONDS)
         lease_id = (await self._cluster.call(GRANT, grant, resend=True, answer_by=answer_by)).ID
         broken = False
-        for start in range(0, len(kvs), transactions.BATCH):
-            batch = kvs[start : start + transactions.BATCH]
+        for batch in transactions.batches(kvs):
             request = transactions.break_keys(batch, marks, lease_id)
             try:
                 answer = await self._cluster.call(TXN, request, resend=False, answer_by=answer_by)
@@ -97,12 +96,9 @@ class Inspection:
     async def why_gone(self, marks: Sequence[bytes]) -> Sequence[Gone]:
         """Return why keys are gone; `marks` are the keys of the marks that `break_lock` writes."""
         found: list[Gone] = []
-        for start in range(0, len(marks), transactions.BATCH):
-            request = rpc.TxnRequest()
-            for key in marks[start : start + transactions.BATCH]:
-                request.success.add(request_range=rpc.RangeRequest(key=key, keys_only=True))
+        for batch in transactions.batches(marks):
             try:
-                answer = await self._cluster.call(TXN, request, resend=True)
+                answer = await self._cluster.call(TXN, transactions.read_keys(batch), resend=True)
             except LockError as error:
                 log.debug("cannot find out why keys at etcd are gone: %s", error)
                 break

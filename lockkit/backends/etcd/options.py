@@ -21,7 +21,7 @@ from lockkit.backends.etcd.connection import (
 )
 from lockkit.backends.etcd.quirks import target_of
 from lockkit.errors import ConfigurationError
-from lockkit.url import Url
+from lockkit.url import HostPort, Url
 
 DEFAULT_PORT = 2379
 
@@ -58,7 +58,7 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     if url.username is not None and url.password is None:
         raise _wrong(url, "the user has no password: write user:password@, or use a client certificate")
     certificates = _certificates(url, options)
-    labels = [_label(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
+    labels = [str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts]
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
 
@@ -100,10 +100,6 @@ def _make_cluster(
         return connection
 
     return Cluster(host.runtime, labels, connect, login)
-
-
-def _label(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _certificates(url: Url, options: Mapping[str, Any]) -> _Certificates | None:
@@ -165,7 +161,7 @@ def _is_gateway(client: object) -> bool:
 
 
 def _adopt_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401 - etcd3gw's
-    label = _label(client.host, int(client.port))
+    label = str(HostPort(client.host, int(client.port)))
     certificates = None
     if client.protocol == "https":
         ca, (cert, key) = client.session.verify, client.session.cert or (None, None)

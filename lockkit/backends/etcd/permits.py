@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from lockkit.backend import Busy
+from lockkit.backend import Busy, Request
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import Cluster
@@ -37,19 +37,19 @@ FIRST_SLOTS = 8
 semaphore of which more permits are held costs a second transaction."""
 
 
-def create_permit(contender: Contender, lease_id: int, limit: int, *, queue: bool) -> rpc.TxnRequest:
+def create_permit(contender: Contender, lease_id: int, asked: Request) -> rpc.TxnRequest:
     """
-    Take a slot if nobody waits; else look at the semaphore, and with `queue` take a place behind the others.
+    Take a slot if nobody waits; else look at the semaphore, and take a place behind the others if it may wait.
 
     Must be sent once: a second one, executed after the grant, would take another slot.
     """
-    slots = [values.slot_key(contender.prefix, slot) for slot in range(min(limit, FIRST_SLOTS))]
+    slots = [values.slot_key(contender.prefix, slot) for slot in range(min(asked.limit, FIRST_SLOTS))]
     contender.slot_keys = tuple(slots)
     request = rpc.TxnRequest()
     request.compare.append(transactions.none_in((contender.prefix, transactions.end(contender.prefix))))
     request.success.append(_put(contender, slots[0], lease_id))
     request.failure.extend(_look(contender))
-    otherwise = [_put(contender, contender.key, lease_id)] if queue else []
+    otherwise = [_put(contender, contender.key, lease_id)] if asked.queue else []
     behind = values.slot_key(contender.prefix, len(slots)), values.slots_of(contender.prefix)[1]
     compare = [transactions.none_in(values.waiters_of(contender.prefix)), transactions.none_in(behind)]
     request.failure.add(
@@ -131,62 +131,60 @@ def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
     return request
 
 
-class PermitQueue:
-    """Takes permits, for one client."""
+async def enter(
+    cluster: Cluster, contender: Contender, asked: Request, answer: rpc.TxnResponse, answer_by: float
+) -> Busy | None:
+    """Read the answer to `create_permit`, and go on from there."""
+    slot = _slot_taken(answer)
+    if slot is not None:
+        contender.takes_slot(slot, answer.header.revision)
+        return None
+    contender.slot_keys = ()
+    if asked.queue:
+        contender.set_revision(answer.header.revision)
+    return await _go_on(cluster, contender, asked, answer, answer_by)
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
 
-    async def enter(
-        self, contender: Contender, limit: int, answer: rpc.TxnResponse, answer_by: float, *, queue: bool
-    ) -> Busy | None:
-        """Read the answer to `create_permit`, and go on from there."""
-        slot = _slot_taken(answer)
-        if slot is not None:
-            contender.takes_slot(slot, answer.header.revision)
-            return None
-        contender.slot_keys = ()
-        if queue:
-            contender.set_revision(answer.header.revision)
-        return await self._go_on(contender, limit, answer, answer_by)
+async def check(cluster: Cluster, contender: Contender, asked: Request, answer_by: float) -> Busy | None:
+    """Look whether the permit can be taken now, and take it. As `enter`."""
+    # It fails if the key is gone with which the contender waits.
+    compare = [contender.compare_revision] if contender.create_revision else []
+    request = rpc.TxnRequest(compare=compare, success=_look(contender))
+    answer = await cluster.call(TXN, request, resend=True, answer_by=answer_by)
+    return await _go_on(cluster, contender, asked, answer, answer_by) if answer.succeeded else None
 
-    async def check(self, contender: Contender, limit: int, answer_by: float) -> Busy | None:
-        """Look whether the permit can be taken now, and take it. As `enter`."""
-        # It fails if the key is gone with which the contender waits.
-        compare = [contender.compare_revision] if contender.create_revision else []
-        request = rpc.TxnRequest(compare=compare, success=_look(contender))
-        answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
-        return await self._go_on(contender, limit, answer, answer_by) if answer.succeeded else None
 
-    async def _go_on(self, contender: Contender, limit: int, answer: rpc.TxnResponse, answer_by: float) -> Busy | None:
-        """Go on from the answer to `_look`: wait, or take the lowest slot that was free."""
-        revision = answer.header.revision
-        in_front, taken, oldest = (one.response_range.kvs for one in answer.responses[:3])
-        if in_front or len(taken) >= limit:
-            keys = (in_front[0].key,) if in_front else values.slots_of(contender.prefix)
-            contender.waits_for(revision, *keys)
-            return Busy(owner=values.owner_and_metadata(oldest[0])[0] if oldest else None)
-        if contender.wanted_until == -inf:
-            raise BackendUnavailable("the request was given up")
-        slot = lowest_free([values.slot_of(kv.key) for kv in taken])
-        contender.slot_keys = (values.slot_key(contender.prefix, slot),)
-        session = contender.session
-        assert session is not None
-        answer = await self._cluster.call(
-            TXN,
-            _take(contender, session.id, revision),
-            # Twice does no harm if it has a key, which the first one deletes.
-            resend=contender.create_revision > 0,
-            on_unknown=contender.set_may_come_late if not contender.create_revision else lambda: None,
-            answer_by=answer_by,
-        )
-        if answer.succeeded:
-            contender.takes_slot(slot, answer.header.revision)
-            return None
-        found = answer.responses[0].response_range.kvs
-        if found and found[0].value == contender.value:
-            contender.takes_slot(slot, found[0].create_revision)
-            return None
-        # Another one was faster, or the key is gone.
-        contender.slot_keys = ()
-        return await self.check(contender, limit, answer_by)
+async def _go_on(
+    cluster: Cluster, contender: Contender, asked: Request, answer: rpc.TxnResponse, answer_by: float
+) -> Busy | None:
+    """Go on from the answer to `_look`: wait, or take the lowest slot that was free."""
+    revision = answer.header.revision
+    in_front, taken, oldest = (one.response_range.kvs for one in answer.responses[:3])
+    if in_front or len(taken) >= asked.limit:
+        keys = (in_front[0].key,) if in_front else values.slots_of(contender.prefix)
+        contender.waits_for(revision, *keys)
+        return Busy(owner=values.owner_and_metadata(oldest[0])[0] if oldest else None)
+    if contender.wanted_until == -inf:
+        raise BackendUnavailable("the request was given up")
+    slot = lowest_free([values.slot_of(kv.key) for kv in taken])
+    contender.slot_keys = (values.slot_key(contender.prefix, slot),)
+    session = contender.session
+    assert session is not None
+    answer = await cluster.call(
+        TXN,
+        _take(contender, session.id, revision),
+        # Twice does no harm if it has a key, which the first one deletes.
+        resend=contender.create_revision > 0,
+        on_unknown=contender.set_may_come_late if not contender.create_revision else lambda: None,
+        answer_by=answer_by,
+    )
+    if answer.succeeded:
+        contender.takes_slot(slot, answer.header.revision)
+        return None
+    found = answer.responses[0].response_range.kvs
+    if found and found[0].value == contender.value:
+        contender.takes_slot(slot, found[0].create_revision)
+        return None
+    # Another one was faster, or the key is gone.
+    contender.slot_keys = ()
+    return await check(cluster, contender, asked, answer_by)

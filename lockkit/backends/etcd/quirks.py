@@ -97,7 +97,7 @@ def target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
 # grpc.aio has one poller thread for the whole process. It doesn't exist in a forked child, and cannot be started again
 # there. So a child of a process that used grpc.aio uses the blocking API, and neither uses nor collects the channels
 # that it inherited: closing one waits for the missing thread.
-# Fails without it: TestFork.test_child_of_an_asyncio_program_locks
+# Fails without it: test_forked_child_owns_nothing, of the conformance suite
 _aio_channels: list[ref[Any]] = []
 _kept_for_children: list[list[Any]] = []
 _aio_used = False

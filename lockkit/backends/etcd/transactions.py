@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
+from lockkit.backend import Request
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import values
 from lockkit.backends.etcd.contender import Contender
+
+T = TypeVar("T")
 
 KEYS_PAGE = 1000
 """Keys in one answer of `keys_from`. More makes larger answers (100 bytes a key), fewer takes more round trips."""
@@ -16,7 +20,7 @@ BATCH = 100
 have as many as are left. Fewer takes more round trips."""
 
 
-def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRequest:
+def create_key(contender: Contender, lease_id: int, asked: Request) -> rpc.TxnRequest:
     """
     Acquire the lock, or take a place in its queue.
 
@@ -29,7 +33,7 @@ def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRe
 
     A writer is excluded by every key, a reader by those of writers. A writer that reads only has no other in front of
     it: else it could not have held the lock for writing. So if the newest one does, it is the only one, and the reader
-    behind it holds the lock, too. Without `queue` a reader's key is put only then, and a writer's not at all.
+    behind it holds the lock, too. If it may not wait, a reader's key is put only then, and a writer's not at all.
     """
     is_reader = contender.mode == "shared"
     put = rpc.PutRequest(key=contender.key, value=contender.value, lease=lease_id)
@@ -40,12 +44,12 @@ def create_key(contender: Contender, lease_id: int, *, queue: bool) -> rpc.TxnRe
         request.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
     request.success.add(request_put=put)
     request.failure.add(request_range=first_key(contender.prefix))
-    if not (queue or is_reader):
+    if not (asked.queue or is_reader):
         return request
     request.failure.add(request_range=_newest_excluding(contender))
     behind = request.failure.add().request_txn
     behind.compare.add(target=rpc.Compare.CREATE, key=contender.key, create_revision=0)
-    if not queue:
+    if not asked.queue:
         value = rpc.Compare.VALUE
         greater, less = rpc.Compare.GREATER, rpc.Compare.LESS
         behind.compare.add(target=value, result=greater, key=first, range_end=behind_last, value=values.SHARED)
@@ -76,12 +80,10 @@ def check_queue(contender: Contender) -> rpc.TxnRequest:
     return request
 
 
-def check_keys(contenders: Sequence[Contender]) -> rpc.TxnRequest:
+def read_keys(keys: Sequence[bytes]) -> rpc.TxnRequest:
     """Read keys, without their values."""
-    request = rpc.TxnRequest()
-    for contender in contenders:
-        request.success.add(request_range=rpc.RangeRequest(key=contender.key, keys_only=True))
-    return request
+    reads = (rpc.RangeRequest(key=key, keys_only=True) for key in keys)
+    return rpc.TxnRequest(success=[rpc.RequestOp(request_range=read) for read in reads])
 
 
 def change_key(contender: Contender, put: rpc.PutRequest) -> rpc.TxnRequest:
@@ -188,6 +190,6 @@ def end(prefix: bytes) -> bytes:
     return prefix[:-1] + b"0"
 
 
-def batches(contenders: Sequence[Contender]) -> Iterator[Sequence[Contender]]:
-    """Split contenders into as many as fit into a transaction with one operation for each."""
-    return (contenders[start : start + BATCH] for start in range(0, len(contenders), BATCH))
+def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Split as many as fit into a transaction with one operation for each."""
+    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))

@@ -77,11 +77,10 @@ from lockkit.backends.zookeeper.directories import LockDirectories
 from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.notes import LockNotes
 from lockkit.backends.zookeeper.options import (
+    DRIVER_OPTIONS,
     OPTIONS,
     adopted_arguments,
     client_arguments,
-    client_label,
-    driver_options,
     refusal_explained,
     root_of,
 )
@@ -141,19 +140,24 @@ class ZooKeeperBackend(LockBackend):
     capabilities = _CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
-    def __init__(self, url: str, label: str, directories: LockDirectories, host: Host) -> None:
+    def __init__(
+        self, url: str, arguments: Mapping[str, Any], root: str, options: Mapping[str, Any], host: Host
+    ) -> None:
+        """Lock below `root`, with sessions whose kazoo clients have these arguments; nothing is sent."""
         self._url = url
-        self._label = label
-        self._directories = directories
-        self._notes = LockNotes(host.runtime, directories)
+        self._label: str = arguments["hosts"]
+        self._directories = LockDirectories(root, cleanup=options["cleanup"])
+        self._notes = LockNotes(self._directories)
         self._runtime = host.runtime
-        self._sessions = Sessions(host, url, label)
+        self._sessions = Sessions(host, url, arguments)
         self._short_leases = ShortLeases(host.runtime, self._remove)
+        if self._label.count(",") + 1 >= MAJORITY_HOSTS_MIN:
+            self.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
         """See `LockBackend.driver_options`: keyword arguments of kazoo's client."""
-        return driver_options()
+        return DRIVER_OPTIONS
 
     @classmethod
     def examiner(cls, url: Url) -> str:
@@ -162,29 +166,17 @@ class ZooKeeperBackend(LockBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend:
-        arguments = client_arguments(url, options)
-        directories = LockDirectories(host.runtime, root_of(url, options["prefix"]), cleanup=options["cleanup"])
-        backend = cls(url.safe_text, arguments["hosts"], directories, host)
-        backend._refine_capabilities(len(url.hosts))
+        arguments, root = client_arguments(url, options), root_of(url, options["prefix"])
         with refusal_explained(url):  # kazoo checks the arguments now, and not at the first use
-            backend._sessions.use(arguments)
-        return backend
+            return cls(url.safe_text, arguments, root, options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend | None:
         """See `LockBackend.adopt`: a client of kazoo's, for the sync and async APIs. It need not be started."""
         if not isinstance(client, KazooClient):
             return None
-        arguments, label = adopted_arguments(client, options), client_label(client)
-        directories = LockDirectories(host.runtime, f"{client.chroot}/{options['prefix']}", cleanup=options["cleanup"])
-        backend = cls(f"zookeeper://{label}{client.chroot}", label, directories, host)
-        backend._refine_capabilities(len(client.hosts))
-        backend._sessions.use(arguments)
-        return backend
-
-    def _refine_capabilities(self, hosts_count: int) -> None:
-        if hosts_count >= MAJORITY_HOSTS_MIN:
-            self.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
+        arguments, root = adopted_arguments(client, options), f"{client.chroot}/{options['prefix']}"
+        return cls(f"zookeeper://{arguments['hosts']}{client.chroot}", arguments, root, options, host)
 
     @property
     def url(self) -> str:
@@ -386,7 +378,8 @@ class ZooKeeperBackend(LockBackend):
         directory = self._directories.path(name)
         while queue := contenders(await session.children(directory, until)):
             holding = held(queue)
-            found = await session.data_of_each([f"{directory}/{one.node}" for one in holding], until)
+            paths = [f"{directory}/{one.node}" for one in holding]
+            found = await session.of_each(session.client.get_async, paths, until)
             waiters_count = len(queue) - len(holding)
             holders = [
                 _holder(one, node[0], node[1], waiters_count)
@@ -430,8 +423,10 @@ class ZooKeeperBackend(LockBackend):
         if after is None:
             return NamesPage([], await self._directories.names(session, prefix, until) or None)
         part, left = after.next[:PAGE_DIRECTORIES], after.next[PAGE_DIRECTORIES:]
-        queues = await session.children_of_each([self._directories.path(name) for name in part], until)
-        names = [name for name, children in zip(part, queues, strict=True) if contenders(children)]
+        await session.read(partial(sync, session.client), until)
+        paths = [self._directories.path(name) for name in part]
+        queues = await session.of_each(session.client.get_children_async, paths, until)
+        names = [name for name, children in zip(part, queues, strict=True) if contenders(children or ())]
         return NamesPage(names, left or None)
 
     async def read_note(self, name: str) -> Note | None:

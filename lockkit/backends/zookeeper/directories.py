@@ -4,9 +4,6 @@ The directories of locks: made when they are missing, removed when they are unus
 A lock's directory is a container node: the ensemble removes it some time after its last child has gone (ZooKeeper
 Administrator's Guide, ``znode.container.checkIntervalMs``: it checks every minute). It decides in one atomic step
 whether the node is empty, so a client that creates a child at that moment gets "no node", and makes the directory anew.
-
-Where the ensemble has no containers, the client that removes its node also tries to delete the directory. ZooKeeper
-refuses that unless it is empty: the same rule, for one more request per release.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, UnimplementedError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from lockkit.backend import SPACES, apart, split_space
 from lockkit.backends.zookeeper.node import LockNode
@@ -24,7 +21,6 @@ from lockkit.backends.zookeeper.path import Contender, escape_name, is_of_owner,
 from lockkit.backends.zookeeper.quirks import create_directory
 from lockkit.backends.zookeeper.session import Session
 from lockkit.errors import BackendUnavailable, LockError
-from lockkit.runtime import Runtime
 from lockkit.units import Instant
 
 ATTEMPTS_MAX = 10
@@ -39,18 +35,11 @@ the server has closed the connection that may still have carried the request."""
 
 
 class LockDirectories:
-    """
-    The directories of locks below one root, and the creation and removal of nodes in them.
+    """The directories of locks below one root, and the creation and removal of nodes in them."""
 
-    Attributes:
-        containers: Whether directories are container nodes: clean-up is wanted, and the ensemble has them.
-    """
-
-    def __init__(self, runtime: Runtime, root: str, *, cleanup: bool) -> None:
-        self._runtime = runtime
+    def __init__(self, root: str, *, cleanup: bool) -> None:
         self._root = root
         self._cleanup = cleanup
-        self.containers = cleanup
 
     def path(self, name: str, what: str = "") -> str:
         """Give the path of a lock's directory, or of what is kept beside those."""
@@ -88,29 +77,18 @@ class LockDirectories:
 
     async def make(self, session: Session, path: str, until: Instant) -> None:
         """Make a directory of locks or notes, after those above it: also an application's chroot, if it is missing."""
-        await self._make(session, path, until)
-
-    async def _make(self, session: Session, path: str, until: Instant) -> None:
+        # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
+        container = self._cleanup and path.count("/") > self._root.count("/")
         try:
-            await session.answer(self._request(session, path), until)
+            await session.answer(create_directory(session.client, path, container=container), until)
         except NodeExistsError:
             return  # another client was faster
         except NoNodeError:
             parent = path.rpartition("/")[0]
             if parent:
-                await self._make(session, parent, until)
+                await self.make(session, parent, until)
             with suppress(NodeExistsError, NoNodeError):  # the next attempt to create a node in it deals with either
-                await session.answer(self._request(session, path), until)
-        except LockError as error:
-            if not (self.containers and isinstance(error.__cause__, UnimplementedError)):
-                raise
-            self.containers = False
-            await self._make(session, path, until)
-
-    def _request(self, session: Session, path: str) -> Any:  # noqa: ANN401 - kazoo has no types
-        # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
-        is_of_lock = path.count("/") > (self._root).count("/")
-        return create_directory(session.client, path, container=self.containers and is_of_lock)
+                await session.answer(create_directory(session.client, path, container=container), until)
 
     async def delete_all(self, session: Session, until: Instant) -> None:
         """Delete the root with all locks below it, and what lives apart from them."""
@@ -118,50 +96,33 @@ class LockDirectories:
             await self._delete_below(session, f"{self._root}{space}", until)
             await self._delete_below(session, f"{self._root}{space}{_NOTES}", until)
 
-    async def _delete_below(self, session: Session, root: str, until: Instant) -> None:
-        for name in await session.children(root, until):
-            for node in await session.children(f"{root}/{name}", until):
-                await self._delete(session, f"{root}/{name}/{node}", until)
-            await self._delete(session, f"{root}/{name}", until)
-        await self._delete(session, root, until)
-
-    async def _delete(self, session: Session, path: str, until: Instant) -> None:
+    async def _delete_below(self, session: Session, path: str, until: Instant) -> None:
+        for name in await session.children(path, until):
+            await self._delete_below(session, f"{path}/{name}", until)
         with suppress(NoNodeError):
             await session.answer(session.client.delete_async(path), until)
 
     async def delete_node(
         self, session: Session, directory: str, node: str, until: Instant, mark: str | None = None
     ) -> bool:
-        """Delete a node of a lock with its mark, and its directory if that has to go; False if the node was gone."""
+        """Delete a node of a lock with its mark; False if the node was gone."""
         if not session.usable:
             await session.connected(until, patient=True)
-        path = f"{directory}/{node}"
-        if mark is not None and await self._delete_marked(session, path, mark, until):
-            return True
-        existed = True
-        try:
-            await session.answer(session.client.delete_async(path), until)
-        except NoNodeError:
-            existed = False
+        path, client = f"{directory}/{node}", session.client
+        if mark is not None:  # in one step, which wakes a waiter once; unless either is missing
+            transaction = client.transaction()
+            transaction.delete(path)
+            transaction.delete(f"{path}{mark}")
+            if await session.committed(transaction.commit_async(), until) is None:
+                return True
+        deleted = client.delete_async(path)
         if mark is not None:
-            session.client.delete_async(f"{path}{mark}")  # without the node it means nothing
-        if existed:
-            self._clean_up(session, directory)
-        return existed
-
-    async def _delete_marked(self, session: Session, path: str, mark: str, until: Instant) -> bool:
-        """Delete a node and its mark in one step, which wakes a waiter once; False if either is missing."""
-        transaction = session.client.transaction()
-        transaction.delete(path)
-        transaction.delete(f"{path}{mark}")
-        if await session.committed(transaction.commit_async(), until) is not None:
+            client.delete_async(f"{path}{mark}")  # without the node it means nothing
+        try:
+            await session.answer(deleted, until)
+        except NoNodeError:
             return False
-        self._clean_up(session, path.rpartition("/")[0])
         return True
-
-    def _clean_up(self, session: Session, directory: str) -> None:
-        if self._cleanup and not self.containers:
-            session.client.delete_async(directory)  # refused unless it is empty; nobody waits for the answer
 
     async def delete_held(self, session: Session, directory: str, queue: Sequence[Contender], until: Instant) -> bool:
         """
@@ -183,7 +144,6 @@ class LockDirectories:
             with suppress(NoNodeError):
                 await session.answer(result, until)
                 existed = True
-        self._clean_up(session, directory)
         return existed
 
     async def remove(self, node: LockNode, until: Instant) -> bool:
@@ -209,7 +169,7 @@ class LockDirectories:
         found = [child for child in children if is_of_owner(child, node.owner)]
         for child in found:
             await self.delete_node(session, node.directory, child, until)
-        now = self._runtime.now()
+        now = session.now
         if node.missed_at is None:
             node.missed_at = now
         node.remove_at = node.missed_at + LATE_SHARE * session.granted_seconds

@@ -65,7 +65,7 @@ async def examine(examination: Examination) -> None:
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
     with refusal_explained(url):
-        session = Session(examination.host, arguments["hosts"], arguments, examination.ttl)
+        session = Session(examination.host, arguments, examination.ttl)
     try:
         await session.connected()
         _check_session(examination, session.granted_seconds)

@@ -28,7 +28,6 @@ from lockkit.backends.zookeeper.directories import LockDirectories
 from lockkit.backends.zookeeper.node import LockNode
 from lockkit.backends.zookeeper.session import Session
 from lockkit.errors import BackendUnavailable
-from lockkit.runtime import Runtime
 from lockkit.units import Instant, Seconds
 
 CLOCK_SECONDS = 60.0
@@ -43,8 +42,7 @@ client's write within a round trip."""
 class LockNotes:
     """The notes on the locks of one client."""
 
-    def __init__(self, runtime: Runtime, directories: LockDirectories) -> None:
-        self._runtime = runtime
+    def __init__(self, directories: LockDirectories) -> None:
         self._directories = directories
         self._clock_offset = 0.0
         self._clock_at = -math.inf
@@ -67,7 +65,7 @@ class LockNotes:
 
     async def clock(self, session: Session, directory: str, until: Instant) -> float:
         """Give the leader's wall clock, Unix time."""
-        asked_at = self._runtime.now()
+        asked_at = session.now
         if asked_at - self._clock_at >= CLOCK_SECONDS:
             try:
                 stat = await session.answer(session.client.set_async(directory, b""), until)
@@ -76,7 +74,7 @@ class LockNotes:
                 stat = await session.answer(session.client.set_async(directory, b""), until)
             self._clock_offset = stat.mtime / 1000 - asked_at
             self._clock_at = asked_at
-        return self._runtime.now() + self._clock_offset
+        return session.now + self._clock_offset
 
     async def write(self, node: LockNode, name: str, text: str, keep: Seconds, until: Instant) -> bool:
         session, path = node.session, self._directories.note_path(name)

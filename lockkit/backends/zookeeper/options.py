@@ -90,23 +90,16 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 )
 
 
-def _as_given(value: object) -> object:
-    return value
-
-
 _TLS_FILES = ("ca", "certfile", "keyfile")
 _TLS = (*_TLS_FILES, "keyfile_password", "verify_certs", "check_hostname")
 
 _DRIVER_PARSERS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys((*_TLS_FILES, "keyfile_password"), validation.parse_text),
     **dict.fromkeys(("use_ssl", "verify_certs", "check_hostname", "randomize_hosts"), validation.parse_bool),
-    **dict.fromkeys(("auth_data", "sasl_options"), _as_given),
+    **dict.fromkeys(("auth_data", "sasl_options"), lambda value: value),
 }
-
-
-def driver_options() -> Mapping[str, Option]:
-    """Give the arguments of ``KazooClient`` that users may set. lockkit sets all others itself."""
-    return {name: Option(parse, "Passed on to kazoo's client.") for name, parse in _DRIVER_PARSERS.items()}
+DRIVER_OPTIONS = {name: Option(parse, "Passed on to kazoo's client.") for name, parse in _DRIVER_PARSERS.items()}
+"""The arguments of ``KazooClient`` that users may set. lockkit sets all others itself."""
 
 
 def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class BoundedClient(KazooClient):  # type: ignore[misc]  # kazoo has no types
         Have kazoo's thread end when the connection ends, instead of making another one. Returns at once.
 
         ``KazooClient.stop`` waits until its threads have ended, and one may hang in a name lookup (python-zk/kazoo#582,
-        #147). Test: ``test_outages.py::TestKazoosThread::test_thread_that_hangs_in_a_name_lookup_delays_nobody``.
+        #147). Test: ``test_sessions.py::TestKazoosThread::test_thread_that_hangs_in_a_name_lookup_delays_nobody``.
         """
         self._stopped.set()
 
@@ -149,19 +149,19 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
     kazoo's connection and its thread, bounded where a lock needs it.
 
     - It tells the session timeout that the server granted, which kazoo only logs (python-zk/kazoo#769).
-      Test: ``test_backend.py::TestSessionTimeout``.
+      Test: ``test_sessions.py::TestManySessions``.
     - Each answer during the login is awaited for a few seconds, not for the session timeout: a member that hangs must
       not cost the session that another member would have kept (python-zk/kazoo#756). Test: ``test_login_is_bounded``.
     - Handing over a request never blocks: kazoo wakes its thread through a socket pair that holds some hundred bytes,
       one for each request (python-zk/kazoo#577). Here one byte has the thread send all requests. So a Ctrl-C between
       queue and socket pair delays a request until the next one; with kazoo each later answer would be one request late.
-      Test: ``test_outages.py::TestKazoosThread::test_thread_that_hangs_in_a_name_lookup_delays_nobody``.
+      Test: ``test_sessions.py::TestKazoosThread::test_thread_that_hangs_in_a_name_lookup_delays_nobody``.
     - The thread cleans up and reports its end, whatever the cause. kazoo leaves its sockets behind.
-      Test: ``test_outages.py::TestKazoosThread::test_thread_that_died_costs_its_leases_and_no_more``.
+      Test: ``test_sessions.py::TestKazoosThread::test_thread_that_died_costs_its_leases_and_no_more``.
     - An unknown host name is an error to report. kazoo only logs it.
-      Test: ``test_outages.py::TestKazoosThread::test_unknown_host_is_an_error_that_says_so``.
+      Test: ``test_sessions.py::TestKazoosThread::test_unknown_host_is_an_error_that_says_so``.
     - An ensemble that came back with older data refuses every client that has seen newer data, for ever
-      (python-zk/kazoo#42): that ends the session. Test: ``test_outages.py::TestOlderData``.
+      (python-zk/kazoo#42): that ends the session. Test: the fault suite's ``test_restart_without_data``.
     - A client that was stopped while it connected does not keep that connection.
       Test: ``test_client_stopped_while_connecting_does_not_connect``.
 
@@ -203,7 +203,7 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
             pending.append((request, result, self._xid))
         for _ in range(count):
             queue.popleft()
-        self._write(frames, connect_timeout)
+        self._write(bytes(frames), connect_timeout)
 
     def _write(self, msg: bytes, timeout: Seconds) -> None:
         """Send; wait only while the socket takes no more. kazoo waits before each time."""

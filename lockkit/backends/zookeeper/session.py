@@ -1,8 +1,8 @@
 """
 A session at ZooKeeper, and how the sync and async APIs send requests over it.
 
-A request is sent by the thread that makes it, and kazoo's thread reads the answers: a sync call waits for one in the
-caller's thread, an async one for an event that kazoo's thread sets. Neither needs a thread per lock or per request.
+kazoo's thread sends the requests and reads the answers: a sync call waits for one in the caller's thread, an async one
+for an event that kazoo's thread sets. Neither needs a thread per lock or per request.
 
 The server restarts the session timeout with every packet that it gets. lockkit acts on what kazoo reports::
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -39,7 +39,7 @@ from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Connection, outcome, weakly
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.path import says_broken
-from lockkit.backends.zookeeper.quirks import end_session, sync, sync_and_list
+from lockkit.backends.zookeeper.quirks import end_session, sync_and_list
 from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Event
@@ -74,11 +74,11 @@ class Session:
     raised `BackendUnavailable` by then, and within `CALL_SECONDS` in any case.
     """
 
-    def __init__(self, host: Host, label: str, arguments: Mapping[str, Any], seconds: float) -> None:
+    def __init__(self, host: Host, arguments: Mapping[str, Any], seconds: float) -> None:
         """Ask for a session timeout of so many seconds. Nothing is sent before `connected`."""
         self._host = host
         self._runtime = host.runtime
-        self._label = label
+        self._label: str = arguments["hosts"]
         self.mutex = host.runtime.mutex()
         self.requested_seconds = seconds
         # The server's name for it, also while there is no connection; 0 before the first one, and after its end.
@@ -249,29 +249,12 @@ class Session:
         """List the children of a node as the member has them, which may be behind. Otherwise the same as `children`."""
         return await self._children(lambda: self.client.get_children_async(path), until)
 
-    async def children_of_each(self, paths: Sequence[str], until: Instant) -> list[list[str]]:
-        """List the children of many nodes, as `children`, with all but one request sent at once."""
-        await self.read(lambda: sync(self.client), until)
-        found = await self._of_each(self.client.get_children_async, paths, until)
-        return [children or [] for children in found]
-
-    async def data_of_each(self, paths: Sequence[str], until: Instant) -> list[tuple[bytes, Any] | None]:
-        """Read many nodes, with all requests sent at once: data and ``ZnodeStat`` of each, or None if it is gone."""
-        return await self._of_each(self.client.get_async, paths, until)
-
-    async def _of_each(self, request: Callable[[str], Any], paths: Sequence[str], until: Instant) -> list[Any]:
-        await self.connected(until, patient=True)
-
-        def requests(path: str) -> Iterator[Any]:
-            yield sent[path]
-            while True:  # it was not answered
-                yield request(path)
-
-        sent = {path: request(path) for path in paths}
+    async def of_each(self, request: Callable[[str], Any], paths: Sequence[str], until: Instant) -> list[Any]:
+        """Send a request for each of many nodes at once; give what is answered, None for each that is gone."""
         found: list[Any] = []
-        for path in paths:
+        for result in [request(path) for path in paths]:
             try:
-                found.append(await self.read(partial(next, requests(path)), until))
+                found.append(await self.answer(result, until))
             except NoNodeError:
                 found.append(None)
         return found

@@ -61,23 +61,19 @@ def session_timeout(ttl: Seconds) -> float:
 class Sessions:
     """The sessions of one client."""
 
-    def __init__(self, host: Host, url: str, label: str) -> None:
+    def __init__(self, host: Host, url: str, arguments: Mapping[str, Any]) -> None:
+        """Make sessions with these arguments for kazoo's client, which checks them here. Nothing is sent."""
         self._host = host
         self._runtime = host.runtime
         self._url = url
-        self._label = label
+        self._arguments = arguments
         self._mutex = host.runtime.mutex()
-        self._arguments: Mapping[str, Any] = {}
         self._own: list[Session] = []
         self._warned: set[float] = set()
-
-    def use(self, arguments: Mapping[str, Any]) -> None:
-        """Make sessions with these arguments for kazoo's client. Nothing is sent."""
-        self._arguments = arguments
         self._open(DEFAULT_SECONDS)
 
     def _open(self, seconds: float) -> Session:
-        return Session(self._host, self._label, self._arguments, seconds)
+        return Session(self._host, self._arguments, seconds)
 
     def all(self) -> list[Session]:
         """Give the present sessions."""
@@ -189,7 +185,7 @@ class Sessions:
         for session in sessions:
             session.stop()
         if left:
-            message = f"{len(left)} sessions at {self._label} could not be ended: {problem or 'no connection'}"
+            message = f"{len(left)} sessions at {self._url} could not be ended: {problem or 'no connection'}"
             raise BackendUnavailable(message) from problem
 
     async def close(self) -> None:

@@ -117,6 +117,15 @@ class Background:
         return self._results[0]
 
 
+def answers(call: Callable[[], object]) -> bool:
+    """Tell whether the server answers."""
+    try:
+        call()
+    except lockkit.BackendUnavailable:
+        return False
+    return True
+
+
 def packets_count(server: ZooKeeperServer) -> int:
     """How many packets the server has received from clients, this question not counted."""
     lines = (line.split("\t") for line in server.four_letters("mntr").splitlines())

@@ -220,6 +220,22 @@ class TestCrowds:
 class TestEnsemble:
     """Three servers."""
 
+    def test_without_a_majority_nobody_is_granted_a_lock(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
+        """The error says so; the holder is notified by its deadline; afterwards everything works again."""
+        client, other = connect(ensemble.url), connect(ensemble.url)
+        lease = client.lock("majority", ttl=TTL).acquire(PATIENCE)
+        for member in ensemble.members[:2]:
+            member.kill()
+        try:
+            with pytest.raises(lockkit.BackendUnavailable, match="majority"):
+                other.lock("majority", ttl=TTL).acquire(timeout=2)
+            assert lease.wait_lost(PATIENCE)
+        finally:
+            ensemble.start()
+
+        with other.lock("majority", ttl=TTL, timeout=PATIENCE) as after:
+            assert after.token > lease.token
+
     def test_member_that_hangs_costs_no_lease(self, ensemble: ZooKeeperEnsemble, connect: Connect) -> None:
         """Its clients leave it after the first question that it does not answer; a new client gets past it, too."""
         follower, *_ = ensemble.followers
@@ -240,7 +256,7 @@ class TestEnsemble:
 class TestShared:
     """Leases beside one another: each ends by itself."""
 
-    def test_client_that_loses_its_session_loses_all_its_readers(
+    def test_expired_session_is_told_at_once_and_ends_all_its_leases(
         self, server: ZooKeeperServer, connect: Connect
     ) -> None:
         """At once, also the one that was downgraded; the readers of others go on, and new ones get in beside them."""

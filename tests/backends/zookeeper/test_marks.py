@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer
-from tests.backends.zookeeper.support import PATIENCE, Background, Connect, Tree, packets_count
+from tests.backends.zookeeper.support import PATIENCE, Background, Connect, Tree, answers, packets_count
 from tests.tries import busy, have_time_to_answer, until
 
 LONG = 60.0
@@ -115,14 +114,15 @@ def test_news_between_listing_and_watching_are_seen(
 
     Nothing wakes it any more: that the node was changed, or the directory lists others, tells it to look again.
     """
-    kind, name, came = "watch_directory" if what == "a holder leaves" else "watch_predecessor", f"between {what}", []
+    kind, name = "watch_directory" if what == "a holder leaves" else "watch_predecessor", f"between {what}"
+    came: list[str] = []
     limited = ours.semaphore(name, limit=3, ttl=LONG)
     if what == "the writer is marked":
         held = [ours.lock(name, ttl=LONG).acquire(PATIENCE)]
         late = connect(ours.url).rwlock(name, **WAIT).read()
     else:
         held = [limited.acquire(PATIENCE) for _ in range(3)]
-        late = connect(ours.url).semaphore(name, limit=3, **WAIT)  # type: ignore[assignment]
+        late = connect(ours.url).semaphore(name, limit=3, **WAIT)
     first = None
     if what == "the one before is marked":
         first = Background(connect(ours.url).semaphore(name, limit=3, **WAIT).acquire)
@@ -277,12 +277,3 @@ def test_downgrade_without_an_answer(tree: Tree, proxy: FaultProxy, connect: Con
         assert lease.confirm()
     lease.release()
     tree.until_empty(f"/lockkit/{name}")
-
-
-def answers(call: Callable[[], object]) -> bool:
-    """Tell whether the server answers."""
-    try:
-        call()
-    except lockkit.BackendUnavailable:
-        return False
-    return True

@@ -13,9 +13,10 @@ The states, and what changes them::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from lockkit.backend import Grant, LossReason, Mode, Renewed
 from lockkit.engine.client_state import ClientState
@@ -138,14 +139,6 @@ class RenewalPlan:
         return self.next_at != inf or self.in_flight or self.unanswered_ttl != inf
 
 
-class LossHandler(Protocol):
-    """What a record calls when it finds that its deadline has passed."""
-
-    def lose(self, record: LeaseRecord, reason: LossReason) -> None:
-        """Mark a lease as lost and notify its holder. Called without the mutex."""
-        ...
-
-
 class LeaseRecord:
     """
     What the engine knows about one grant.
@@ -180,7 +173,7 @@ class LeaseRecord:
     """
 
     __slots__ = (
-        "_losses",
+        "_lose",
         "acquired_by",
         "body",
         "callbacks",
@@ -209,9 +202,9 @@ class LeaseRecord:
         grant: Grant,
         settings: LockSettings,
         since: Instant,
-        losses: LossHandler,
+        lose: Callable[[LeaseRecord, LossReason], None],
     ) -> None:
-        """Start as held once, by the thread or task that calls this."""
+        """Start as held once, by the thread or task that calls this; `lose` is called when its deadline has passed."""
         self.client = client
         self.grant = grant
         self.metadata = settings.metadata
@@ -231,7 +224,7 @@ class LeaseRecord:
         self.reentry_key: tuple[object, str] | None = None
         self.lease_ref: weakref.ref[Any] | None = None
         self.look_at: Instant | None = None
-        self._losses = losses
+        self._lose = lose
         self.set_deadline(since if grant.anchor is None else grant.anchor, grant.ttl)
 
     # -- local, for the holder -------------------------------------------------------------------------------------
@@ -244,7 +237,7 @@ class LeaseRecord:
         After SIGSTOP or a VM migration the watch may not have run yet, so this asks the clock.
         """
         if self.state is HELD and self.client.runtime.now() >= self.valid_until:
-            self._losses.lose(self, "expired")
+            self._lose(self, "expired")
         return self.state is LOST
 
     @property

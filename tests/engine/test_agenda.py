@@ -79,7 +79,9 @@ class Watched:
         self.count += 1
         owner = f"{self.count:032x}"
         settings = LockSettings("x", ttl, None, renew, False, max_hold, "{}", None, True, {})  # noqa: FBT003 - as Engine.settings
-        record = LeaseRecord(self.client, Grant("x", owner, self.count, ttl), settings, self.runtime.time, self.leases)
+        record = LeaseRecord(
+            self.client, Grant("x", owner, self.count, ttl), settings, self.runtime.time, self.leases.lose
+        )
         self.leases.add(record, settings)
         self.renewer.reschedule(record)
         return record

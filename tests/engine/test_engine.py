@@ -1004,7 +1004,8 @@ def test_warning_of_a_long_wait_does_not_make_it_longer() -> None:
     other, _ = scripted(space=backend.space)
     hanging = Gate()
 
-    async def holders(_: str) -> list[Any]:
+    async def holders(name: str) -> list[Any]:
+        del name
         hanging()
         return []
 

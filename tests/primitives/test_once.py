@@ -96,9 +96,9 @@ def test_name_apart_is_no_lock_name_and_shows_what_the_user_gave() -> None:
 )
 def test_wrong_arguments_are_refused_at_once(
     client: lockkit.Client,
-    key: Any,
+    key: Any,  # noqa: ANN401 - wrong on purpose
     options: dict[str, Any],
-    message: str,  # noqa: ANN401 - wrong on purpose
+    message: str,
 ) -> None:
     """Nothing is sent. In the async API a plain function is refused too: it could not wait."""
     with pytest.raises(lockkit.ConfigurationError, match=message):

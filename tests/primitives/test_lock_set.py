@@ -29,7 +29,7 @@ from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, scripted
 from tests.faces import both_faces, scripted_for
-from tests.tries import until, until_async
+from tests.tries import until
 
 DOWN = BackendUnavailable("down")
 
@@ -559,26 +559,6 @@ def test_interrupt_while_one_is_released_releases_the_others(end: str) -> None:
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
-
-
-def test_cancelled_acquisition_leaves_none_held() -> None:
-    """While it waits for the last, holding the others; cancelled twice."""
-
-    async def main() -> None:
-        client, _ = scripted(AsyncioRuntime())
-        async with client.lock("c"):
-            task = asyncio.create_task(client.locks(["a", "b", "c"]).acquire())
-            await until_async(lambda: bool(client._engine.acquisitions.waiting_count("c")))
-            task.cancel()
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await until_async(lambda: len(client._engine.leases.records) == 1)
-            assert await held(client, "a", "b", "c") == ["c"]
-        assert await held(client, "c") == []
-
-    asyncio.run(main())
 
 
 def test_cancellation_at_each_step_leaves_none_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import pickle
 import threading
 from collections.abc import Coroutine
@@ -338,22 +337,6 @@ def test_plain_functions_are_decorated_by_the_sync_api_alone() -> None:
 
 
 # -- all or nothing --------------------------------------------------------------------------------------------------
-
-
-@both_faces
-async def test_timeout_names_the_busy_lock_and_leaves_nothing(driver: FaceDriver) -> None:
-    """One timeout for all, which is not that of a lock; try_acquire returns None."""
-    client, other = await driver.connect(), await driver.connect()
-
-    async with other.lock("b"):
-        with pytest.raises(LockTimeout, match=r"3 locks.*lock 'b'.*busy") as caught:
-            await client.locks(["c", "b", "a"], timeout=0.05).acquire()
-        assert caught.value.name == "b"
-        assert caught.value.holder is not None
-        assert caught.value.holder.pid == os.getpid()
-        assert await held(client, "a", "c") == []
-        assert await client.locks(["a", "b"]).try_acquire() is None
-        assert await held(client, "a", "b", "c") == ["b"]
 
 
 @pytest.mark.parametrize("failure", ["answer", "wait", "release"])

@@ -18,12 +18,12 @@ from tests.engine.scripted import RUNTIMES, ScriptedBackend, scripted
 def both_faces(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Make a test of a coroutine function with a parameter `driver`, on a space in memory of its own."""
 
-    @pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
     @wraps(story)
-    def test(driver: type[FaceDriver], **fixtures: Any) -> None:
+    def run(driver: type[FaceDriver], **fixtures: Any) -> None:
         made = driver(Target(f"memory://{secrets.token_hex(6)}"), MemoryBackend.capabilities)
         made.run(story(driver=made, **fixtures))
 
+    test: Callable[..., None] = pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)(run)
     return test
 
 

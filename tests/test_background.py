@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import Gate, MovableClock, fail, pass_time, scripted
-from tests.tries import beside, until, until_async, until_renewed, until_renewed_async
+from tests.tries import until, until_async, until_renewed, until_renewed_async
 
 SOON = 0.6
 """The ttl of a lease that is to be lost, seconds."""
@@ -83,42 +82,6 @@ def test_wake_up_in_the_instant_of_the_end_is_not_missed() -> None:
 
 
 # -- renewals and losses -----------------------------------------------------------------------------------------------
-
-
-def test_leases_dropped_in_other_threads_do_not_end_the_watch() -> None:
-    """``__del__`` forgets leases while the watch looks at all of them: it used to die of a changed dictionary."""
-    client = lockkit.connect("memory://dropped")
-    kept = client.lock("kept", ttl=LONG).acquire()
-    stop = threading.Event()
-
-    def drop() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            # Without a lease object nobody warns; the record is dropped in this thread all the same.
-            lease = client.lock(f"{threading.get_ident()}/{number}", ttl=30).acquire()
-            client._engine.leases.dropped(lease._record)
-
-    interval = sys.getswitchinterval()
-    many = [client.lock(f"many/{number}", ttl=60).acquire() for number in range(2000)]
-    sys.setswitchinterval(1e-5)  # other threads come by often
-    try:
-        dropping = [beside(drop) for _ in range(2)]
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:
-            client._engine.confirm_soon()
-            time.sleep(0.001)
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-    for each in dropping:
-        each.result(PATIENCE)
-
-    # It goes on: a loss is told, and the lease is renewed.
-    assert client.lock("lost", ttl=SOON, renew=False).acquire().wait_lost(PATIENCE)
-    until_renewed(kept, begin=client._engine.confirm_soon)
-    assert len(many) == 2000
-    client.close()
 
 
 def test_renewer_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from lockkit import validation
 from lockkit.aio.lease import Lease
 from lockkit.aio.lock import Block, Lock
 from lockkit.engine.settings import LostCallback
 from lockkit.errors import LockTimeout
 from lockkit.lease import INHERIT, BaseLockSet, Inherit, OtherApi, SharedWithStack
-from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
+from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of, name_templates
 from lockkit.units import Seconds
 
 __all__ = ["LeaseSet", "LockSet", "locks"]
@@ -56,26 +55,26 @@ class LeaseSet(BaseLeaseSet[Lease]):
 
     async def confirm(self) -> bool:
         """See `lockkit.LeaseSet.confirm`."""
-        return await self._core.confirm()
+        return await self._confirm()
 
     async def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """See `lockkit.LeaseSet.extend`."""
-        await self._core.extend(ttl)
+        await self._extend(ttl)
 
     async def release(self) -> None:
         """See `lockkit.LeaseSet.release`."""
-        await self._core.release()
+        await self._release()
 
     async def __aenter__(self) -> Self:
         """Return itself: all are held already."""
-        self._core.enter()
+        self._enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release all, as leaving ``async with locks`` does."""
-        await self._core.leave(error)
+        await self._leave(error)
 
 
 class LockSet(BaseLockSet):
@@ -90,12 +89,11 @@ class LockSet(BaseLockSet):
     __enter__ = OtherApi()
     _api = "lockkit.aio"
     _core: LockSetCore[Lease]
-    _blocks: SharedWithStack[Block[LeaseSetCore[Lease]]]
+    _blocks: SharedWithStack[Block[LeaseSet]]
 
     async def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
         """See `lockkit.LockSet.acquire`. Cancelling it leaves nothing behind at the backends."""
-        seconds = self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout)
-        return LeaseSet(await self._core.acquire(seconds))
+        return await self._core.acquire(timeout, LeaseSet)
 
     async def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
         """See `lockkit.LockSet.try_acquire`. Keep the leases: ``if leases := await locks.try_acquire():``."""
@@ -106,11 +104,10 @@ class LockSet(BaseLockSet):
 
     async def __aenter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
-        leases = await self._core.acquire(self._core.timeout)
-        leases.enter()
+        leases = await (await self._core.acquire(INHERIT, LeaseSet)).__aenter__()
         who = self._core.runtime.current()
         self._blocks.push(who, Block(leases, who if self._core.cancel_on_lost else None))
-        return LeaseSet(leases)
+        return leases
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -123,8 +120,8 @@ class LockSet(BaseLockSet):
         """
         block = self._blocks.pop(self._core.runtime.current)
         if block.turns_into_loss(error):
-            await block.lease.leave_cancelled()
-        await block.lease.leave(error)
+            await block.lease._leave_cancelled()  # noqa: SLF001 - same module
+        await block.lease.__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """

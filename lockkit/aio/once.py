@@ -66,7 +66,7 @@ class Once:
                 From a call: the result cannot be stored; the key is done, without a result.
         """
         call = core.Call(self._once, function)
-        template, key = call.template, self._once.settings.lock.name
+        template, key = call.template, self._once.key
         if not template.is_coroutine and not template.wraps_coroutine:
             message = (
                 f"once {key!r} of an asyncio client cannot decorate {template.label!r}, which is not a coroutine "
@@ -101,4 +101,4 @@ class Once:
 
     def __repr__(self) -> str:
         """Show key and backend."""
-        return f"<lockkit.aio.Once {self._once.settings.lock.name!r} at {self._once.engine.url}>"
+        return f"<lockkit.aio.Once {self._once.key!r} at {self._once.engine.url}>"

@@ -196,8 +196,8 @@ class Acquisition(Generic[L]):
         self._outage: Outage | None = None
         self._request = self._new_request()
 
-    async def run(self) -> L:
-        """Acquire."""
+    async def run(self, name_holder: bool) -> L:  # noqa: FBT001 - every acquisition comes here
+        """Acquire; with `name_holder`, the error of a wait that timed out says who holds the lock."""
         queues, name, ticket = self._context.queues, self._settings.name, Ticket()
         mode = self._settings.mode
         if mode != "exclusive" and (mode == "shared" or not self._request.queue):
@@ -214,6 +214,12 @@ class Acquisition(Generic[L]):
             # From here on this is the only contender of this client for that name.
             while (lease := await self._ask(started)) is None:
                 started = self._runtime.now()
+        except LockTimeout as error:
+            queues.leave(name, ticket)  # before the question: others wait behind this call
+            if name_holder:
+                await self._name_holder(error)
+            raise
+        else:
             return lease
         finally:
             queues.leave(name, ticket)
@@ -468,7 +474,7 @@ class Acquisition(Generic[L]):
         busy = f"busy (held by {holder})" if holder else "busy"
         return f"lock {self._settings.name!r} at {self._client.url} is {busy}: waited {waited:g} s. {advice}"
 
-    async def name_holder(self, error: LockTimeout) -> None:
+    async def _name_holder(self, error: LockTimeout) -> None:
         """
         Have the error of this call say who holds the lock, as far as the client knows or one question can find out.
 

@@ -115,10 +115,7 @@ class ClientState:
             with self.mutex:
                 # Another thread of the child may have been faster. A second backend would be collected with its leases.
                 backend = self.backend = opened if self.backend is None else self.backend
-        try:  # as `check_loop`, without its call: every acquisition comes here
-            self.runtime.bind()
-        except RuntimeError as error:
-            raise self._elsewhere(error) from error
+        self.check_loop()
         return backend
 
     def check_loop(self) -> None:
@@ -126,12 +123,9 @@ class ClientState:
         try:
             self.runtime.bind()
         except RuntimeError as error:
-            raise self._elsewhere(error) from error
-
-    def _elsewhere(self, error: RuntimeError) -> LockError:
-        check_host(self.runtime)
-        message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
-        return LockError(message, backend=self.url)
+            check_host(self.runtime)
+            message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
+            raise LockError(message, backend=self.url) from error
 
     async def sleep(self, seconds: Seconds) -> None:
         """Sleep until it is worth looking again: so long at most, and not once the client is closed."""
@@ -150,11 +144,7 @@ class ClientState:
 
     def answer_by(self, seconds: Seconds, at_latest: Instant = inf) -> Instant:
         """Return when a call that may take `seconds` must be back: not later than the end of ``close()``."""
-        at = self.runtime.now() + seconds
-        # Every release comes here, and min() takes three times as long.
-        if self.close_by < at:  # noqa: PLR1730
-            at = self.close_by
-        return at if at < at_latest else at_latest  # noqa: FURB136
+        return min(self.runtime.now() + seconds, self.close_by, at_latest)
 
     def closed_error(self) -> LockError:
         """Return the error of every call after ``close()``."""

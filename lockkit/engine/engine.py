@@ -6,7 +6,8 @@ where each is kept:
 
 ====  =======================================================================  ===================================
 1     The deadline counts from before the request was sent                     `Acquisition._ask`,
-                                                                               `LeaseRecord.set_deadline`
+                                                                               `LeaseRecord.set_deadline`,
+                                                                               `Renewer._apply`
 2     A fresh random owner for each acquisition                                `Acquisition._new_request`
 3     A grant whose answer was lost is undone by owner, never handed out       `Acquisition._undo`
 4     Only the head of a queue per name contends at the backend                `local_queue.LocalQueues`
@@ -132,6 +133,7 @@ class Engine(Generic[L]):
         self.url = self.client.url
         self.cleanups = PendingCleanups(self.client)
         self.leases = Leases(self.client, self.cleanups)
+        self._lose = self.leases.lose  # bound once: every grant comes here
         self.releases = Releases(self.client, self.leases, self.cleanups)
         self.notes = Notes(self.client, self.leases)
         self.caps = SemaphoreCaps(self.client, self.notes)
@@ -259,26 +261,30 @@ class Engine(Generic[L]):
             raise Unsupported(message, name=name, backend=self.url)
 
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
-        """Wait for the lock."""
+        """Wait for the lock: the lease that this thread or task has of it already, or else a new one."""
         backend = self.client.ready()
         if settings.about is not self._about:
             self._name_this_process(settings)
         if self.leases.reentrant and (lease := await self._reenter(settings)) is not None:
             return cast("L", lease)  # made by make_lease
-        if observers.active is not None and settings.on_wait is None:
-            return await self._acquire_observed(settings, timeout, name_holder=name_holder)
+        if observers.active is None:
+            return await self.granting(backend, settings, timeout, name_holder=name_holder)
+        call = ObservedCall(self.client, settings)
+        settings = replace(settings, on_wait=call.waits)
+        return await call.follow(
+            self.granting(backend, settings, timeout, name_holder=name_holder), self.releases.leave
+        )
+
+    def granting(
+        self, backend: LockBackend, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool
+    ) -> Awaitable[L]:
+        """Return the call by which the backend grants a lock, a permit, or the lock of a slot."""
         if settings.mode != "permit":
-            acquisition = Acquisition(self.acquisitions, backend, settings, timeout)
-        elif self.capabilities.permits == "slots":
-            return await self._acquire_slot(settings, timeout)
-        else:
-            acquisition = PermitAcquisition(self.acquisitions, backend, settings, timeout, self.caps)
-        try:
-            return await acquisition.run()
-        except LockTimeout as error:
-            if name_holder:
-                await acquisition.name_holder(error)
-            raise
+            return Acquisition(self.acquisitions, backend, settings, timeout).run(name_holder)
+        self.caps.compare(settings)
+        if self.capabilities.permits == "slots":
+            return SlotSearch(self.acquisitions, backend, settings, timeout).run()
+        return PermitAcquisition(self.acquisitions, backend, settings, timeout, self.caps).run(name_holder)
 
     async def _reenter(self, settings: LockSettings) -> Any | None:  # noqa: ANN401 - as `Leases.reenter`
         """See `Leases.reenter`; of a semaphore whose slots are locks, a permit in any of them."""
@@ -289,33 +295,6 @@ class Engine(Generic[L]):
         slots = range(settings.limit if settings.reentrant else 0)
         leases = (self.leases.reenter(replace(settings, name=slot_name(settings.name, slot))) for slot in slots)
         return next((lease for lease in leases if lease is not None), None)
-
-    async def _acquire_slot(self, settings: LockSettings, timeout: Seconds | None) -> L:
-        """Acquire a permit where the backend has locks only."""
-        assert settings.mode == "permit", "anything else is one lock"
-        self.caps.compare(settings)
-        search = SlotSearch(self.runtime, settings, self.url, self.acquisitions.unavailable_after)
-        owned = await search.run(self.acquire, timeout)
-        record: LeaseRecord = cast("Any", owned)._record  # noqa: SLF001 - made by make_lease
-        record.mode, record.grant.slot = "permit", search.slot
-        return owned
-
-    async def _acquire_observed(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool) -> L:
-        """As `acquire`, and tell the observers."""
-        assert settings.on_wait is None, "the observers are told once"
-        call = ObservedCall(self.client, settings)
-        try:
-            lease = await self.acquire(replace(settings, on_wait=call.waits), timeout, name_holder=name_holder)
-        except BaseException as error:
-            await call.refused(error)
-            raise
-        record: LeaseRecord = cast("Any", lease)._record  # noqa: SLF001 - made by make_lease
-        try:
-            await call.granted(record)
-        except BaseException as error:  # cancelled or interrupted meanwhile
-            await self.releases.leave(record, error)
-            raise
-        return lease
 
     async def free_permits(self, settings: LockSettings) -> int:
         """Ask how many permits of a semaphore nobody holds."""
@@ -356,7 +335,7 @@ class Engine(Generic[L]):
     def admit(self, settings: LockSettings, grant: Grant, started: Instant) -> L | None:
         """Turn a grant into a lease, watched and renewed from now on."""
         client, leases = self.client, self.leases
-        record = LeaseRecord(client, grant, settings, started, leases)
+        record = LeaseRecord(client, grant, settings, started, self._lose)
         if record.valid_until <= self.runtime.now():
             return None
         # The lease first: should an interrupt strike from here on, dropping the lease ends the renewal.

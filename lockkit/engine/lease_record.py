@@ -13,9 +13,11 @@ The states, and what changes them::
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from lockkit.backend import Grant, LossReason, Mode, Renewed
 from lockkit.engine.client_state import ClientState
@@ -69,47 +71,23 @@ RELEASED: Final = LeaseState.RELEASED
 LOST: Final = LeaseState.LOST
 
 
+@dataclass(slots=True, eq=False)
 class RenewalPlan:
     """
     When a lease is renewed, and what is known of the renewals that were sent.
 
     Changed under the client's mutex. Times are the client's monotonic clock.
-
-    Attributes:
-        next_at: When to renew next; ``inf`` for never.
-        until: No renewal is sent after this time (``max_hold``).
-        grace: How long before the deadline the holder stops, seconds.
-        in_flight: A renewal is about to be sent, or has been sent and not been answered.
-        in_jeopardy: The last renewal failed.
-        unanswered_ttl: The shortest ttl of a renewal that was not answered: the server may still run it.
-        unanswered_ttl_max: The longest one: so long the server may keep the lock.
-        unanswered_until: Until when it may.
-        answered: Set when the renewal in flight has been answered. Made by a call that waits for that.
     """
 
-    __slots__ = (
-        "answered",
-        "grace",
-        "in_flight",
-        "in_jeopardy",
-        "next_at",
-        "unanswered_ttl",
-        "unanswered_ttl_max",
-        "unanswered_until",
-        "until",
-    )
-
-    def __init__(self, settings: LockSettings, since: Instant) -> None:
-        """Begin without a renewal; `LeaseRecord.set_deadline` says when the first is due."""
-        self.next_at = 0.0 if settings.renew else inf
-        self.until = inf if settings.max_hold is None else since + settings.max_hold
-        self.grace = settings.grace
-        self.in_flight = False
-        self.in_jeopardy = False
-        self.unanswered_ttl = inf
-        self.unanswered_ttl_max = 0.0
-        self.unanswered_until = 0.0
-        self.answered: Event | None = None
+    next_at: Instant  # when to renew next; ``inf`` for never
+    until: Instant  # no renewal is sent after this time (``max_hold``)
+    grace: Seconds  # how long before the deadline the holder stops
+    in_flight: bool = False  # a renewal is about to be sent, or has been sent and not been answered
+    in_jeopardy: bool = False  # the last renewal failed
+    unanswered_ttl: Seconds = inf  # the shortest one of a renewal that was not answered: the server may still run it
+    unanswered_ttl_max: Seconds = 0.0  # the longest one: so long the server may keep the lock
+    unanswered_until: Instant = 0.0  # until when it may
+    answered: Event | None = None  # set when the renewal in flight has been answered; made by a call that waits for it
 
     def schedule(self, at: Instant) -> None:
         """Plan the next renewal, unless the lease will have been held for ``max_hold`` by then."""
@@ -138,14 +116,7 @@ class RenewalPlan:
         return self.next_at != inf or self.in_flight or self.unanswered_ttl != inf
 
 
-class LossHandler(Protocol):
-    """What a record calls when it finds that its deadline has passed."""
-
-    def lose(self, record: LeaseRecord, reason: LossReason) -> None:
-        """Mark a lease as lost and notify its holder. Called without the mutex."""
-        ...
-
-
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class LeaseRecord:
     """
     What the engine knows about one grant.
@@ -155,53 +126,29 @@ class LeaseRecord:
 
     `state`, `lost_reason`, `count` and the deadline are changed under the client's mutex, except when the lease has
     been dropped. Times are the client's monotonic clock.
-
-    Attributes:
-        client: The client's state.
-        grant: The backend's answer.
-        settings: What was asked for. Metadata and mode may have changed since.
-        metadata: As stored beside the lock.
-        mode: Beside whom it is held.
-        renewal: When it is renewed.
-        state: What has become of it.
-        lost_reason: Why it was lost, if it was.
-        valid_until: The deadline.
-        stood_still: For how long this process had not run when it was lost, seconds, if that is why.
-        count: How often it has been acquired, by re-entry.
-        body: A ``with`` block runs under it.
-        callbacks: To be called when it is lost.
-        lost_event: Set when it ends. Made by a call that waits for the loss.
-        release_done: Set when the backend has answered the release. Made by a thread that waits for that.
-        since: Before the request was sent that was granted.
-        acquired_by: The thread or task, from `Runtime.current`.
-        reentry_key: By which that thread or task enters it again; None if it is not reentrant.
-        lease_ref: The user's lease.
-        look_at: When the renewer's watch looks at it again; None before the watch has seen it.
     """
 
-    __slots__ = (
-        "_losses",
-        "acquired_by",
-        "body",
-        "callbacks",
-        "client",
-        "count",
-        "grant",
-        "lease_ref",
-        "look_at",
-        "lost_event",
-        "lost_reason",
-        "metadata",
-        "mode",
-        "reentry_key",
-        "release_done",
-        "renewal",
-        "settings",
-        "since",
-        "state",
-        "stood_still",
-        "valid_until",
-    )
+    client: ClientState
+    grant: Grant  # the backend's answer
+    settings: LockSettings  # what was asked for; metadata and mode may have changed since
+    metadata: str  # as stored beside the lock
+    mode: Mode  # beside whom it is held
+    renewal: RenewalPlan
+    state: LeaseState
+    lost_reason: LossReason | None
+    valid_until: Instant  # the deadline
+    stood_still: Seconds  # for how long this process had not run when it was lost, if that is why
+    since: Instant  # before the request was sent that was granted
+    count: int  # how often it has been acquired, by re-entry
+    body: bool  # a ``with`` block runs under it
+    callbacks: list[LostCallback] | None  # to be called when it is lost
+    lost_event: Event | None  # set when it ends; made by a call that waits for the loss
+    release_done: Event | None  # set when the backend has answered the release; made by a thread that waits for that
+    acquired_by: object  # the thread or task, from `Runtime.current`
+    reentry_key: tuple[object, str] | None  # by which that enters it again; None if it is not reentrant
+    lease_ref: weakref.ref[Any] | None  # the user's lease
+    look_at: Instant | None  # when the renewer's watch looks at it again; None before the watch has seen it
+    _lose: Callable[[LeaseRecord, LossReason], None]
 
     def __init__(
         self,
@@ -209,29 +156,28 @@ class LeaseRecord:
         grant: Grant,
         settings: LockSettings,
         since: Instant,
-        losses: LossHandler,
+        lose: Callable[[LeaseRecord, LossReason], None],
     ) -> None:
-        """Start as held once, by the thread or task that calls this."""
+        """Start as held once, by the thread or task that calls this; `lose` is called when its deadline has passed."""
         self.client = client
         self.grant = grant
         self.metadata = settings.metadata
-        self.mode: Mode = settings.mode  # declared: others assign another one later
+        self.mode = settings.mode
         self.settings = settings
-        self.renewal = RenewalPlan(settings, since)
-        self.state: LeaseState = HELD
-        self.lost_reason: LossReason | None = None
+        until = inf if settings.max_hold is None else since + settings.max_hold
+        # `set_deadline` says when the first renewal is due.
+        self.renewal = RenewalPlan(0.0 if settings.renew else inf, until, settings.grace)
+        self.state = HELD
+        self.lost_reason = None
         self.stood_still = 0.0
         self.since = since
         self.count = 1
         self.body = False
-        self.callbacks: list[LostCallback] | None = None if settings.on_lost is None else [settings.on_lost]
-        self.lost_event: Event | None = None
-        self.release_done: Event | None = None
+        self.callbacks = None if settings.on_lost is None else [settings.on_lost]
+        self.lost_event = self.release_done = None
         self.acquired_by = client.runtime.current()
-        self.reentry_key: tuple[object, str] | None = None
-        self.lease_ref: weakref.ref[Any] | None = None
-        self.look_at: Instant | None = None
-        self._losses = losses
+        self.reentry_key = self.lease_ref = self.look_at = None
+        self._lose = lose
         self.set_deadline(since if grant.anchor is None else grant.anchor, grant.ttl)
 
     # -- local, for the holder -------------------------------------------------------------------------------------
@@ -244,7 +190,7 @@ class LeaseRecord:
         After SIGSTOP or a VM migration the watch may not have run yet, so this asks the clock.
         """
         if self.state is HELD and self.client.runtime.now() >= self.valid_until:
-            self._losses.lose(self, "expired")
+            self._lose(self, "expired")
         return self.state is LOST
 
     @property

@@ -95,16 +95,11 @@ class Leases:
             record.reentry_key = (record.acquired_by, record.grant.name)
             self.reentrant[record.reentry_key] = record
 
-    def forget(self, record: LeaseRecord) -> None:
-        """Stop watching a lease. With or without the mutex (a dict operation is atomic): ``__del__`` runs anywhere."""
-        self.records.pop(record.grant.owner, None)
-
     def drop(self, record: LeaseRecord) -> None:
         """Forget a lease that has ended, also for re-entry. Dict operations only: also called from ``__del__``."""
         assert record.state is not HELD, "a lease that is held must be watched"
         self.records.pop(record.grant.owner, None)
-        if record.reentry_key is not None:
-            self._end_reentry(record)
+        self._end_reentry(record)
 
     def enter(self, record: LeaseRecord) -> None:
         """Note that a block runs under a lease. If another thread or task enters it, it was handed over to that one."""
@@ -232,7 +227,7 @@ class Leases:
         record.state = LOST
         record.lost_reason = reason
         # It stays the reentrant lease of its thread until released: entering again must say "lost", not acquire.
-        self.forget(record)
+        self.records.pop(record.grant.owner, None)
         record.renewal.wake_waiters()
         callbacks, record.callbacks = record.callbacks or [], None
         return callbacks

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
 
 from lockkit import observers
 from lockkit.backend import Grant, Mode, split_space
@@ -28,6 +28,8 @@ from lockkit.units import Instant, Seconds
 from lockkit.validation import plain
 
 log = logging.getLogger("lockkit")
+
+L = TypeVar("L")
 
 
 class ObservedCall:
@@ -46,12 +48,23 @@ class ObservedCall:
             self._waits = True
             observers.post("waiting", self._event())
 
-    async def granted(self, record: LeaseRecord) -> None:
-        """Tell the observers that the call has the lock."""
+    async def follow(self, call: Awaitable[L], leave: Callable[[LeaseRecord, BaseException], Awaitable[None]]) -> L:
+        """Await the call, and tell the observers how it ended."""
+        try:
+            lease = await call
+        except BaseException as error:
+            await self._refused(error)
+            raise
+        record: LeaseRecord = cast("Any", lease)._record  # noqa: SLF001 - made by make_lease
         grant = record.grant
-        await observers.tell(self._client.runtime, "granted", self._event(grant.token, grant.owner))
+        try:
+            await observers.tell(self._client.runtime, "granted", self._event(grant.token, grant.owner))
+        except BaseException as error:  # cancelled or interrupted meanwhile
+            await leave(record, error)
+            raise
+        return lease
 
-    async def refused(self, error: BaseException) -> None:
+    async def _refused(self, error: BaseException) -> None:
         """Tell the observers why the call does not get the lock."""
         if isinstance(error, LockTimeout):
             reason = "busy"

@@ -307,33 +307,38 @@ class Renewer:
             _forget_frames(outcomes)
         return outcomes
 
-    def _apply(self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], started: Instant) -> None:
+    def _apply(
+        self, batch: list[LeaseRecord], outcomes: Sequence[Renewal], sent: Instant, ttl: Seconds | None = None
+    ) -> None:
+        """Change deadlines and plans by the answers to what was sent at `sent`; `ttl` is that of an extension."""
         lost: list[tuple[LeaseRecord, LossReason]] = []
-        renewed: list[LeaseRecord] = []
-        planned: list[Instant] = []
+        renewed: list[tuple[LeaseRecord, Seconds | None]] = []
         failed: list[tuple[LeaseRecord, BaseException]] = []
         recovered = 0
         # One for the batch, so that its leases are asked for together again.
         spread = self._runtime.random.uniform(0.8, 1.2)
         with self._client.mutex:
             now = self._runtime.now()
-            assert started <= now, "deadlines are measured with a clock that never goes back"
+            assert sent <= now, "deadlines are measured with a clock that never goes back"
             for record, outcome in zip(batch, outcomes, strict=True):
                 plan = record.renewal
                 in_jeopardy = plan.in_jeopardy
                 plan.finish()
                 # Lost is final, also when a late answer says otherwise. So is the deadline, should the watch not have
                 # run yet (a pause).
-                if isinstance(outcome, Renewed) and record.state is HELD and now < record.valid_until:
-                    planned.append(plan.next_at)
-                    recovered += record.renewed(outcome, started)
-                    renewed.append(record)
+                believed = record.state is HELD and now < record.valid_until
+                if isinstance(outcome, Renewed) and believed:
+                    # What is to be renewed at once (`renew_soon`) is planned for 0.0; an extension is not planned.
+                    late = max(0.0, sent - plan.next_at) if plan.next_at else 0.0
+                    renewed.append((record, late if ttl is None else None))
+                    record.grant.ttl = ttl or record.grant.ttl
+                    recovered += record.renewed(outcome, sent)
                     self.reschedule(record)
                     continue
-                reason = self._apply_failure(record, outcome, started, now)
+                reason = self._apply_failure(record, outcome, sent, now, ttl)
                 if reason is not None:
                     lost.append((record, reason))
-                elif record.state is HELD and isinstance(outcome, Unknown):
+                elif believed and isinstance(outcome, Unknown) and ttl is None:
                     self._plan_retry(record, now, spread)
                     if not in_jeopardy:
                         failed.append((record, outcome.error))
@@ -342,23 +347,26 @@ class Renewer:
         if recovered:
             self._leases.report.renewed_again(recovered)
         if observers.active is not None:
-            # What is to be renewed at once (`renew_soon`) is planned for 0.0.
-            late = [max(0.0, started - at) if at else 0.0 for at in planned]
-            _tell_observers(renewed, late, failed)
+            _tell_observers(renewed, failed)
         for record, reason in lost:
             self._leases.lose(record, reason)
 
     def _apply_failure(
-        self, record: LeaseRecord, outcome: Renewal, started: Instant, now: Instant
+        self, record: LeaseRecord, outcome: Renewal, sent: Instant, now: Instant, ttl: Seconds | None
     ) -> LossReason | None:
         """Apply an answer that does not renew a lease; returns the reason if it is lost. Under the mutex."""
-        assert not record.renewal.in_flight, "it has been answered"
-        if isinstance(outcome, Unknown):
-            record.renewal.note_unanswered(record.grant.ttl, started)
+        plan = record.renewal
+        assert not plan.in_flight, "it has been answered"
+        if not isinstance(outcome, Gone):
+            # The server may run it yet; or it has, and keeps the lock for it although the answer came too late.
+            plan.note_unanswered(ttl or record.grant.ttl, sent)
         if record.state is not HELD:
             return None
         if now >= record.valid_until:
             return "expired"
+        if ttl is not None and plan.next_at != inf:
+            plan.next_at = 0.0  # the deadline may now be earlier than the next renewal was planned
+            self.reschedule(record)
         return outcome.reason if isinstance(outcome, Gone) else None
 
     def _plan_retry(self, record: LeaseRecord, now: Instant, spread: float) -> None:
@@ -381,18 +389,16 @@ class Renewer:
         """Renew one lease for another ttl."""
         await self._wait_for_turn(record)
         outcome: Renewal = Unknown(InterruptedError("cut short"))
-        started = self._runtime.now()
+        sent = self._runtime.now()
         try:
             with self._client.mutex:
                 # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
-                record.shorten_deadline(started, ttl)
+                record.shorten_deadline(sent, ttl)
                 self.reschedule(record)
             (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
             _forget_frames([outcome])
         finally:
-            self._apply_extension(record, outcome, ttl, started)
-        if isinstance(outcome, Gone):
-            self._leases.lose(record, outcome.reason)
+            self._apply([record], [outcome], sent, ttl)
         return outcome
 
     async def _wait_for_turn(self, record: LeaseRecord) -> None:
@@ -415,30 +421,6 @@ class Renewer:
                 answered = plan.answered
             await answered.wait(record.remaining())
 
-    def _apply_extension(self, record: LeaseRecord, outcome: Renewal, ttl: Seconds, started: Instant) -> None:
-        """Change the deadline according to the answer, unless the lease has ended meanwhile."""
-        plan = record.renewal
-        extended = recovered = False
-        with self._client.mutex:
-            if isinstance(outcome, Unknown):
-                plan.note_unanswered(ttl, started)
-            # The clock comes first: a "yes" that arrives past the deadline brings nothing back.
-            if record.state is HELD and self._runtime.now() < record.valid_until:
-                if isinstance(outcome, Renewed):
-                    record.grant.ttl = ttl
-                    recovered = record.renewed(outcome, started)
-                    extended = True
-                elif plan.next_at != inf:
-                    plan.next_at = 0.0  # the deadline may now be earlier than the next renewal was planned
-                self.reschedule(record)
-            elif isinstance(outcome, Renewed):
-                plan.note_unanswered(ttl, started)  # too late to be believed, but the server keeps the lock for it
-            plan.finish()
-        if extended:
-            observation.post("renewed", record)
-        if recovered:
-            self._leases.report.renewed_again(1)
-
 
 def _forget_frames(outcomes: Sequence[Renewal]) -> None:
     """
@@ -456,11 +438,11 @@ def _forget_frames(outcomes: Sequence[Renewal]) -> None:
 
 
 def _tell_observers(
-    renewed: list[LeaseRecord], late: list[Seconds], failed: list[tuple[LeaseRecord, BaseException]]
+    renewed: list[tuple[LeaseRecord, Seconds | None]], failed: list[tuple[LeaseRecord, BaseException]]
 ) -> None:
     """Post the events of one batch."""
-    for record, seconds in zip(renewed, late, strict=True):
-        observation.post("renewed", record, late=seconds)
+    for record, late in renewed:
+        observation.post("renewed", record, late=late)
     for record, _ in failed:
         observation.post("jeopardy", record, "unavailable")
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from lockkit.backend import CALL_SECONDS, Busy, LockBackend, SlotName, apart, split_space
 from lockkit.background import SingleRun
@@ -48,7 +48,7 @@ of another slot later; shorter asks the backend more often."""
 OUTAGE_PAUSE_SECONDS = 0.25
 """Pause after a round without an answer, seconds, about."""
 
-L_co = TypeVar("L_co", covariant=True)
+L = TypeVar("L")
 
 
 def slot_name(name: str, slot: int) -> str:
@@ -64,83 +64,62 @@ def no_free_permit(name: str, url: str, limit: int, waited: Seconds, *, advice: 
     return f"semaphore {plain!r} at {url} has no free permit, {held}: waited {round(waited, 3):g} s. {advice}"
 
 
-class Acquire(Protocol[L_co]):
-    """`Engine.acquire`."""
+class SlotSearch(Generic[L]):
+    """One acquisition of a permit where the backend has locks only."""
 
-    def __call__(self, settings: LockSettings, timeout: Seconds | None, /, *, name_holder: bool) -> Awaitable[L_co]:
-        """Acquire one lock."""
-        ...
-
-
-class SlotSearch:
-    """
-    One acquisition of a permit.
-
-    Attributes:
-        slot: Number of the slot that was had last.
-    """
-
-    def __init__(self, runtime: Runtime, settings: LockSettings, url: str, unavailable_after: Seconds) -> None:
+    def __init__(
+        self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, timeout: Seconds | None
+    ) -> None:
         """Start the clock."""
+        assert settings.mode == "permit", "only semaphores have slots"
         assert settings.limit > 0, "a semaphore without slots would be searched for ever"
-        self.slot = 0
-        self._runtime = runtime
+        self._context = context
+        self._backend = backend
+        self._runtime: Runtime = context.client.runtime
         self._settings = settings
-        self._url = url
-        self._unavailable_after = unavailable_after
-        self._began = runtime.now()
-        self._answered_at = self._began
+        self._began = self._answered_at = self._runtime.now()
+        self._deadline = None if timeout is None else self._began + timeout
 
-    async def run(self, acquire: Acquire[L_co], timeout: Seconds | None) -> L_co:
+    async def run(self) -> L:
         """Acquire the lock of a slot."""
-        assert self._settings.mode == "permit", "only semaphores have slots"
-        deadline = None if timeout is None else self._began + timeout
         while True:
             try:
                 for slot in range(self._settings.limit):
-                    lease = await self._try(acquire, slot, 0)
-                    if lease is not None:
+                    if (lease := await self._try(slot, 0)) is not None:
                         return lease
-                left = None if deadline is None else deadline - self._runtime.now()
-                if left is not None and left <= 0:
+                left = inf if self._deadline is None else self._deadline - self._runtime.now()
+                if left <= 0:
                     raise self._timed_out()
-                pause = self._jitter(SLICE_SECONDS)
                 slot = self._runtime.random.randrange(self._settings.limit)
-                lease = await self._try(acquire, slot, pause if left is None else min(pause, left))
-                if lease is not None:
+                if (lease := await self._try(slot, min(self._jitter(SLICE_SECONDS), left))) is not None:
                     return lease
             except BackendUnavailable:
-                if self._is_over(deadline):
+                now = self._runtime.now()
+                end = self._deadline
+                if now >= (self._answered_at + self._context.unavailable_after if end is None else end):
                     raise
-                await self._pause(deadline)
+                pause = self._jitter(OUTAGE_PAUSE_SECONDS)
+                await self._runtime.sleep(pause if end is None else min(pause, end - now))
 
-    async def _try(self, acquire: Acquire[L_co], slot: int, timeout: Seconds) -> L_co | None:
+    async def _try(self, slot: int, timeout: Seconds) -> L | None:
         """Try one slot; None if it stayed busy."""
-        assert 0 <= slot < self._settings.limit, "there is no such slot"
         settings = replace(self._settings, name=slot_name(self._settings.name, slot), mode="exclusive")
         try:
-            lease = await acquire(settings, timeout, name_holder=False)
+            lease = await Acquisition(self._context, self._backend, settings, timeout).run(name_holder=False)
         except LockTimeout:
             self._answered_at = self._runtime.now()
             return None
-        self.slot = slot
+        record: LeaseRecord = cast("Any", lease)._record  # noqa: SLF001 - made by make_lease
+        record.mode, record.grant.slot = "permit", slot
         return lease
-
-    def _is_over(self, deadline: Instant | None) -> bool:
-        now = self._runtime.now()
-        return now - self._answered_at >= self._unavailable_after if deadline is None else now >= deadline
-
-    async def _pause(self, deadline: Instant | None) -> None:
-        pause = self._jitter(OUTAGE_PAUSE_SECONDS)
-        await self._runtime.sleep(pause if deadline is None else min(pause, deadline - self._runtime.now()))
 
     def _jitter(self, seconds: Seconds) -> Seconds:
         return seconds * self._runtime.random.uniform(0.5, 1.5)
 
     def _timed_out(self) -> LockTimeout:
-        settings, waited = self._settings, self._runtime.now() - self._began
-        message = no_free_permit(settings.name, self._url, settings.limit, waited, advice="Wait longer with timeout=.")
-        return LockTimeout(message, name=split_space(settings.name)[1], backend=self._url)
+        settings, url, waited = self._settings, self._context.client.url, self._runtime.now() - self._began
+        message = no_free_permit(settings.name, url, settings.limit, waited, advice="Wait longer with timeout=.")
+        return LockTimeout(message, name=split_space(settings.name)[1], backend=url)
 
 
 CAPS_NAME = apart("limit", "semaphores")
@@ -306,9 +285,6 @@ class SemaphoreCaps:
                 return
 
 
-L = TypeVar("L")
-
-
 class PermitAcquisition(Acquisition[L]):
     """As `Acquisition`."""
 
@@ -327,10 +303,6 @@ class PermitAcquisition(Acquisition[L]):
         super().__init__(context, backend, settings, timeout)
         self._caps = caps
         self._cap: int | None = None
-
-    async def run(self) -> L:
-        self._caps.compare(self._settings)
-        return await super().run()
 
     async def _ask(self, started: Instant) -> L | None:
         settings = self._settings

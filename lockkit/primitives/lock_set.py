@@ -41,6 +41,7 @@ mostly mean that one coarser lock is wanted."""
 
 L = TypeVar("L")
 T = TypeVar("T")
+S = TypeVar("S", bound="BaseLeaseSet[Any]")
 
 
 # -- which locks -------------------------------------------------------------------------------------------------------
@@ -195,32 +196,11 @@ class LockSetCore(Generic[L]):
         members = [member.named(name) for member, name in zip(self.members, names, strict=True)]
         return LockSetCore(members, self.timeout, self.on_lost, cancel_on_lost=self.cancel_on_lost)
 
-    async def acquire(self, timeout: Seconds | None) -> LeaseSetCore[L]:
-        """Acquire all of them, or none, within `timeout` seconds for all together."""
-        runtime, leases = self.runtime, LeaseSetCore(self)
-        began = runtime.now()
-        answer_by = inf if timeout is None else began + timeout + ANSWER_GRACE
-        member = self.members[0]
-        try:
-            left = timeout
-            for member in self.members:
-                leases.acquired.append((member, await member.engine.acquire(member.settings, left)))
-                left = None if timeout is None else max(0.0, began + timeout - runtime.now())
-            leases.complete(self.on_lost)
-            leases.check()
-        except LockTimeout as error:
-            waited = round(runtime.now() - began, 3)
-            await leases.undo(answer_by)
-            raise self._timed_out(error, member, waited) from error
-        except BaseException:
-            await leases.undo(answer_by)
-            raise
+    async def acquire(self, timeout: Seconds | Inherit | timedelta | None, make: Callable[[LockSetCore[L]], S]) -> S:
+        """Acquire all of them, or none, within `timeout` seconds for all together; `make` is the class of the set."""
+        leases = make(self)
+        await leases._acquire(self.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout))  # noqa: SLF001 - same module
         return leases
-
-    def _timed_out(self, error: LockTimeout, member: SetMember[L], waited: Seconds) -> LockError:
-        """Say which lock was busy, and what the set as a whole has waited."""
-        message = f"could not acquire {len(self.members)} locks within {waited:g} s, none of them is kept: {error}"
-        return LockTimeout(message, name=member.name, backend=member.engine.url, holder=error.holder)
 
 
 def name_templates(
@@ -242,71 +222,103 @@ def name_templates(
 # -- the leases --------------------------------------------------------------------------------------------------------
 
 
-class LeaseSetCore(Generic[L]):
-    """
-    The leases of a set: what `LeaseSet` of both APIs is made of.
+class BaseLeaseSet(Generic[L]):
+    """The leases of a set, in both APIs: what looks at local state and never blocks; and the rest, without colour."""
 
-    Attributes:
-        locks: Of which locks.
-        acquired: The leases that are still to be released, in the order in which they were acquired.
-        leases: All leases, once all were acquired.
-        released: The set was released, or is about to be.
-    """
+    __slots__ = ("__weakref__", "_acquired", "_leases", "_locks", "_released")
 
-    __slots__ = ("acquired", "leases", "locks", "released")
+    _api: ClassVar[str]
+    """Where users import the class from, for the repr."""
 
     def __init__(self, locks: LockSetCore[L]) -> None:
-        """Start empty; filled by `LockSetCore.acquire`."""
-        self.locks = locks
-        self.acquired: list[tuple[SetMember[L], L]] = []
-        self.leases: tuple[L, ...] = ()
-        self.released = False
+        """Made by ``LockSet.acquire``."""
+        self._locks = locks
+        self._acquired: list[tuple[SetMember[L], L]] = []  # still to be released, in the order in which they came
+        self._leases: tuple[L, ...] = ()  # all, once all were acquired
+        self._released = False  # or about to be
 
     @property
-    def records(self) -> list[LeaseRecord]:
-        """The engine's records of the leases."""
-        return [_record(lease) for lease in self.leases]
+    def names(self) -> tuple[str, ...]:
+        """Names of the locks, in the order in which they were acquired."""
+        return self._locks.names
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """
+        Fencing token of each lock by its name, as a dict of its own. There is none for the set.
+
+        Raises:
+            ConfigurationError: Several have the same name: use ``leases[lock].token``.
+        """
+        return {name: _record(self[name]).grant.token for name in self.names}
+
+    def __getitem__(self, lock: object) -> L:
+        """
+        Return the lease of a lock.
+
+        Args:
+            lock: Its name; or the lock object, also where several have the same name.
+
+        Raises:
+            KeyError: It is not in the set.
+            ConfigurationError: Several locks have this name: use the lock object.
+        """
+        found = self._find(lock)
+        if not found:
+            raise KeyError(lock)
+        if len(found) > 1:
+            message = f"several locks of the set have the name {lock!r}: use leases[lock] with the lock object"
+            raise ConfigurationError(message, name=str(lock))
+        return found[0]
+
+    def __contains__(self, item: object) -> bool:
+        """Whether a name, a lock or a lease is in the set."""
+        return item in self._leases or bool(self._find(item))
+
+    def __iter__(self) -> Iterator[L]:
+        """Iterate over the leases, in the order in which they were acquired."""
+        return iter(self._leases)
+
+    def __len__(self) -> int:
+        """Return the number of locks; a lock that was given twice counts once."""
+        return len(self._leases)
 
     @property
     def held(self) -> bool:
-        """Whether all are held."""
-        return not self.released and all(record.held for record in self.records)
+        """Every lease is held, and the set was not released. Local, as ``Lease.held``."""
+        return not self._released and all(record.held for record in self._records)
 
     @property
     def lost(self) -> bool:
-        """Whether one was lost."""
-        return any(record.lost for record in self.records)
+        """A lease of the set was lost: work that needs all of the locks must stop."""
+        return any(record.lost for record in self._records)
 
     def remaining(self) -> float:
-        """Return the seconds until the first deadline, 0.0 when one is not held."""
-        return 0.0 if self.released else min(record.remaining() for record in self.records)
+        """Seconds until the first deadline unless it is renewed; 0.0 when one lease is not held. Local."""
+        return 0.0 if self._released else min(record.remaining() for record in self._records)
 
     def check(self) -> None:
-        """Raise unless all are held."""
-        if self.released:
-            raise self._released_error()
-        for record in self.records:
+        """
+        Raise unless all are held. Local.
+
+        Raises:
+            LockLost: One is not; the message names it.
+        """
+        if self._released:
+            names = ", ".join(map(repr, self.names))
+            message = f"the leases of locks {names} were released; acquire the locks again"
+            raise LockLost(message, name=self.names[0])
+        for record in self._records:
             record.check()
 
-    def _released_error(self) -> LockLost:
-        names = ", ".join(map(repr, self.locks.names))
-        return LockLost(f"the leases of locks {names} were released; acquire the locks again", name=self.locks.names[0])
-
-    def find(self, lock: object) -> list[L]:
-        """Return the leases of a lock, which is given by its name or as a lock object."""
-        pairs = zip(self.locks.members, self.leases, strict=True)
-        if isinstance(lock, str):
-            return [lease for member, lease in pairs if member.template == lock]
-        settings: LockSettings | None = getattr(lock, "_settings", None)
-        engine: Engine[L] | None = getattr(lock, "_engine", None)
-        if settings is None or engine is None:
-            return []
-        wanted = SetMember(engine, settings).order
-        return [lease for member, lease in pairs if member.order == wanted]
-
     def on_lost(self, callback: LostCallback) -> None:
-        """Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost."""
-        validation.on_lost(callback, awaits=self.locks.awaits)
+        """
+        Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost.
+
+        Args:
+            callback: As for ``Lease.on_lost``. To be called for each lease that is lost, register it with each.
+        """
+        validation.on_lost(callback, awaits=self._locks.awaits)
         left = [callback]
 
         def first(lease: object, reason: str) -> object:
@@ -316,77 +328,136 @@ class LeaseSetCore(Generic[L]):
                 return None
             return chosen(lease, reason)
 
-        for member, record in zip(self.locks.members, self.records, strict=True):
+        for member, record in zip(self._locks.members, self._records, strict=True):
             member.engine.leases.on_lost(record, first)
 
-    def complete(self, on_lost: LostCallback | None) -> None:
-        """Take the leases that were acquired as those of the set."""
-        assert len(self.acquired) == len(self.locks.members), "all or nothing"
-        self.leases = tuple(lease for _, lease in self.acquired)
-        if on_lost is not None:
-            self.on_lost(on_lost)
+    def __bool__(self) -> bool:
+        """Return True: a set of leases never stands for "not acquired"."""
+        return True
 
-    def enter(self) -> None:
+    def __repr__(self) -> str:
+        """Show names and state."""
+        if self._released:
+            state = "released"
+        elif self.lost:
+            state = "lost"
+        else:
+            state = f"{self.remaining():.3f} s left"
+        return f"<{self._api}.LeaseSet {', '.join(map(repr, self.names))} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        """
+        Refuse to be pickled, as a lease does.
+
+        Raises:
+            TypeError: Always.
+        """
+        message = "lockkit leases cannot be pickled or copied: pass leases.tokens to the other process instead"
+        raise TypeError(message)
+
+    # -- without colour ----------------------------------------------------------------------------------------------
+
+    @property
+    def _records(self) -> list[LeaseRecord]:
+        return [_record(lease) for lease in self._leases]
+
+    def _find(self, lock: object) -> list[L]:
+        """Return the leases of a lock, which is given by its name or as a lock object."""
+        pairs = zip(self._locks.members, self._leases, strict=True)
+        if isinstance(lock, str):
+            return [lease for member, lease in pairs if member.template == lock]
+        settings: LockSettings | None = getattr(lock, "_settings", None)
+        engine: Engine[L] | None = getattr(lock, "_engine", None)
+        if settings is None or engine is None:
+            return []
+        wanted = SetMember(engine, settings).order
+        return [lease for member, lease in pairs if member.order == wanted]
+
+    async def _acquire(self, timeout: Seconds | None) -> None:
+        """Acquire all, or none."""
+        locks = self._locks
+        began = locks.runtime.now()
+        answer_by = inf if timeout is None else began + timeout + ANSWER_GRACE
+        member = locks.members[0]
+        try:
+            left = timeout
+            for member in locks.members:
+                self._acquired.append((member, await member.engine.acquire(member.settings, left)))
+                left = None if timeout is None else max(0.0, began + timeout - locks.runtime.now())
+            self._leases = tuple(lease for _, lease in self._acquired)
+            if locks.on_lost is not None:
+                self.on_lost(locks.on_lost)
+            self.check()
+        except LockTimeout as error:
+            waited = round(locks.runtime.now() - began, 3)
+            await self._undo_all(answer_by)
+            message = f"could not acquire {len(locks.members)} locks within {waited:g} s, none of them is kept: {error}"
+            raise LockTimeout(message, name=member.name, backend=member.engine.url, holder=error.holder) from error
+        except BaseException:
+            await self._undo_all(answer_by)
+            raise
+
+    def _enter(self) -> None:
         """Note that a ``with`` block runs under the leases, perhaps of another thread or task than acquired them."""
-        for member, record in zip(self.locks.members, self.records, strict=True):
+        for member, record in zip(self._locks.members, self._records, strict=True):
             member.engine.leases.enter(record)
 
-    async def confirm(self) -> bool:
+    async def _confirm(self) -> bool:
         """Ask each backend whether the lease still holds the lock."""
-        if self.released:
+        if self._released:
             return False
         held = True
-        for member, record in zip(self.locks.members, self.records, strict=True):
+        for member, record in zip(self._locks.members, self._records, strict=True):
             held = await member.engine.confirm(record) and held
         return held and self.held
 
-    async def extend(self, ttl: Seconds | timedelta | None) -> None:
+    async def _extend(self, ttl: Seconds | timedelta | None) -> None:
         """Set the time left of each lease, in order; the first error ends it."""
-        if self.released:
-            raise self._released_error()
-        for member in self.locks.members:
+        if self._released:
+            self.check()
+        for member in self._locks.members:
             if ttl is not None:
                 with validation.about(member.name, member.engine.url):
                     validation.ttl(ttl, member.engine.capabilities.min_ttl)
-        for member, record in zip(self.locks.members, self.records, strict=True):
+        for member, record in zip(self._locks.members, self._records, strict=True):
             await member.engine.extend(record, ttl)
         self.check()
 
-    async def release(self) -> None:
+    async def _release(self) -> None:
         """Release all, the last first; each is tried."""
-        self.released = True
+        self._released = True
 
         async def give_back(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
             await member.engine.releases.release(record, answer_by)
 
         await self._each(give_back, RELEASE_SECONDS)
 
-    async def leave(self, error: BaseException | None) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         """Release all at the end of a ``with`` block, as `Releases.leave` does with one."""
-        self.released = True
+        self._released = True
 
         async def leave(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
             await member.engine.releases.leave(record, error, answer_by)
 
         await self._each(leave, RELEASE_SECONDS)
 
-    async def leave_cancelled(self) -> NoReturn:
+    async def _leave_cancelled(self) -> NoReturn:
         """Release all at the end of a block whose body was cancelled because a lease was lost."""
-        lost = next(record for record in self.records if record.lost)
-        await self.leave(None)
+        lost = next(record for record in self._records if record.lost)
+        await self._leave(None)
         raise lost.lost_error()  # leave() does not raise it with raise_on_lost=False
 
-    async def undo(self, answer_by: Instant = inf) -> None:
+    async def _undo_all(self, answer_by: Instant = inf) -> None:
         """
         Leave none held, after an acquisition that did not come to its end.
 
         Takes at most about `UNDO_SECONDS`, and not longer than the caller has time; what the backend has not answered
         by then goes on in the background.
         """
-        self.released = True
-        if not self.acquired:
+        self._released = True
+        if not self._acquired:
             return
-        runtime = self.locks.runtime
+        runtime = self._locks.runtime
         seconds = min(UNDO_SECONDS, max(UNDO_SECONDS_MIN, answer_by - runtime.now()))
         try:
             await runtime.settle(self._each(self._undo, seconds), seconds)
@@ -408,9 +479,9 @@ class LeaseSetCore(Generic[L]):
     ) -> None:
         """Call `action` for each lease that is still to be released, the last first, whatever the others raise."""
         errors: list[LockError] = []
-        runtime = self.locks.runtime
+        runtime = self._locks.runtime
         until = runtime.now() + seconds
-        left, self.acquired = self.acquired, []
+        left, self._acquired = self._acquired, []
         try:
             await self._each_of(left, action, until, errors)
         except BaseException as interrupt:
@@ -436,128 +507,13 @@ class LeaseSetCore(Generic[L]):
         while left:
             member, lease = left.pop()
             # The first that hangs may take all of the time; the others are still tried.
-            answer_by = max(until, self.locks.runtime.now() + UNDO_SECONDS_MIN)
+            answer_by = max(until, self._locks.runtime.now() + UNDO_SECONDS_MIN)
             try:
                 await action(member, _record(lease), answer_by)
             except LockError as error:
                 errors.append(error)
                 if not isinstance(error, LockLost):
-                    self.acquired.insert(0, (member, lease))  # release() may be called again
-
-
-class BaseLeaseSet(Generic[L]):
-    """The leases of a set: the properties and methods that look at local state only and never block."""
-
-    __slots__ = ("__weakref__", "_core")
-
-    _api: ClassVar[str]
-    """Where users import the class from, for the repr."""
-
-    def __init__(self, core: LeaseSetCore[L]) -> None:
-        """Made by ``LockSet.acquire``."""
-        self._core = core
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the locks, in the order in which they were acquired."""
-        return self._core.locks.names
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """
-        Fencing token of each lock by its name, as a dict of its own. There is none for the set.
-
-        Raises:
-            ConfigurationError: Several have the same name: use ``leases[lock].token``.
-        """
-        return {name: _record(self[name]).grant.token for name in self.names}
-
-    def __getitem__(self, lock: object) -> L:
-        """
-        Return the lease of a lock.
-
-        Args:
-            lock: Its name; or the lock object, also where several have the same name.
-
-        Raises:
-            KeyError: It is not in the set.
-            ConfigurationError: Several locks have this name: use the lock object.
-        """
-        found = self._core.find(lock)
-        if not found:
-            raise KeyError(lock)
-        if len(found) > 1:
-            message = f"several locks of the set have the name {lock!r}: use leases[lock] with the lock object"
-            raise ConfigurationError(message, name=str(lock))
-        return found[0]
-
-    def __contains__(self, item: object) -> bool:
-        """Whether a name, a lock or a lease is in the set."""
-        return item in self._core.leases or bool(self._core.find(item))
-
-    def __iter__(self) -> Iterator[L]:
-        """Iterate over the leases, in the order in which they were acquired."""
-        return iter(self._core.leases)
-
-    def __len__(self) -> int:
-        """Return the number of locks; a lock that was given twice counts once."""
-        return len(self._core.leases)
-
-    @property
-    def held(self) -> bool:
-        """Every lease is held, and the set was not released. Local, as ``Lease.held``."""
-        return self._core.held
-
-    @property
-    def lost(self) -> bool:
-        """A lease of the set was lost: work that needs all of the locks must stop."""
-        return self._core.lost
-
-    def remaining(self) -> float:
-        """Seconds until the first deadline unless it is renewed; 0.0 when one lease is not held. Local."""
-        return self._core.remaining()
-
-    def check(self) -> None:
-        """
-        Raise unless all are held. Local.
-
-        Raises:
-            LockLost: One is not; the message names it.
-        """
-        self._core.check()
-
-    def on_lost(self, callback: LostCallback) -> None:
-        """
-        Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost.
-
-        Args:
-            callback: As for ``Lease.on_lost``. To be called for each lease that is lost, register it with each.
-        """
-        self._core.on_lost(callback)
-
-    def __bool__(self) -> bool:
-        """Return True: a set of leases never stands for "not acquired"."""
-        return True
-
-    def __repr__(self) -> str:
-        """Show names and state."""
-        if self._core.released:
-            state = "released"
-        elif self.lost:
-            state = "lost"
-        else:
-            state = f"{self.remaining():.3f} s left"
-        return f"<{self._api}.LeaseSet {', '.join(map(repr, self.names))} {state}>"
-
-    def __reduce__(self) -> NoReturn:
-        """
-        Refuse to be pickled, as a lease does.
-
-        Raises:
-            TypeError: Always.
-        """
-        message = "lockkit leases cannot be pickled or copied: pass leases.tokens to the other process instead"
-        raise TypeError(message)
+                    self._acquired.insert(0, (member, lease))  # release() may be called again
 
 
 def _record(lease: object) -> LeaseRecord:

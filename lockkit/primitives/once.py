@@ -31,7 +31,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from lockkit import validation
-from lockkit.backend import Holder, apart
+from lockkit.backend import Holder, Note, apart
 from lockkit.configuration.name_template import NameTemplate
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
@@ -58,44 +58,6 @@ FORGOTTEN_SECONDS = 1.0
 ERROR_CHARS_MAX = 8000
 ERROR_TYPE_CHARS_MAX = 200
 """Longest text and type name of a stored error; the rest is cut off. A character may take six bytes in JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class OnceSettings:
-    """
-    The validated arguments of ``client.once``.
-
-    Attributes:
-        lock: Of the lock under which the work runs; its name is the key, or the template of one.
-        keep: How long a record is kept after its completion, seconds.
-        match: What must be the same at each repeat, or the template of it; None for anything.
-        store_errors: Classes of the errors that count as completion.
-    """
-
-    lock: LockSettings
-    keep: Seconds
-    match: str | None
-    store_errors: tuple[type[BaseException], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """
-    What a record says of a key that is done.
-
-    Attributes:
-        match: Digest of the ``match`` of its run, or None.
-        result: The decoded result; None without one.
-        error: Type name and text of a stored error, or None.
-        since: When it was completed, Unix time; None if an older lockkit has stored it.
-        keep: For how long it is kept, seconds; None as above.
-    """
-
-    match: str | None = None
-    result: Any = None
-    error: tuple[str, str] | None = None
-    since: float | None = None
-    keep: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,39 +92,29 @@ class OnceDone:
     match: str | None
 
 
-def check_settings(
-    lock: LockSettings, keep: float | timedelta, match: object, store_errors: object, url: str
-) -> OnceSettings:
-    """Validate the arguments of ``client.once``. Nothing is sent."""
-    kinds: tuple[Any, ...] = store_errors if isinstance(store_errors, tuple) else (store_errors,)
-    problem = ""
-    with validation.about(lock.name, url):
-        seconds = validation.seconds(keep, "keep", exclusive=True)
-    if seconds > validation.TTL_MAX:
-        problem = f"keep must be at most {validation.TTL_MAX:g} seconds, not {seconds:g}"
-    elif not (match is None or isinstance(match, str)):
-        problem = f"match must be a str, such as '{{amount}}:{{currency}}', not {validation.shown(match)}"
-    elif not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-        problem = f"store_errors must be a tuple of exception classes, not {validation.shown(store_errors)}"
-    if problem:
-        raise ConfigurationError(problem, name=lock.name, backend=url)
-    assert match is None or isinstance(match, str)
-    return OnceSettings(lock, seconds, match, kinds)
-
-
 def digest(match: str | None) -> str | None:
     """Shorten a ``match`` to what the record keeps of it: it may be long, and nobody else's business."""
     return None if match is None else hashlib.sha256(match.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
 class Once:
-    """``client.once``, without the colour of the API: runs a piece of work at most once per key."""
+    """
+    ``client.once``, without the colour of the API: runs a piece of work at most once per key.
 
-    def __init__(self, engine: Engine[Any], settings: OnceSettings) -> None:
-        """Send nothing yet."""
-        engine.notes.require("once()")
-        self.engine = engine
-        self.settings = settings
+    Attributes:
+        engine: Of the client.
+        lock: Settings of the lock under which the work runs; its name is the key, or the template of one.
+        keep: How long a record is kept after its completion, seconds.
+        match: What must be the same at each repeat, or the template of it; None for anything.
+        store_errors: Classes of the errors that count as completion.
+    """
+
+    engine: Engine[Any]
+    lock: LockSettings
+    keep: Seconds
+    match: str | None
+    store_errors: tuple[type[BaseException], ...]
 
     @classmethod
     def described(
@@ -177,60 +129,69 @@ class Once:
         store_errors: tuple[type[BaseException], ...] | type[BaseException],
         label: str | None = None,
     ) -> Once:
-        """Make it from the arguments of ``client.once``."""
-        lock = engine.settings(key, ttl=ttl, timeout=timeout, label=label)
-        settings = check_settings(lock, keep, match, store_errors, engine.url)
-        return cls(engine, settings)
+        """Validate the arguments of ``client.once``. Nothing is sent."""
+        lock, url = engine.settings(key, ttl=ttl, timeout=timeout, label=label), engine.url
+        kinds: tuple[Any, ...] = store_errors if isinstance(store_errors, tuple) else (store_errors,)
+        given: object = match
+        problem = ""
+        with validation.about(key, url):
+            seconds = validation.seconds(keep, "keep", exclusive=True)
+        if seconds > validation.TTL_MAX:
+            problem = f"keep must be at most {validation.TTL_MAX:g} seconds, not {seconds:g}"
+        elif not (given is None or isinstance(given, str)):
+            problem = f"match must be a str, such as '{{amount}}:{{currency}}', not {validation.shown(given)}"
+        elif not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            problem = f"store_errors must be a tuple of exception classes, not {validation.shown(store_errors)}"
+        if problem:
+            raise ConfigurationError(problem, name=key, backend=url)
+        engine.notes.require("once()")
+        return cls(engine, lock, seconds, match, kinds)
+
+    @property
+    def key(self) -> str:
+        """The key, or the template of one."""
+        return self.lock.name
 
     def named(self, key: str, match: str | None) -> Once:
         """Fill in the templates of key and ``match``."""
-        settings = self.settings
-        lock = self.engine.named(settings.lock, key)
-        return Once(self.engine, replace(settings, lock=lock, match=match))
+        return replace(self, lock=self.engine.named(self.lock, key), match=match)
 
     async def begin(self) -> Attempt:
         """Find out whether the key is done; if it is not, hold it."""
-        settings, notes = self.settings, self.engine.notes
-        key = settings.lock.name
-        name = apart(SPACE, key)
-        note = await notes.read(name)
-        if note is not None and (outcome := decode(note.text, key, self.engine.url)) is not None:
-            return self._repeat(outcome)
-        lease = await self.engine.acquire(replace(settings.lock, name=name), settings.lock.timeout)
+        _, done = await self._read()
+        if done is not None:
+            return self._repeat(done)
+        lease = await self.engine.acquire(replace(self.lock, name=apart(SPACE, self.key)), self.lock.timeout)
         attempt = Attempt(self, lease)
         try:
-            note = await notes.read(name)
-            outcome = None if note is None else decode(note.text, key, self.engine.url)
+            note, done = await self._read()
             attempt.note = None if note is None else note.text
         except BaseException as error:
             await attempt.leave(error)
             raise
-        if outcome is None:
+        if done is None:
             return attempt
         await attempt.give_back()
-        return self._repeat(outcome)
+        return self._repeat(done)
+
+    async def _read(self) -> tuple[Note | None, OnceDone | None]:
+        """Read the note on the key; and what it says, if that is a completion."""
+        note = await self.engine.notes.read(apart(SPACE, self.key))
+        return note, None if note is None else decode(note.text, self.key, self.engine.url)
 
     async def state(self) -> OnceRunning | OnceDone | None:
         """Look at the key, without running anything."""
-        key = self.settings.lock.name
-        note = await self.engine.notes.read(apart(SPACE, key))
-        outcome = None if note is None else decode(note.text, key, self.engine.url)
-        if note is None or outcome is None:
-            holders = await self.engine.holders_in(SPACE, key)
+        note, done = await self._read()
+        if note is None or done is None:
+            holders = await self.engine.holders_in(SPACE, self.key)
             return OnceRunning(holders[0]) if holders else None
-        until = None
-        if note.remaining is not None:
-            until = wall_clock() + note.remaining
-        elif outcome.since is not None and outcome.keep is not None:
-            until = outcome.since + outcome.keep
-        return OnceDone(outcome.since, until, outcome.result, outcome.error, outcome.match)
+        return done if note.remaining is None else replace(done, until=wall_clock() + note.remaining)
 
     async def forget(self) -> bool:
         """Forget that the key is done: the next call runs again. A run that is under way is left alone."""
-        name = apart(SPACE, self.settings.lock.name)
         if not isinstance(await self.state(), OnceDone):
             return False
-        settings = replace(self.settings.lock, name=name, on_lost=None, reentrant=False)
+        settings = replace(self.lock, name=apart(SPACE, self.key), on_lost=None, reentrant=False)
         lease = await self.engine.try_acquire(settings, FORGET_SECONDS)
         if lease is None:
             return False  # a call under way is about to find it done, or another one forgets it
@@ -245,9 +206,9 @@ class Once:
         await attempt.leave(None)
         return done
 
-    def _repeat(self, outcome: Outcome) -> Attempt:
-        key, url = self.settings.lock.name, self.engine.url
-        match = digest(self.settings.match)
+    def _repeat(self, outcome: OnceDone) -> Attempt:
+        key, url = self.key, self.engine.url
+        match = digest(self.match)
         if match is not None and outcome.match is not None and match != outcome.match:
             message = (
                 f"once {key!r} at {url} was done with another match: the key stands for two different things. Use "
@@ -269,10 +230,10 @@ class Call:
 
     def __init__(self, once: Once, function: Callable[..., Any]) -> None:
         """Check the fields against the function's parameters."""
-        settings, url = once.settings, once.engine.url
+        url = once.engine.url
         self._once = once
-        self.template = NameTemplate(settings.lock.name, function, backend=url)
-        self._match = None if settings.match is None else NameTemplate(settings.match, function, backend=url)
+        self.template = NameTemplate(once.key, function, backend=url)
+        self._match = None if once.match is None else NameTemplate(once.match, function, backend=url)
 
     def named(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Once:
         """Fill in the templates for one call."""
@@ -304,7 +265,7 @@ class Attempt:
     @property
     def key(self) -> str:
         """The key: the same for each attempt."""
-        return self._once.settings.lock.name
+        return self._once.key
 
     def _record(self, what: str) -> LeaseRecord:
         if self._lease is None:
@@ -334,8 +295,8 @@ class Attempt:
         await self._once.engine.notes.write(self._record("be noted"), text, keep)
 
     async def _complete(self, record: LeaseRecord, outcome: str) -> None:
-        match = json.dumps(digest(self._once.settings.match))
-        keep = self._once.settings.keep
+        match = json.dumps(digest(self._once.match))
+        keep = self._once.keep
         text = f'{{"done":1,"match":{match},"since":{wall_clock():.3f},"keep":{keep:.3f},{outcome}}}'
         await self._once.engine.notes.write(record, text, keep)
         await self.give_back()
@@ -356,7 +317,7 @@ class Attempt:
         record = self._record("be left")
         try:
             # Not what `done` raised: the work had succeeded, and its result may be stored already.
-            if not self._completing and error is not None and isinstance(error, self._once.settings.store_errors):
+            if not self._completing and error is not None and isinstance(error, self._once.store_errors):
                 await self._complete(record, f'"error":{encode_error(error)}')
         except LockError as failed:
             assert error is not None, "only an error is stored"
@@ -420,7 +381,7 @@ def encode_error(error: BaseException) -> str:
     return json.dumps([type(error).__qualname__[:ERROR_TYPE_CHARS_MAX], text], ensure_ascii=False)
 
 
-def decode(text: str, key: str, url: str) -> Outcome | None:
+def decode(text: str, key: str, url: str) -> OnceDone | None:
     """Read a note; None if it is no completion."""
     try:
         value = decode_json(text)
@@ -429,7 +390,8 @@ def decode(text: str, key: str, url: str) -> Outcome | None:
         error = value.get("error")
         stored = None if error is None else (str(error[0]), str(error[1]))
         since, keep = (each if type(each) is float else None for each in map(value.get, ("since", "keep")))
-        return Outcome(value.get("match"), value.get("result"), stored, since, keep)
+        until = None if since is None or keep is None else since + keep
+        return OnceDone(since, until, value.get("result"), stored, value.get("match"))
     except (ValueError, TypeError, LookupError) as error:
         message = f"the record of once {key!r} at {url} was not written by this version of lockkit: {error!r}"
         raise LockError(message, name=key, backend=url) from error

@@ -8,11 +8,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from lockkit import validation
 from lockkit.engine.settings import LostCallback
 from lockkit.errors import LockTimeout
 from lockkit.lease import INHERIT, BaseLockSet, Inherit, OtherApi, SharedWithStack
-from lockkit.primitives.lock_set import BaseLeaseSet, LeaseSetCore, LockSetCore, SetMember, members_of, name_templates
+from lockkit.primitives.lock_set import BaseLeaseSet, LockSetCore, SetMember, members_of, name_templates
 from lockkit.runtime import drive
 from lockkit.sync.lease import Lease
 from lockkit.sync.lock import Lock
@@ -68,7 +67,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
         Raises:
             BackendUnavailable: One cannot be asked.
         """
-        return drive(self._core.confirm())
+        return drive(self._confirm())
 
     def extend(self, ttl: Seconds | timedelta | None = None) -> None:
         """
@@ -82,7 +81,7 @@ class LeaseSet(BaseLeaseSet[Lease]):
             BackendUnavailable: No answer for one; it may still be held, see ``remaining()``.
             ConfigurationError: The ttl is wrong.
         """
-        drive(self._core.extend(ttl))
+        drive(self._extend(ttl))
 
     def release(self) -> None:
         """
@@ -94,18 +93,18 @@ class LeaseSet(BaseLeaseSet[Lease]):
             LockLost: One was lost before: the work since then was not protected.
             BackendUnavailable: No answer for one. Its renewal has stopped; call again, or leave it to the ttl.
         """
-        drive(self._core.release())
+        drive(self._release())
 
     def __enter__(self) -> Self:
         """Return itself: all are held already."""
-        self._core.enter()
+        self._enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release all, as leaving ``with locks`` does."""
-        drive(self._core.leave(error))
+        drive(self._leave(error))
 
 
 class LockSet(BaseLockSet):
@@ -123,7 +122,7 @@ class LockSet(BaseLockSet):
     __aenter__ = OtherApi()
     _api = "lockkit"
     _core: LockSetCore[Lease]
-    _blocks: SharedWithStack[LeaseSetCore[Lease]]
+    _blocks: SharedWithStack[LeaseSet]
 
     def acquire(self, timeout: Seconds | timedelta | Inherit | None = INHERIT) -> LeaseSet:
         """
@@ -140,8 +139,7 @@ class LockSet(BaseLockSet):
             LockError: The wait would never end, as for `Lock.acquire`.
             ConfigurationError: The timeout is wrong, or a server refuses the credentials.
         """
-        seconds = self._core.timeout if isinstance(timeout, Inherit) else validation.timeout(timeout)
-        return LeaseSet(drive(self._core.acquire(seconds)))
+        return drive(self._core.acquire(timeout, LeaseSet))
 
     def try_acquire(self, timeout: Seconds | timedelta | None = 0) -> LeaseSet | None:
         """
@@ -164,10 +162,9 @@ class LockSet(BaseLockSet):
 
     def __enter__(self) -> LeaseSet:
         """Acquire all; the body never runs without one of them."""
-        leases = drive(self._core.acquire(self._core.timeout))
-        leases.enter()
+        leases = drive(self._core.acquire(INHERIT, LeaseSet)).__enter__()
         self._blocks.push(self._core.runtime.current(), leases)
-        return LeaseSet(leases)
+        return leases
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -178,7 +175,7 @@ class LockSet(BaseLockSet):
         Raises:
             LockLost: The body ended well, but a lease was lost before (unless ``raise_on_lost=False``).
         """
-        drive(self._blocks.pop(self._core.runtime.current).leave(error))
+        self._blocks.pop(self._core.runtime.current).__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """

@@ -152,4 +152,4 @@ class Once:
 
     def __repr__(self) -> str:
         """Show key and backend."""
-        return f"<lockkit.Once {self._once.settings.lock.name!r} at {self._once.engine.url}>"
+        return f"<lockkit.Once {self._once.key!r} at {self._once.engine.url}>"

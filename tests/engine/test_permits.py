@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +15,8 @@ from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.semaphore import CAPS_NAME
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
-from tests.tries import until
+from tests.engine.scripted import Gate
+from tests.tries import beside, until
 
 URL = "memory://permits"
 
@@ -34,14 +34,11 @@ def test_waiters_notice_that_the_cap_was_raised(monkeypatch: pytest.MonkeyPatch)
         semaphore.set_cap(0)
         got: list[lockkit.Lease] = []
         for cap in (1, 2):
-            thread = threading.Thread(
-                target=lambda: got.append(other.semaphore("raised", limit=2).acquire(PATIENCE)), daemon=True
-            )
-            thread.start()
+            waiting = beside(other.semaphore("raised", limit=2).acquire, PATIENCE)
             time.sleep(0.1)
-            assert len(got) == cap - 1
+            assert not waiting.done()
             semaphore.set_cap(cap)
-            thread.join(PATIENCE)
+            got.append(waiting.result(PATIENCE))
         assert {lease.slot for lease in got} == {0, 1}
         for lease in got:
             lease.release()
@@ -55,18 +52,17 @@ def test_wait_at_a_cap_of_0_ends_at_once(monkeypatch: pytest.MonkeyPatch, ending
     client = lockkit.connect(f"memory://paused-{ending}")
     semaphore = client.semaphore("x", limit=2)
     semaphore.set_cap(0)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(semaphore.acquire)
-        until(lambda: bool(client._engine.client.sleeping))
+    waiting = beside(semaphore.acquire)
+    until(lambda: bool(client._engine.client.sleeping))
 
-        if ending == "raised":
-            semaphore.set_cap(1)
-            waiting.result(PATIENCE).release()
-        client.close()
+    if ending == "raised":
+        semaphore.set_cap(1)
+        waiting.result(PATIENCE).release()
+    client.close()
 
-        if ending == "closed":
-            with pytest.raises(lockkit.LockError, match="is closed"):
-                waiting.result(PATIENCE)
+    if ending == "closed":
+        with pytest.raises(lockkit.LockError, match="is closed"):
+            waiting.result(PATIENCE)
 
 
 def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,16 +75,13 @@ def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest
         return await try_acquire(backend, request)
 
     monkeypatch.setattr(MemoryBackend, "try_acquire", ask_together)
-    with lockkit.connect("memory://tries") as client, ThreadPoolExecutor(3) as pool:
-        semaphore = client.semaphore("x", limit=3)
-        tries = [pool.submit(semaphore.try_acquire) for _ in range(3)]
-
+    with lockkit.connect("memory://tries") as client:
+        tries = [beside(client.semaphore("x", limit=3).acquire, 0) for _ in range(3)]
         got = [each.result(2 * PATIENCE) for each in tries]
 
-        assert {permit.slot for permit in got if permit is not None} == {0, 1, 2}
+        assert {permit.slot for permit in got} == {0, 1, 2}
         for permit in got:
-            if permit is not None:
-                permit.release()
+            permit.release()
 
 
 def test_client_knows_its_own_cap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,30 +165,19 @@ def test_calls_at_the_same_time_share_one_question(monkeypatch: pytest.MonkeyPat
     """Threads that acquire permits of many semaphores ask the backend for caps once."""
     monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 100.0)
     with lockkit.connect(URL) as client:
-        asked, answer = [], threading.Event()
+        asked, gate = [], Gate()
 
         async def read() -> dict[str, int]:
             asked.append(1)
-            answer.wait(PATIENCE)
+            gate()
             return {}
 
         monkeypatch.setattr(client._engine.caps, "read", read)
-        leases: list[lockkit.Lease] = []
-        threads = [
-            threading.Thread(
-                target=lambda name: leases.append(client.semaphore(name, limit=1).acquire(PATIENCE)), args=(name,)
-            )
-            for name in "abcdefgh"
-        ]
-        for thread in threads:
-            thread.start()
-            time.sleep(0.02)
-        answer.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-        for lease in leases:
-            lease.release()
-    assert len(leases) == 8
+        calls = [beside(client.semaphore(name, limit=1).acquire, PATIENCE) for name in "abcdefgh"]
+        gate.reached()
+        gate.open.set()
+        for call in calls:
+            call.result(PATIENCE).release()
     assert len(asked) == 1
 
 

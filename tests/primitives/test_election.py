@@ -58,9 +58,9 @@ def deadline(term: Any) -> float:  # noqa: ANN401 - of either face
 @both_faces
 async def test_metadata_of_a_leader_replace_all_but_its_value(
     driver: FaceDriver,
-    metadata: Any,
+    metadata: Any,  # noqa: ANN401 - wrong on purpose
     shown: dict[str, Any],
-    value: object,  # noqa: ANN401 - wrong on purpose
+    value: object,
 ) -> None:
     """Observers would no longer know where the leader is. A new value replaces it."""
     expected = {"value": value, **shown}
@@ -110,7 +110,8 @@ def test_must_stop_waits_as_long_as_it_is_told() -> None:
             began = alice.now()
             assert not await term.must_stop(seconds)
             assert alice.now() - began == pytest.approx(seconds, abs=1e-6)
-        for wrong in (-1, float("nan"), "soon"):
+        wrongs: list[Any] = [-1, float("nan"), "soon"]
+        for wrong in wrongs:
             with pytest.raises(ConfigurationError):
                 await term.must_stop(wrong)
         await term.resign()

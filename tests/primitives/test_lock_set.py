@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import pickle
 import threading
 from collections.abc import Coroutine
@@ -29,7 +28,7 @@ from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
 from tests.engine.scripted import MovableClock, fail, once, scripted
 from tests.faces import both_faces, scripted_for
-from tests.tries import until, until_async
+from tests.tries import until
 
 DOWN = BackendUnavailable("down")
 
@@ -340,22 +339,6 @@ def test_plain_functions_are_decorated_by_the_sync_api_alone() -> None:
 # -- all or nothing --------------------------------------------------------------------------------------------------
 
 
-@both_faces
-async def test_timeout_names_the_busy_lock_and_leaves_nothing(driver: FaceDriver) -> None:
-    """One timeout for all, which is not that of a lock; try_acquire returns None."""
-    client, other = await driver.connect(), await driver.connect()
-
-    async with other.lock("b"):
-        with pytest.raises(LockTimeout, match=r"3 locks.*lock 'b'.*busy") as caught:
-            await client.locks(["c", "b", "a"], timeout=0.05).acquire()
-        assert caught.value.name == "b"
-        assert caught.value.holder is not None
-        assert caught.value.holder.pid == os.getpid()
-        assert await held(client, "a", "c") == []
-        assert await client.locks(["a", "b"]).try_acquire() is None
-        assert await held(client, "a", "b", "c") == ["b"]
-
-
 @pytest.mark.parametrize("failure", ["answer", "wait", "release"])
 def test_what_strikes_halfway_leaves_nothing(failure: str) -> None:
     """The second is not answered; Ctrl-C in the wait for the last; or no answer to the release of the first."""
@@ -559,26 +542,6 @@ def test_interrupt_while_one_is_released_releases_the_others(end: str) -> None:
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
-
-
-def test_cancelled_acquisition_leaves_none_held() -> None:
-    """While it waits for the last, holding the others; cancelled twice."""
-
-    async def main() -> None:
-        client, _ = scripted(AsyncioRuntime())
-        async with client.lock("c"):
-            task = asyncio.create_task(client.locks(["a", "b", "c"]).acquire())
-            await until_async(lambda: bool(client._engine.acquisitions.waiting_count("c")))
-            task.cancel()
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await until_async(lambda: len(client._engine.leases.records) == 1)
-            assert await held(client, "a", "b", "c") == ["c"]
-        assert await held(client, "c") == []
-
-    asyncio.run(main())
 
 
 def test_cancellation_at_each_step_leaves_none_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import math
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,9 +95,9 @@ def test_name_apart_is_no_lock_name_and_shows_what_the_user_gave() -> None:
 )
 def test_wrong_arguments_are_refused_at_once(
     client: lockkit.Client,
-    key: Any,
+    key: Any,  # noqa: ANN401 - wrong on purpose
     options: dict[str, Any],
-    message: str,  # noqa: ANN401 - wrong on purpose
+    message: str,
 ) -> None:
     """Nothing is sent. In the async API a plain function is refused too: it could not wait."""
     with pytest.raises(lockkit.ConfigurationError, match=message):
@@ -352,68 +351,6 @@ def test_key_is_freed_although_its_error_cannot_be_stored(
         with client.once("key", keep=KEEP, timeout=PATIENCE) as again:
             assert again.first
         assert attempt.first
-
-
-def test_key_is_freed_when_a_task_is_cancelled_that_stores_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its attempt may be referred to for long, and would renew the lease."""
-
-    async def main() -> None:
-        async with aio.connect("memory://once-cancelled") as client:
-            storing = asyncio.Event()
-            attempts: list[Any] = []
-
-            async def hang(*_: object) -> bool:
-                storing.set()
-                await asyncio.Event().wait()
-                return True
-
-            async def body() -> None:
-                async with client.once("key", keep=KEEP, store_errors=ValueError) as attempt:
-                    attempts.append(attempt)
-                    raise ValueError
-
-            with monkeypatch.context() as patch:
-                patch.setattr(client._engine.client.backend, "write_note", hang)
-                task = asyncio.create_task(body())
-                await storing.wait()
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            async with client.once("key", keep=KEEP, timeout=PATIENCE) as again:
-                assert again.first
-            assert attempts[0].first
-
-    asyncio.run(main())
-
-
-def test_one_run_completes_however_many_fail(client: lockkit.Client) -> None:
-    """Eight threads, of whose attempts most end in an error; all get the result of the one that did not."""
-    completed: list[int] = []
-    inside: list[int] = []
-    failures = iter(range(5))
-
-    def work(number: int) -> int:
-        inside.append(number)
-        assert len(inside) == 1
-        inside.remove(number)
-        if next(failures, None) is not None:
-            raise ConnectionError
-        completed.append(number)
-        return number
-
-    def until_done(call: Callable[[int], int], number: int) -> int:
-        while True:
-            try:
-                return call(number)
-            except ConnectionError:
-                continue
-
-    call = client.once("key", keep=KEEP, timeout=PATIENCE)(work)
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda number: until_done(call, number), range(8)))
-
-    assert len(completed) == 1
-    assert results == completed * 8
 
 
 def write_record(client: lockkit.Client, *texts: str) -> Iterator[None]:

@@ -17,7 +17,7 @@ import pytest
 from lockkit.backend import Renewal
 from lockkit.backends.lock_state import LockState
 from lockkit.backends.redlock.backend import RedlockBackend
-from lockkit.engine.semaphore import Acquire, SlotSearch
+from lockkit.engine.semaphore import SlotSearch
 from lockkit.fencing import TokenGuard
 from lockkit.storage.tokens import stale_token
 from lockkit_tools.simulation.checker import Problem
@@ -286,20 +286,19 @@ class LastComer(TokenGuard):
 # -- broken slots --------------------------------------------------------------------------------------------------
 
 
-def search_one_more(
-    self: SlotSearch, acquire: Acquire[Any], timeout: float | None, real: Callable[..., Any] = SlotSearch.run
-) -> Any:  # noqa: ANN401 - a coroutine
+def search_one_more(self: SlotSearch[Any], real: Callable[..., Any] = SlotSearch.run) -> Any:  # noqa: ANN401 - a coroutine
     """Look for one more slot than there are."""
     self._settings = replace(self._settings, limit=self._settings.limit + 1)
-    return real(self, acquire, timeout)
+    return real(self)
 
 
 async def forget_slot(
-    self: SlotSearch, acquire: Acquire[Any], slot: int, timeout: float, real: Callable[..., Any] = SlotSearch._try
+    self: SlotSearch[Any], slot: int, timeout: float, real: Callable[..., Any] = SlotSearch._try
 ) -> Any:  # noqa: ANN401 - a lease
     """Do not take down which slot it was."""
-    lease = await real(self, acquire, slot, timeout)
-    self.slot = 0
+    lease = await real(self, slot, timeout)
+    if lease is not None:
+        lease._record.grant.slot = 0
     return lease
 
 

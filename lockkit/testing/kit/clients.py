@@ -7,8 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from lockkit import aio, observers, sync, validation
-from lockkit.backend import Busy, Grant, Host, LossReason, Mode, Request, split_space
+from lockkit import aio, sync, validation
+from lockkit.backend import Busy, Grant, Host, LockBackend, LossReason, Mode, Request, split_space
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
@@ -74,12 +74,16 @@ class KitEngine(Engine[L]):
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
         call = self.kit_runtime.begin_call()
         try:
-            # With observers it is called a second time, from inside: they see the failure too.
-            if observers.active is None or settings.on_wait is not None:
-                self._fail(settings)
             return await super().acquire(settings, timeout, name_holder=name_holder)
         finally:
             self.kit_runtime.end_call(call)
+
+    async def granting(
+        self, backend: LockBackend, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool
+    ) -> L:
+        """See `Engine.granting`: observers see the failure too."""
+        self._fail(settings)
+        return await super().granting(backend, settings, timeout, name_holder=name_holder)
 
     def _fail(self, settings: LockSettings) -> None:
         if self.client.closed or not self.failures:

@@ -133,7 +133,11 @@ class ClientState:
 
     def answer_by(self, seconds: Seconds, at_latest: Instant = inf) -> Instant:
         """Return when a call that may take `seconds` must be back: not later than the end of ``close()``."""
-        return min(self.runtime.now() + seconds, self.close_by, at_latest)
+        at = self.runtime.now() + seconds
+        # Every release comes here, and min() takes three times as long.
+        if self.close_by < at:  # noqa: PLR1730
+            at = self.close_by
+        return at if at < at_latest else at_latest  # noqa: FURB136
 
     def closed_error(self) -> LockError:
         """Return the error of every call after ``close()``."""

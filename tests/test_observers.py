@@ -243,6 +243,7 @@ def test_leases_that_are_closed_and_dropped(recorder: Recorder) -> None:
     with pytest.warns(ResourceWarning, match="dropped without release"):
         client.lock("dropped").acquire()
     assert recorder.await_call("released").reason == "dropped"
+    recorder.events.clear()
     lease = client.lock("a").acquire()
     with pytest.raises(lockkit.LockLost), client.lock("b"):
         client.close()

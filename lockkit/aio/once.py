@@ -76,17 +76,12 @@ class Once:
 
         @functools.wraps(function)
         async def run_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
-            attempt = await call.named(arguments, keywords).begin()
-            if not attempt.first:
-                return attempt.result
-            try:
-                result = function(*arguments, **keywords)
-                value = template.finished(await result if inspect.isawaitable(result) else result, awaited=True)
-                await attempt.done(value)
-            except BaseException as error:
-                await attempt.leave(error)
-                raise
-            return value
+            async with Once(call.named(arguments, keywords)) as attempt:
+                if attempt.first:
+                    result = function(*arguments, **keywords)
+                    value = await result if inspect.isawaitable(result) else result
+                    await attempt.done(template.finished(value, awaited=True))
+            return attempt.result
 
         # The wrapper is a coroutine function, as the function is: for callers, its type is unchanged.
         return run_once  # type: ignore[return-value]

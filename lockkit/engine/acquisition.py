@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -67,47 +68,26 @@ HOLDER_CHARS_MAX = 200
 """How many characters of a holder's metadata, and of its owner id, go into a warning or an error."""
 
 
+@dataclass(eq=False)
 class AcquisitionContext(Generic[L]):
-    """
-    What the acquisitions of one client share.
+    """What the acquisitions of one client share."""
 
-    Attributes:
-        client: The client's state.
-        leases: What the client holds already, for messages.
-        cleanups: Undoes in the background what could not be undone at once.
-        admit: Makes the lease from the settings, the grant and the time before it was asked for; None if the lease has
-            ended already.
-        unavailable_after: Seconds without one answer after which a wait without timeout gives up.
-        lookups: Asks who holds a lock.
-        queues: Those who wait behind another call of this client.
-        waiting: The requests that wait at the backend.
-        answered_at: Before the last request that was answered, client monotonic clock.
-        last_error: Of the last request, if it was not answered.
-        outages: By the text of an error: the outage of the calls that failed with it and retry.
-        order: Records what is waited for while other locks are held; None unless the user debugs that.
-    """
+    client: ClientState
+    leases: Leases  # what the client holds already, for messages
+    cleanups: PendingCleanups  # undoes in the background what could not be undone at once
+    admit: Callable[[LockSettings, Grant, Instant], L | None]  # makes the lease; None if it has ended already
+    unavailable_after: Seconds  # without one answer; then a wait without timeout gives up
+    waiting: set[Request] = field(default_factory=set)  # the requests that wait at the backend
+    answered_at: Instant = -inf  # before the last request that was answered
+    last_error: BackendUnavailable | None = None  # of the last request, if it was not answered
 
-    def __init__(
-        self,
-        client: ClientState,
-        leases: Leases,
-        cleanups: PendingCleanups,
-        admit: Callable[[LockSettings, Grant, float], L | None],
-        unavailable_after: Seconds,
-    ) -> None:
-        """Start without acquisitions. See the class for the arguments."""
-        self.client = client
-        self.leases = leases
-        self.cleanups = cleanups
-        self.admit = admit
-        self.unavailable_after = unavailable_after
-        self.lookups = HolderLookups(client)
-        self.queues = LocalQueues(client.runtime)
-        self.waiting: set[Request] = set()
-        self.answered_at = -inf
-        self.last_error: BackendUnavailable | None = None
+    def __post_init__(self) -> None:
+        """Start without acquisitions."""
+        self.lookups = HolderLookups(self.client)
+        self.queues = LocalQueues(self.client.runtime)  # those who wait behind another call of this client
+        # By the text of an error: the outage of the calls that failed with it and retry.
         self.outages: WeakValueDictionary[str, Outage] = WeakValueDictionary()
-        self.order = lock_order.of_client(leases)
+        self.order = lock_order.of_client(self.leases)
 
     def forked(self) -> None:
         """Forget the parent's waiters."""
@@ -135,24 +115,18 @@ class AcquisitionContext(Generic[L]):
         return sum(request.name == name for request in tuple(self.waiting)) + self.queues.behind(name)
 
 
+@dataclass(eq=False)
 class Outage:
     """
     The calls of one client that failed for the same reason, of which one at a time pauses and retries.
 
     So a hundred waiting calls connect to a dead port as often as one. Each failed try passes the turn on: an error that
     concerns the lock of one call does not keep the others from trying theirs.
-
-    Attributes:
-        queue: Its name among the `LocalQueues`: the head is the call that pauses.
-        tries: How many have failed so far, besides the first one of each call.
-        over: Set when one of these calls has been answered: nobody pauses any more.
     """
 
-    def __init__(self, queue: str, over: Event) -> None:
-        """Begin with the first failure."""
-        self.queue = queue
-        self.tries = 0
-        self.over = over
+    queue: str  # its name among the `LocalQueues`: the head is the call that pauses
+    over: Event  # set when one of these calls has been answered: nobody pauses any more
+    tries: int = 0  # how many have failed so far, besides the first one of each call
 
 
 class Acquisition(Generic[L]):

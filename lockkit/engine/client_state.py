@@ -48,32 +48,21 @@ def check_host(runtime: Runtime) -> None:
 
 
 class ClientState:
-    """
-    The state of one client.
-
-    Attributes:
-        runtime: Clock, waiting and background work.
-        mutex: Guards the leases, their renewals and the pending cleanups. Nothing is awaited, started, logged or called
-            back while it is held.
-        backend: The backend in use; None in a forked child until its first use, and once the client is closed.
-        url: Where the backend is, without its password.
-        closed: ``close()`` has been called.
-        sleeping: Events of those who are in `sleep`.
-        close_by: When ``close()`` returns at the latest, client monotonic clock; ``inf`` before it is called.
-        watch_at: When the watch over the leases is due, client monotonic clock. If that is long past, this process, or
-            its event loop, has stood still.
-        renewal_share: Share of its ttl after which a lease is renewed.
-    """
+    """The state of one client."""
 
     def __init__(self, runtime: Runtime, backend: LockBackend, open_backend: Callable[[], LockBackend]) -> None:
         """Start as open."""
         self.runtime = runtime
+        # Guards the leases, their renewals and the pending cleanups. Nothing is awaited, started, logged or called back
+        # while it is held.
         self.mutex = runtime.mutex()
+        # None in a forked child until its first use, and once the client is closed.
         self.backend: LockBackend | None = backend
         self.url = backend.url
-        self.closed = False
-        self.close_by = inf
-        self.sleeping: set[Event] = set()
+        self.closed = False  # `close()` has been called
+        self.close_by = inf  # when it returns at the latest
+        self.sleeping: set[Event] = set()  # of those who are in `sleep`
+        # When the watch over the leases is due. If that is long past, this process, or its event loop, has stood still.
         self.watch_at = inf
         self._open_backend = open_backend
         self._capabilities = backend.capabilities
@@ -144,7 +133,11 @@ class ClientState:
 
     def answer_by(self, seconds: Seconds, at_latest: Instant = inf) -> Instant:
         """Return when a call that may take `seconds` must be back: not later than the end of ``close()``."""
-        return min(self.runtime.now() + seconds, self.close_by, at_latest)
+        at = self.runtime.now() + seconds
+        # Every release comes here, and min() takes three times as long.
+        if self.close_by < at:  # noqa: PLR1730
+            at = self.close_by
+        return at if at < at_latest else at_latest  # noqa: FURB136
 
     def closed_error(self) -> LockError:
         """Return the error of every call after ``close()``."""

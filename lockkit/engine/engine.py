@@ -10,14 +10,16 @@ where each is kept:
                                                                                `Renewer._apply`
 2     A fresh random owner for each acquisition                                `Acquisition._new_request`
 3     A grant whose answer was lost is undone by owner, never handed out       `Acquisition._undo`
-4     Only the head of a queue per name contends at the backend                `local_queue.LocalQueues`
+4     Only the head of a queue per name contends at the backend                `Acquisition.run`,
+                                                                               `local_queue.LocalQueues`
 5     Woken, not polling, where the backend can; look again at the ttl         `Acquisition._wait`
 6     Loss is marked at the deadline even while a renewal hangs                `renewal.Renewer._watch`
 7     The clock comes first: past the deadline means lost                      `LeaseRecord.lost`
 8     After ``fork`` the child owns nothing                                    `Engine.forked`
 9     Exit releases what is held, within a second for all clients together     `_at_exit`
 10    Every call is back in time, also when the server hangs                   `Request.answer_by`, `Engine.close`
-11    Nothing is started, logged or called back under the mutex                `ClientState.mutex`
+11    Nothing is started, logged or called back under the mutex; background    `ClientState.mutex`,
+      work that fails is logged and goes on                                    `background.Background`
 12    What was left at a backend is undone until a ttl has done the same       `cleanup.PendingCleanups`
 13    An outage is retried until the timeout, or ``unavailable_after``         `Acquisition._back_off`
 ====  =======================================================================  ===================================
@@ -100,21 +102,7 @@ does not answer."""
 
 
 class Engine(Generic[L]):
-    """
-    One client: its parts, and what is done with all of them.
-
-    Attributes:
-        runtime: Of the API in use.
-        url: Where the backend is, without its password.
-        client: State that all parts share.
-        leases: What the client holds.
-        releases: Gives it back.
-        notes: Notes on its locks.
-        caps: What bounds its semaphores besides their own limits.
-        renewer: Renews it, and notices when it expires.
-        cleanups: What is still to be undone at the backend.
-        acquisitions: What the calls that acquire share.
-    """
+    """One client: its parts, and what is done with all of them."""
 
     def __init__(
         self,

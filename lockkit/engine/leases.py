@@ -99,7 +99,8 @@ class Leases:
         """Forget a lease that has ended, also for re-entry. Dict operations only: also called from ``__del__``."""
         assert record.state is not HELD, "a lease that is held must be watched"
         self.records.pop(record.grant.owner, None)
-        self._end_reentry(record)
+        if record.reentry_key is not None:
+            self._end_reentry(record)
 
     def enter(self, record: LeaseRecord) -> None:
         """Note that a block runs under a lease. If another thread or task enters it, it was handed over to that one."""

@@ -97,31 +97,20 @@ class Once:
 
             @functools.wraps(function)
             async def await_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - as the function
-                attempt = drive(call.named(arguments, keywords).begin())
-                if not attempt.first:
-                    return attempt.result
-                try:
-                    result = await cast("Awaitable[object]", function(*arguments, **keywords))
-                    drive(attempt.done(template.finished(result, awaited=True)))
-                except BaseException as error:
-                    drive(attempt.leave(error))
-                    raise
-                return result
+                with Once(call.named(arguments, keywords)) as attempt:
+                    if attempt.first:
+                        result = await cast("Awaitable[object]", function(*arguments, **keywords))
+                        attempt.done(template.finished(result, awaited=True))
+                return attempt.result
 
             return cast("Callable[P, R]", await_once)
 
         @functools.wraps(function)
         def run_once(*arguments: P.args, **keywords: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
-            attempt = drive(call.named(arguments, keywords).begin())
-            if not attempt.first:
-                return attempt.result
-            try:
-                result = template.finished(function(*arguments, **keywords))
-                drive(attempt.done(result))
-            except BaseException as error:
-                drive(attempt.leave(error))
-                raise
-            return result
+            with Once(call.named(arguments, keywords)) as attempt:
+                if attempt.first:
+                    attempt.done(template.finished(function(*arguments, **keywords)))
+            return attempt.result
 
         return run_once
 

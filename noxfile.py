@@ -62,9 +62,9 @@ def outermost(others: list[str]) -> list[str]:
 OTHER_PYTHONS = other_pythons()
 # What runs on those: the engine, the sync and async APIs, the embedded backends. Of the servers Redis alone.
 CORE = [
-    *("tests/engine", "tests/configuration", "tests/conventions/test_imports.py"),
+    *("tests/engine", "tests/configuration", "tests/conventions/test_imports.py", "tests/conventions/test_names.py"),
     *(f"tests/simulation/test_{name}.py" for name in ("world", "schedules", "regressions", "cancel_on_lost")),
-    *(f"tests/test_{name}.py" for name in ("errors", "url", "validation", "runtime", "background", "single_run")),
+    *(f"tests/test_{name}.py" for name in ("url", "validation", "runtime", "background", "single_run")),
     *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py"),
     *("tests/sync", "tests/aio", "tests/primitives/test_election.py", "tests/primitives/test_lock_set.py"),
     *("tests/backends/memory", "tests/backends/file"),

@@ -51,13 +51,6 @@ def test_pythons_of_the_path_and_of_pyenv_are_found(tmp_path: Path, monkeypatch:
     assert [kept, on_path] == load(monkeypatch, CURRENT, "3.96", "3.97", "3.98", "3.99").OTHER_PYTHONS
 
 
-def test_machine_without_another_python_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current one does not count."""
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-
-    assert load(monkeypatch, CURRENT, "3.99").OTHER_PYTHONS == []
-
-
 def test_newest_and_oldest_python_run_each_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """This one runs everything; those between two that pass are left to the night."""
     noxfile = load(monkeypatch, CURRENT)

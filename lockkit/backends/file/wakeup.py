@@ -120,7 +120,10 @@ class WakeupListener:
             if self._closed or self._stopped is not None:
                 return not self._closed
             self._stopped = self._runtime.event()
-        self._runtime.spawn("lockkit-file-wakeups", self._run)
+        try:
+            self._runtime.spawn("lockkit-file-wakeups", self._run)
+        except RuntimeError as error:  # too many threads
+            log.info("waiters at %s are not woken, and look once a second: %s", self._directory.path, error)
         return True
 
     async def _run(self) -> None:

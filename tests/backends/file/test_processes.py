@@ -22,20 +22,30 @@ from lockkit.errors import BackendUnavailable
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
-from tests.backends.file.peer import Peer
 from tests.backends.file.support import LONG, Connect, leave_record, open_files
 from tests.backends.support import StubHost, granted
 from tests.tries import until
+
+_FORK = """
+import lockkit, os, sys, time
+lease = lockkit.connect(sys.argv[1]).lock("x", ttl=600).acquire()
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(child, flush=True)
+sys.stdin.read()
+"""
 
 
 def test_forked_child_does_not_keep_the_dead_parent_alive(connect: Connect, host: StubHost, directory: Path) -> None:
     """It has a copy of the parent's descriptors, and closes it at once."""
     backend = connect(host)
-    with Peer(f"file://{directory}") as peer:
-        peer.ask(f"acquire x {LONG}")
-        child = int(peer.ask("fork")[1])
+    command = [sys.executable, "-c", _FORK, f"file://{directory}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
         try:
-            peer.kill()
+            parent.kill()
 
             # As soon as the child has run at all.
             until(lambda: isinstance(drive(backend.try_acquire(host.request(queue=False))), Grant))

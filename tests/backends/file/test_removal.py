@@ -17,7 +17,8 @@ from lockkit.backends.file import cleanup, record
 from lockkit.backends.file.record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import drive
-from tests.backends.file.peer import Peer
+from lockkit.testing.processes import Worker
+from lockkit.testing.target import Target
 from tests.backends.file.support import LONG, Connect, acquire, leave_record, tick, waiter_count
 from tests.backends.support import StubHost, granted
 from tests.tries import until
@@ -358,15 +359,14 @@ def test_record_with_two_names_is_not_taken_for_its_successor(
 def test_records_and_files_of_dead_clients_are_removed(connect: Connect, host: StubHost, directory: Path) -> None:
     """Their holders and waiters were killed. A record with a live waiter is kept; tokens keep increasing."""
     living = connect(host)
-    with Peer(f"file://{directory}") as peer:
-        token = int(peer.ask(f"acquire held {LONG}")[1])
-        peer.ask(f"acquire awaited {LONG}")
+    with Worker(Target(f"file://{directory}"), "blocking") as worker:
+        token = worker.acquire("held", ttl=LONG).token
+        worker.acquire("awaited", ttl=LONG)
         assert isinstance(drive(living.try_acquire(host.request("awaited", ttl=LONG))), Busy)
         grant = granted(drive(living.try_acquire(host.request("x", ttl=LONG))))
-        peer.tell(f"acquire x {LONG}")
+        worker.start_acquire("x", ttl=LONG)
         until(lambda: waiter_count(living) == 1)
-        peer.kill()
-        peer.answer()
+        worker.kill()
     # As after a holder that has ended.
     assert drive(living.release(grant))
     age(directory)

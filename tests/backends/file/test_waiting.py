@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -25,8 +23,9 @@ from lockkit.backends.file.inotify import Inotify
 from lockkit.backends.file.record_store import RecordStore
 from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, drive
+from lockkit.testing.processes import Worker
+from lockkit.testing.target import Target
 from lockkit.url import parse
-from tests.backends.file.peer import Peer
 from tests.backends.file.support import LONG, Connect, acquire, waiter_count
 from tests.backends.support import StubHost, granted
 from tests.tries import until, until_async
@@ -65,15 +64,15 @@ def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, director
     """The waiter behind it then watches the client before it, and the release wakes it."""
     holder, last = connect(host), connect(host)
     grant = granted(drive(holder.try_acquire(host.request(ttl=LONG))))
-    with Peer(f"file://{directory}") as peer:
-        peer.tell(f"acquire x {LONG}")
+    with Worker(Target(f"file://{directory}"), "blocking") as first:
+        first.start_acquire("x", ttl=LONG)
         until(lambda: waiter_count(holder) == 1)
         request = host.request(ttl=LONG)
         waiter = threading.Thread(target=acquire, args=(last, request))
         waiter.start()
         until(lambda: waiter_count(holder) == 2)
 
-        peer.kill()
+        first.kill()
         until(lambda: waiter_count(holder) == 1)
         drive(holder.release(grant))
 
@@ -84,27 +83,25 @@ def test_killed_waiter_is_passed_over(connect: Connect, host: StubHost, director
 def test_stopped_first_waiter_is_passed_over(connect: Connect, host: StubHost, directory: Path) -> None:
     """The second gets the lock also if the holder died, and so offered it to nobody."""
     second = connect(host)
-    url = f"file://{directory}"
-    with Peer(url) as holder, Peer(url) as first:
-        holder.ask(f"acquire x {LONG}")
-        first.tell(f"acquire x {LONG}")
+    target = Target(f"file://{directory}")
+    with Worker(target, "blocking") as holder, Worker(target, "blocking") as first:
+        holder.acquire("x", ttl=LONG)
+        first.start_acquire("x", ttl=LONG)
         until(lambda: waiter_count(second) == 1)
         request = host.request(ttl=LONG)
         waiter = threading.Thread(target=acquire, args=(second, request))
         waiter.start()
         until(lambda: waiter_count(second) == 2)
-        os.kill(first.pid, signal.SIGSTOP)
-        try:
-            holder.kill()
+        first.stop()
+        holder.kill()
 
-            waiter.join(30)
-            assert not waiter.is_alive()
-        finally:
-            os.kill(first.pid, signal.SIGCONT)
+        waiter.join(30)
+        assert not waiter.is_alive()
+        first.resume()
         # Awake again it waits for its turn.
         until(lambda: waiter_count(second) == 1)
         drive(second.break_lock("x"))
-        assert first.answer()[0] == "granted"
+        first.finish_acquire()
 
 
 def test_readers_that_wait_do_not_each_read_the_record_now_and_then(

@@ -150,12 +150,17 @@ def test_lease_that_cannot_be_renewed_is_told_before_its_deadline(cli: Cli) -> N
     assert process.wait(PATIENCE) == 79
 
 
-def test_program_that_is_stopping_is_protected_until_the_deadline(cli: Cli) -> None:
-    """The server answers again right after the loss was told: the lock is not freed while the program stops."""
+def lost_without_renewals(cli: Cli) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    """Start one that cannot renew any more once it holds the lock; give what it tells of the loss."""
     process = start(cli, "--json", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
     line(process)
     (cli.home / "locks.renew").touch()
-    lost = line(process)
+    return process, line(process)
+
+
+def test_program_that_is_stopping_is_protected_until_the_deadline(cli: Cli) -> None:
+    """The server answers again right after the loss was told: the lock is not freed while the program stops."""
+    process, lost = lost_without_renewals(cli)
     (cli.home / "locks.renew").unlink()
 
     with lockkit.connect(locks(cli)) as client, client.lock("a", timeout=PATIENCE):
@@ -168,10 +173,8 @@ def test_program_that_is_stopping_is_protected_until_the_deadline(cli: Cli) -> N
 
 def test_program_that_has_stopped_after_a_loss_frees_the_lock(cli: Cli) -> None:
     """It need not wait for the deadline."""
-    process = start(cli, "--json", "--url", f"faulty:{cli.home}/locks", ttl=3.0)
-    line(process)
-    (cli.home / "locks.renew").touch()
-    assert line(process)["event"] == "lost"
+    process, lost = lost_without_renewals(cli)
+    assert lost["event"] == "lost"
     assert process.stdin is not None
 
     process.stdin.close()

@@ -57,15 +57,6 @@ def test_holders_of_a_free_lock(cli: Cli, url: str) -> None:
     assert json.loads(cli.run("holders", "a", "--url", url, "--json").stdout)["holders"] == []
 
 
-@pytest.mark.parametrize("command", ["holders", "break"])
-def test_memory_is_refused(cli: Cli, command: str) -> None:
-    """Its answer would be about the command itself."""
-    done = cli.run(command, "a", "--url", "memory://")
-
-    assert done.returncode == 78
-    assert "only within one process" in done.stderr
-
-
 @pytest.mark.parametrize("command", ["run", "holders", "break", "demo"])
 def test_password_is_not_shown(cli: Cli, command: str) -> None:
     """Whatever is wrong with a URL."""

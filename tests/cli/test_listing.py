@@ -110,7 +110,7 @@ def test_list_refuses_what_cannot_begin_a_name(url: str, prefix: str) -> None:
     assert "at most 255 UTF-8 bytes" in done.stderr
 
 
-@pytest.mark.parametrize("command", [["list"], ["wait", "a"]])
+@pytest.mark.parametrize("command", [["list"], ["wait", "a"], ["holders", "a"], ["break", "a"]])
 def test_memory_is_refused(command: list[str]) -> None:
     """Its answer would be about the command itself."""
     done = run(*command, "--url", "memory://")

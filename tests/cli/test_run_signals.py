@@ -24,6 +24,14 @@ def start(cli: Cli, script: str, *options: str) -> Popen[str]:
     return running
 
 
+def start_behind_another(cli: Cli) -> tuple[Popen[str], Popen[str]]:
+    """Starts a run that holds the lock, and one that waits for it."""
+    holder = start(cli, "true")
+    waiter = cli.start("run", "a", "--", "touch", "ran")
+    until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    return holder, waiter
+
+
 def commands(pid: int) -> list[int]:
     """The children of a run but for its guard, which leaves the session."""
     return [child for child in children(pid) if os.getsid(child) != child]
@@ -68,9 +76,7 @@ def test_command_that_ignores_sigterm_is_killed_in_the_end(cli: Cli) -> None:
 @pytest.mark.parametrize("name", FORWARDED)
 def test_signal_ends_the_wait(cli: Cli, name: str) -> None:
     """Nothing of the waiter is left: neither a process nor a place in the queue."""
-    holder = start(cli, "true")
-    waiter = cli.start("run", "a", "--", "touch", "ran")
-    until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    holder, waiter = start_behind_another(cli)
     helpers = children(waiter.pid)
     signum = signal.Signals[f"SIG{name}"]
 
@@ -98,9 +104,7 @@ def test_signal_that_ends_the_command_ends_min_hold_too(cli: Cli) -> None:
 
 def test_killed_waiter_leaves_no_process(cli: Cli) -> None:
     """Not even SIGKILL leaves the forked command waiting for a grant that nobody can pass on."""
-    holder = start(cli, "true")
-    waiter = cli.start("run", "a", "--", "touch", "ran")
-    until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    holder, waiter = start_behind_another(cli)
     helpers = children(waiter.pid)
 
     waiter.kill()
@@ -113,9 +117,7 @@ def test_killed_waiter_leaves_no_process(cli: Cli) -> None:
 
 def test_command_that_is_killed_before_it_starts(cli: Cli) -> None:
     """As if it had been killed after that: its status says so, and the lock is free."""
-    holder = start(cli, "true")
-    waiter = cli.start("run", "a", "--", "touch", "ran")
-    until(lambda: cli.holders("a")[0]["waiters"] == 1)
+    holder, waiter = start_behind_another(cli)
     until(lambda: len(commands(waiter.pid)) == 1)
     (command,) = commands(waiter.pid)
 

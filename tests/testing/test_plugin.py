@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 from lockkit.testing.conformance import Cases, ConformanceSuite
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import printed, run_python
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the public suite as a stranger does, on a few cases."""
-    command = [sys.executable, "-m", "pytest", "-W", "error", "-o", "asyncio_default_fixture_loop_scope=function"]
-    return subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--pyargs", "lockkit.testing.conformance", *arguments],
-        cwd="/", env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    command = ("-m", "pytest", "-W", "error", "-o", "asyncio_default_fixture_loop_scope=function")
+    suite = ("-p", "no:cacheprovider", "--pyargs", "lockkit.testing.conformance")
+    return run_python(*command, *suite, *arguments, cwd=Path("/"))
 
 
 def test_counts_and_what_is_not_promised_are_shown() -> None:
@@ -84,10 +79,4 @@ def test_every_group_says_what_a_backend_has_to_do() -> None:
 
 def test_run_without_cases_shows_nothing() -> None:
     """The plugin is quiet in everybody else's runs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/testing/test_witness.py"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stdout
-    assert "lockkit conformance" not in done.stdout
+    assert "lockkit conformance" not in printed("-m", "pytest", "-q", "tests/testing/test_witness.py")

@@ -962,12 +962,12 @@ async def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
 ) -> None:
     """An error in place of the run id, whatever it is, is no proof that the server kept running."""
 
-    async def answer(*_: object) -> ServerSaid:
-        return ServerSaid("BUSY Redis is busy running a script")
+    async def answer(_: Connection, __: bytes, count: int, ___: float = 0.0) -> list[ServerSaid]:
+        return [ServerSaid("BUSY Redis is busy running a script")] * count
 
     async with redlock(nodes, host) as backend:
         node = nodes_of(backend).all[0]
-        monkeypatch.setattr(Connection, "call", answer)
+        monkeypatch.setattr(Connection, "call_many", answer)
         with pytest.raises(BackendUnavailable, match="long script"):
             await node._connect()
 

@@ -28,6 +28,11 @@ _IN_CLUSTER = (
     "is a node of a Cluster and refuses the locks of the other nodes: use redis+cluster://{label} (with TLS "
     "rediss+cluster://), or from_client with a RedisCluster"
 )
+_NO_RUN_ID = (
+    "does not tell the run id of the server, so lockkit could not notice a restart, which may bring back old data, and "
+    "the node must not vote. Grant its user the right (redis-cli ACL SETUSER NAME +info); or set durable=1 if no node "
+    "loses data (appendonly yes, appendfsync always)"
+)
 _NO_RIGHT = "denies this user a right: the documentation of this backend lists the rights that lockkit needs"
 _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
     "LOADING": (BackendUnavailable, "is still loading its data after a start: try again later"),
@@ -61,6 +66,7 @@ _TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
         ConfigurationError,
         "is a Sentinel, which knows the servers and has no locks: use redis+sentinel://, with the master's name",
     ),
+    "NORUNID": (ConfigurationError, _NO_RUN_ID),
     "TOOOLD": (ConfigurationError, f"is too old: {_VERSION}"),
     "DENIED": (
         ConfigurationError,

@@ -17,7 +17,7 @@ from lockkit.backend import Host
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import Connection, open_connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS
-from lockkit.backends.redis.resp import ServerSaid, pack
+from lockkit.backends.redis.resp import ServerSaid, bulk, pack
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
 from lockkit.validation import plain
@@ -44,10 +44,21 @@ class Handshake:
     All nodes that stand for the same data share one: behind a Sentinel the node changes, which has to be noticed.
     """
 
-    def __init__(self, host: Host, *, masters_only: bool = False, in_cluster: bool = False) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        masters_only: bool = False,
+        in_cluster: bool = False,
+        votes: bool = False,
+        durable: bool = True,
+    ) -> None:
+        """With `votes`, only a server that tells its run id passes, unless it is `durable`."""
         self._host = host
         self._masters_only = masters_only
         self._in_cluster = in_cluster
+        self._votes = votes
+        self._durable = durable
         self._known: tuple[str | None, str | None] | None = None
         self._warned = False
 
@@ -62,7 +73,8 @@ class Handshake:
         replies = await connection.call_many(b"".join(sections), len(sections), until)
         facts: dict[str, str] = {}
         for reply in replies:
-            if isinstance(reply, ServerSaid) and reply.code == "NOAUTH":
+            denied = isinstance(reply, ServerSaid) and reply.code in {"NOPERM", "ERR"}
+            if isinstance(reply, ServerSaid) and (reply.code == "NOAUTH" or (self._votes and not denied)):
                 raise reply
             # A user without the right to INFO gets an error: then lockkit checks nothing.
             if isinstance(reply, bytes):
@@ -70,6 +82,10 @@ class Handshake:
         refuse_unfit(facts, in_cluster=self._in_cluster)
         connection.sharded = can_shard(facts)
         run_id, role = facts.get("run_id"), facts.get("role")
+        connection.run_id = bulk(run_id or "")
+        if run_id is None and not self._durable:
+            message = f"NORUNID INFO: {next(filter(None, map(str, replies)))}" if not facts else "NORUNID no run_id"
+            raise ServerSaid(message)
         if role == "slave" and self._masters_only:
             message = "READONLY it is a replica now"
             raise ServerSaid(message)

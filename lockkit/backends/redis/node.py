@@ -129,6 +129,8 @@ class RedisNode(Topology):
         target: Where it is. **Holds the password.**
         label: ``host:port``, for messages.
         listener: The subscription there; opened by its first use.
+        idle: Connections that are kept for the next call.
+        shared: The connection that tasks share.
     """
 
     def __init__(
@@ -139,9 +141,9 @@ class RedisNode(Topology):
         self.label = target.label
         self.listener = WakeupListener(runtime, self, prefix)
         self._on_connect = on_connect
-        self._idle: deque[Connection] = deque()
+        self.idle: deque[Connection] = deque()
         self._sharing = runtime.kind == "asyncio"
-        self._shared: Connection | None = None
+        self.shared: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._proven = False
         self._closed = False
@@ -162,7 +164,7 @@ class RedisNode(Topology):
         """Send one command and return its reply."""
         now = self._runtime.now()
         until = min(answer_by, now + CALL_SECONDS)
-        connection, sent = self._kept(now), False
+        connection, sent = self.kept(now), False
         kept = connection is not None
         try:
             while True:
@@ -179,9 +181,9 @@ class RedisNode(Topology):
                     sent = True
                 else:
                     if type(reply) is not ServerSaid:
-                        self._give_back(connection)
+                        self.give_back(connection)
                         return reply
-                    self._give_back(connection, [reply])
+                    self.give_back(connection, [reply])
                     if not (kept and is_replica(reply)):
                         raise reply
                 connection, kept = None, False
@@ -242,7 +244,7 @@ class RedisNode(Topology):
         replies: list[Reply] = []
         try:
             with nothing_sent():
-                connection = self._kept(now, alone=alone) or await self._connect(until, alone=alone)
+                connection = self.kept(now, alone=alone) or await self._connect(until, alone=alone)
             try:
                 for start in range(0, len(commands), BATCH):
                     batch = commands[start : start + BATCH]
@@ -252,7 +254,7 @@ class RedisNode(Topology):
                 raise
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
-        self._give_back(connection, replies)
+        self.give_back(connection, replies)
         return replies
 
     def listener_for(self, key: str) -> WakeupListener:
@@ -268,14 +270,14 @@ class RedisNode(Topology):
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    def _kept(self, now: Instant, *, alone: bool = False) -> Connection | None:
+    def kept(self, now: Instant, *, alone: bool = False) -> Connection | None:
         """Take a kept connection if one is still open; tasks share one."""
         if self._sharing and not alone:
-            shared = self._shared
+            shared = self.shared
             return None if shared is None or shared.stale else shared
         while True:
             try:
-                connection = self._idle.pop()
+                connection = self.idle.pop()
             except IndexError:  # also if another thread took the last one
                 return None
             if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
@@ -283,30 +285,28 @@ class RedisNode(Topology):
                 return connection
             connection.close()
 
-    def _give_back(self, connection: Connection, replies: Sequence[Reply] = ()) -> None:
+    def give_back(self, connection: Connection, replies: Sequence[Reply] = ()) -> None:
         """Keep a connection that has no call in progress for the next caller."""
         for reply in replies:
             if isinstance(reply, ServerSaid) and is_replica(reply):
                 self._leave(connection)
                 return
-        if connection is self._shared:
+        if connection is self.shared:
             return
-        if len(self._idle) < KEPT_MAX:
-            self._idle.append(connection)
+        if len(self.idle) < KEPT_MAX and not self._closed:
+            self.idle.append(connection)
         else:
             connection.close()
-        if self._closed:
-            self._close_idle()
 
     def _fail(self, connection: Connection, error: BaseException) -> None:
         """Close a connection after any exception, also Ctrl-C: half a reply must not remain for the next caller."""
-        if connection is self._shared:
+        if connection is self.shared:
             return
         connection.close()
         if isinstance(error, TimeoutError):
             # If the network has dropped it without a sign, then also others that were idle. Together they would cost
             # many callers the time of an answer.
-            self._close_idle()
+            self.close_idle()
 
     def _leave(self, connection: Connection) -> None:
         """
@@ -317,7 +317,7 @@ class RedisNode(Topology):
         """
         log.debug("%s is a replica: connecting anew", self.label)
         connection.close()
-        self._close_idle()
+        self.close_idle()
         self.listener.drop()
 
     async def _connect(self, until: Instant, *, alone: bool = False) -> Connection:
@@ -347,7 +347,7 @@ class RedisNode(Topology):
         if self._closed:
             task.result().close()
         else:
-            self._shared = task.result()
+            self.shared = task.result()
 
     async def connect(self, until: Instant = inf) -> Connection:
         """Open a new connection and have `on_connect` check it; the caller closes it."""
@@ -383,16 +383,25 @@ class RedisNode(Topology):
         self.listener.close()
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._shared is not None:
-            self._shared.close()
-        self._close_idle()
+        self.close_idle(self.shared)
         # An event loop closes sockets in its next round: without this they would stay open until the program ends.
         await self._runtime.sleep(0)
 
-    def _close_idle(self) -> None:
+    def keep_new(self, connection: Connection) -> None:
+        """Take a connection of `connect` into use, instead of the one that tasks have shared."""
+        if self._sharing:
+            self.shared, former = connection, self.shared
+            self.close_idle(former)
+        else:
+            self.give_back(connection)
+
+    def close_idle(self, shared: Connection | None = None) -> None:
+        """Close the kept connections, and one that tasks share."""
+        if shared is not None:
+            shared.close()
         with suppress(IndexError):
             while True:
-                self._idle.pop().close()
+                self.idle.pop().close()
 
 
 def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:

@@ -33,7 +33,7 @@ from lockkit.backend import Request, seconds_left
 from lockkit.backends.redis.connection import CLOSED_HERE, Connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, code_of, translate
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
-from lockkit.errors import BackendUnavailable, LockError
+from lockkit.errors import LockError
 from lockkit.runtime import Event, Runtime
 from lockkit.units import Instant
 
@@ -142,9 +142,6 @@ class WakeupListener:
             self._deny(error)
         except DRIVER_ERRORS as error:
             raise translate(error, self._label) from error
-        except RuntimeError as error:  # no thread could be started
-            message = f"cannot subscribe at {self._label}: {error}"
-            raise BackendUnavailable(message) from error
         finally:
             with self._mutex:
                 if self._opening is mine:

@@ -182,7 +182,7 @@ class NetworkNodes(Nodes):
             if self._turns[0] is not turn:
                 await turn.wait(max(0.0, until - self._runtime.now()))
             for node in asked:
-                if node.up and not node.connections:
+                if node.up and not node.server.idle and node.server.shared is None:
                     node.extend_soon()  # at all nodes at the same time
             for index, node in enumerate(asked):
                 taken[index] = await node.take_next(until)

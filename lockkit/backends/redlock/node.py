@@ -9,7 +9,6 @@ node that is stopped (it accepts connections and does not answer) costs its time
 from __future__ import annotations
 
 import logging
-from collections import deque
 from functools import partial
 from itertools import islice
 
@@ -17,9 +16,9 @@ from lockkit.backend import Host
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
-from lockkit.backends.redis.handshake import info_fields, refuse_unfit
-from lockkit.backends.redis.node import BATCH, KEPT_MAX, TRUSTED_SECONDS, RedisNode
-from lockkit.backends.redis.resp import ServerSaid, bulk, pack
+from lockkit.backends.redis.handshake import Handshake
+from lockkit.backends.redis.node import BATCH, RedisNode
+from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock.nodes import NodeConnecting, NodeDown
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -89,9 +88,8 @@ class RedlockNode:
         up: Connected, and has answered the last call.
         error: Why it is down, if it is.
         run_id: The packed run id of the server, as told on the last connection.
-        server: The connections for everything but votes.
+        server: Its connections.
         listener: The subscription there.
-        connections: Idle connections; the async API has one, which all tasks share.
         settled: Set unless an attempt to connect is worth waiting for.
         added: Set when there is one more idle connection, or the node is down.
         wait_until: Wait for the first connection at least until then, because nothing is known of the node yet.
@@ -107,12 +105,12 @@ class RedlockNode:
         self._unconnected = NodeConnecting(BackendUnavailable(f"no connection to {target.label} was opened in time"))
         self.run_id = b""
         self.settled = client.runtime.event()
-        self.connections: deque[Connection] = deque()
         self.added = client.runtime.event()
         self.wait_until = 0.0
         self._client = client
         self._runtime = client.runtime
-        self.server = RedisNode(client.runtime, target, prefix)
+        look = Handshake(client.host, votes=True, durable=client.durable)
+        self.server = RedisNode(client.runtime, target, prefix, look)
         self.listener = self.server.listener
         self._retry_now = client.runtime.event()
         self._mutex = client.runtime.mutex()
@@ -205,18 +203,7 @@ class RedlockNode:
 
     def take(self, now: Instant) -> Connection | None:
         """Take an idle connection that is still open, as far as is known; tasks share the only one."""
-        while True:
-            try:
-                connection = self.connections.pop()
-            except IndexError:
-                return None
-            if connection.shared:
-                self.connections.append(connection)
-                return connection
-            if now <= connection.used + TRUSTED_SECONDS or not connection.stale:
-                connection.used = now
-                return connection
-            self.lost(ConnectionResetError("the server closed the connection"), connection=connection)
+        return self.server.kept(now) if self.up else None
 
     async def take_next(self, until: Instant) -> Connection | None:
         """Wait until there is an idle connection, and take it; None if the node is down or there is none in time."""
@@ -228,16 +215,6 @@ class RedlockNode:
                 return connection
             self.extend_soon()
             await self.added.wait(until - now)
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection that has no call in progress for the next caller."""
-        if connection.shared:
-            return
-        if self.up and len(self.connections) < KEPT_MAX:
-            self.connections.append(connection)
-            self.added.set()
-        else:
-            connection.close()
 
     def extend_soon(self) -> None:
         """Open one more connection in the background, unless that is in progress; `added` is set at its end."""
@@ -260,14 +237,13 @@ class RedlockNode:
             closed = self._client.closed
             self._refuse_same_server(connection)
             if not closed:
-                assert not self.connections or self._runtime.kind != "asyncio", "tasks share one connection"
                 if connection.shared:
                     if connection.error is not None:
                         raise connection.error
                     # At once, whether or not there is another call: something may be unsent.
                     connection.on_lost = partial(self._ended, connection)
-                self.connections.append(connection)
                 self.up = True
+                self.server.keep_new(connection)
                 self.added.set()
         if closed:
             connection.close()
@@ -284,52 +260,30 @@ class RedlockNode:
                 raise ConfigurationError(message)
 
     def _ended(self, connection: Connection, error: BaseException) -> None:
-        if connection in self.connections:
+        if self.up and connection is self.server.shared:
             self.lost(error, connection=connection)
 
     async def _connect(self) -> Connection:
-        """Open a connection and ask for the run id of the server."""
-        until = self._runtime.now() + OPENING_TIMEOUTS * self.server.target.timeout
+        """Open a connection to a server that has told its run id."""
         try:
-            connection = await self.server.connect(until)
-            try:
-                run_id = await self._ask_run_id(connection)
-            except BaseException:
-                connection.close()
-                raise
+            connection = await self.server.connect(self._runtime.now() + OPENING_TIMEOUTS * self.server.target.timeout)
         except DRIVER_ERRORS as error:
             raise translate(error, self.label) from error
-        connection.run_id = run_id
         connection.used = self._runtime.now()
-        restarted, self.run_id = self.run_id not in (b"", run_id), run_id
-        if restarted:
-            # Leases may have lost a vote with that server's data: confirm them now, not at their next renewal.
-            self._client.host.confirm_soon()
+        self.run_id = connection.run_id
         return connection
 
-    async def _ask_run_id(self, connection: Connection) -> bytes:
-        """Ask for the run id of the server."""
-        reply = await connection.call(pack("INFO", "server"))
-        if isinstance(reply, ServerSaid) and reply.code not in {"NOPERM", "ERR"}:
-            raise reply
-        facts = info_fields(reply) if isinstance(reply, bytes) else {}
-        refuse_unfit(facts)
-        run_id = facts.get("run_id", "")
-        if not run_id and not self._client.durable:
-            said = reply if isinstance(reply, ServerSaid) else "no run_id"
-            message = (
-                f"{self.label} does not tell the run id of the server (INFO: {said}), so lockkit could not notice a "
-                "restart, which may bring back old data, and the node must not vote. Grant its user the right "
-                "(redis-cli ACL SETUSER NAME +info); or set durable=1 if no node loses data (appendonly yes, "
-                "appendfsync always)"
-            )
-            raise ConfigurationError(message)
-        return bulk(run_id)
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection that has no call in progress for the next caller."""
+        if self.up or connection.shared:
+            self.server.give_back(connection)
+            self.added.set()
+        else:
+            connection.close()
 
     def lost(self, error: BaseException, *, connection: Connection | None = None) -> None:
         """Mark the node as down and reconnect in the background."""
         with self._mutex:
-            connections, self.connections = self.connections, deque()
             self.up = False
             self._note(self._translated(error))
             # A server that ended its connections may be back already, and connecting shows that at once: the next call
@@ -340,8 +294,9 @@ class RedlockNode:
                 self.settled.set()
         self.added.set()
         # Not under the mutex: closing an async connection calls `_ended` at once.
-        for ended in {*connections, *([] if connection is None else [connection])}:
-            ended.close()
+        if connection is not None:
+            connection.close()
+        self.server.close_idle(self.server.shared)
         log.debug("lost %s: %s", self.label, self.error)
         self.connect_soon()
 
@@ -432,7 +387,4 @@ class RedlockNode:
         self._retry_now.set()
         self.listener.close()
         with self._mutex:
-            connections, self.connections = self.connections, deque()
             self.up = False
-        for connection in connections:
-            connection.close()

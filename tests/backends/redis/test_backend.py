@@ -413,7 +413,7 @@ def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) ->
     assert drive(node.call(pack("PING"))) == b"PONG"
 
     drive(node.close())
-    node._give_back(late)
+    node.give_back(late)
 
     assert late.stale
 
@@ -467,7 +467,7 @@ async def test_answer_that_is_no_number_ends_the_connection(
     target = Target.anywhere({}, tls=False).moved(server.host, server.port)
     node = RedisNode(host.runtime, target)
     assert await node.call(pack("PING")) == b"PONG"
-    connection = node._shared
+    connection = node.shared
     assert connection is not None
     call = asyncio.create_task(node.call(pack("BLPOP", "nothing", 0)))
     await asyncio.sleep(0)

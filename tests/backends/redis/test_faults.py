@@ -168,7 +168,7 @@ class TestLostAnswers:
             target = Target.anywhere({"socket_timeout": 0.5}, tls=False).moved(host, int(port))
             node = RedisNode(BlockingRuntime(), target)
             for connection in [drive(node._connect(inf)) for _ in range(5)]:
-                node._give_back(connection)
+                node.give_back(connection)
             assert nat.forget_all() == 5
 
             with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):
@@ -575,7 +575,7 @@ class TestCluster:
         async with backend_at(cluster.url, host) as backend:
             await backend.holders("x")
             node = await backend._topology.node_for("lockkit:x")
-            shared = node._shared
+            shared = node.shared
             assert shared is not None
             owner.pause()
             asking = asyncio.create_task(backend.holders("x"))

@@ -962,12 +962,12 @@ async def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
 ) -> None:
     """An error in place of the run id, whatever it is, is no proof that the server kept running."""
 
-    async def answer(*_: object) -> ServerSaid:
-        return ServerSaid("BUSY Redis is busy running a script")
+    async def answer(_: Connection, __: bytes, count: int, ___: float = 0.0) -> list[ServerSaid]:
+        return [ServerSaid("BUSY Redis is busy running a script")] * count
 
     async with redlock(nodes, host) as backend:
         node = nodes_of(backend).all[0]
-        monkeypatch.setattr(Connection, "call", answer)
+        monkeypatch.setattr(Connection, "call_many", answer)
         with pytest.raises(BackendUnavailable, match="long script"):
             await node._connect()
 
@@ -1594,32 +1594,24 @@ def test_tls() -> None:
                 assert busy(client.lock("x"))
 
 
-def test_from_client(nodes: RedisNodes) -> None:
+async def test_from_client(nodes: RedisNodes, host: StubHost, face: Face) -> None:
     """A list of redis-py's clients; they stay open and are not used up."""
-    clients = [redis.Redis(host=node.host, port=node.port, decode_responses=True) for node in nodes.nodes[:3]]
-    with lockkit.from_client(clients) as client:
-        assert client.url.startswith("redlock://127.0.0.1:")
-        with client.lock("x", timeout=PATIENCE) as lease:
-            assert clients[0].get(LOCK) == lease.owner
-    assert clients[0].ping()
-    with pytest.raises(ConfigurationError, match="you passed a sync Redis"):
-        lockkit.aio.from_client(clients)
+    module = redis if face.name == "sync" else redis.asyncio
+    clients = [module.Redis(host=node.host, port=node.port, decode_responses=True) for node in nodes.nodes[:3]]
+    _, options = split_options(RedlockBackend, parse("redlock://a,b,c"), {})
+    backend = RedlockBackend.adopt(clients, options, host)
+    assert backend is not None
+    assert backend.url.startswith("redlock://127.0.0.1:")
+    grant = granted(await backend.try_acquire(host.request()))
+    assert await host.runtime.io(clients[0].get(LOCK)) == grant.owner
+    assert await backend.release(grant)
+    await backend.close()
     for one in clients:
-        one.close()
-
-
-def test_from_client_asyncio(nodes: RedisNodes) -> None:
-    """The same with their asyncio form."""
-
-    async def scenario() -> None:
-        clients = [redis.asyncio.Redis(host=node.host, port=node.port) for node in nodes.nodes[:3]]
-        async with lockkit.aio.from_client(clients) as client:
-            lease = await client.lock("x").acquire(PATIENCE)
-            await lease.release()
-        for one in clients:
-            await one.aclose()
-
-    asyncio.run(scenario())
+        assert await host.runtime.io(one.ping())
+        await host.runtime.io(one.close() if face.name == "sync" else one.aclose())
+    if face.name == "sync":
+        with pytest.raises(ConfigurationError, match="you passed a sync Redis"):
+            lockkit.aio.from_client(clients)
 
 
 async def test_scripts_are_loaded_again(nodes: RedisNodes, host: StubHost) -> None:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.contenders import enter, leave
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import now_ns
+from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerFailed, WorkerPool, WorkerProcess

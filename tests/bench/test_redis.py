@@ -13,8 +13,8 @@ from lockkit_tools.bench.run import Outcome, Run
 from lockkit_tools.bench.server import watch
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.workloads import WORKLOADS
-from lockkit_tools.resp import ServerSaid, encode
 from lockkit_tools.servers import RedisNodes, RedisServer
+from lockkit_tools.servers.resp import ServerSaid, encode
 from tests.bench.test_honesty import SHORT
 from tests.tries import until
 

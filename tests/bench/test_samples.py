@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockkit_tools.bench.samples import spread
+from lockkit_tools.bench.parts import spread
 
 
 @pytest.mark.parametrize(("unit", "ns"), [("us", 1_000), ("ms", 1_000_000)])

@@ -16,10 +16,10 @@ from typing import ClassVar, Self
 import pytest
 
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.resp import RespConnection
 from lockkit_tools.servers import RedisServer, ServerError, docker, require
 from lockkit_tools.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
 from lockkit_tools.servers.kinds import KINDS
+from lockkit_tools.servers.resp import RespConnection
 
 
 class Container:

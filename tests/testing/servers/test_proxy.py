@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit_tools.resp import RespConnection
 from lockkit_tools.servers import FaultProxy, RedisServer, http2_call_ended, require, wait_until
 from lockkit_tools.servers._link import CHUNK_BYTES, CommandParser, Network
 from lockkit_tools.servers._ports import Ports
+from lockkit_tools.servers.resp import RespConnection
 
 # Bounds a wait for something that must come; and is long enough for what must not.
 PATIENCE = 30

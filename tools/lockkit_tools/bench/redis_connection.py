@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from lockkit.url import HostPort, Url, parse
-from lockkit_tools.resp import RespConnection
+from lockkit_tools.servers.resp import RespConnection
 
 RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from lockkit.runtime import drive
 from lockkit_tools.bench.adapters.base import load
-from lockkit_tools.bench.pipe import ParentPipe
+from lockkit_tools.bench.parts import ParentPipe
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads import WORKLOADS
 

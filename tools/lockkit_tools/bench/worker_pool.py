@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
 from lockkit.units import Seconds
-from lockkit_tools.bench.samples import now_ns
+from lockkit_tools.bench.parts import now_ns
 from lockkit_tools.bench.subject import Subject
 
 _START_SECONDS = 0.1

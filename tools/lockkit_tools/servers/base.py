@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import pwd
-import re
 import shutil
 import signal
 import subprocess
@@ -39,12 +38,8 @@ STOP_TIMEOUT = 10.0
 # Pause between two questions whether the server is ready; it ends early when the server does.
 ASK_INTERVAL = 0.01
 
-START_ATTEMPTS = 5
-
 # How long the port of a server that ended may stay in use.
 PORT_TIMEOUT = 10.0
-
-_PORT_TAKEN = re.compile(r"address already in use|address in use", re.IGNORECASE)
 
 
 class Service(ABC):
@@ -308,7 +303,8 @@ class Server(Service):
         if self._directory is not None:
             self._directory.close()
             self._directory = self._certificates = None
-        self._forget_ports()
+        self._ports.close()
+        self._port_by_use.clear()
         self._was_ready = False
         # Last: if Ctrl-C comes before, it is closed when the interpreter ends.
         _alive.pop(self, None)
@@ -395,15 +391,6 @@ class Server(Service):
         self._own(path)
         return path
 
-    def may_move(self) -> bool:
-        """Whether it may still change its ports: nobody was told of them yet."""
-        return not self._was_ready and self._chosen_port is None
-
-    def move(self) -> None:
-        """Takes other ports for the next launch."""
-        self.kill()
-        self._forget_ports()
-
     def _await_ports(self) -> None:
         """
         Makes sure that nobody listens at our ports.
@@ -419,10 +406,6 @@ class Server(Service):
                     raise PortTaken(f"{self.kind}: somebody else listens on {self.host}:{port}")
                 time.sleep(ASK_INTERVAL)
 
-    def _forget_ports(self) -> None:
-        self._ports.close()
-        self._port_by_use.clear()
-
     def _missing(self) -> str | None:
         try:
             return self.ask()
@@ -431,11 +414,7 @@ class Server(Service):
 
     def _start_failure(self, missing: str, *, status: int | None) -> StartFailed:
         what = "did not answer in time" if status is None else f"ended with status {status}"
-        tail = self.log_tail()
-        taken = status is not None and _PORT_TAKEN.search(tail) is not None
-        return (PortTaken if taken else StartFailed)(
-            f"{self.kind} at {self.address} {what} ({missing}); its log:\n{tail}"
-        )
+        return StartFailed(f"{self.kind} at {self.address} {what} ({missing}); its log:\n{self.log_tail()}")
 
     def _running_process(self) -> Process:
         if self._process is None or self._process.returncode is not None:
@@ -516,26 +495,17 @@ def start_all(servers: Sequence[Server]) -> None:
     Starts servers at the same time and waits until all of them answer.
 
     All are launched before the first is waited for, since a member of an ensemble answers
-    only when a majority runs.  If one finds its port taken, all get other ports, since
-    they may know each other's.
+    only when a majority runs.
     """
-    for attempt in range(START_ATTEMPTS):
-        try:
-            for server in servers:
-                server.launch()
-            for server in servers:
-                server.wait_ready()
-        except PortTaken:
-            if attempt == START_ATTEMPTS - 1 or not all(server.may_move() for server in servers):
-                _kill_all(servers)
-                raise
-            for server in servers:
-                server.move()
-        except BaseException:
-            _kill_all(servers)
-            raise
-        else:
-            return
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.wait_ready()
+    except BaseException:
+        for server in servers:
+            server.kill()
+        raise
 
 
 def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOUT) -> None:
@@ -551,11 +521,6 @@ def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOU
         if time.monotonic() > deadline:
             raise ServerError(f"still waiting after {timeout:g} s: {missing}")
         time.sleep(ASK_INTERVAL)
-
-
-def _kill_all(servers: Sequence[Server]) -> None:
-    for server in servers:
-        server.kill()
 
 
 # Servers that were launched and not closed, with the process that launched them: a forked

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import Any, Self
 
 from lockkit.units import Seconds
-from lockkit_tools.resp import RespConnection, fields
 from lockkit_tools.servers._ports import HOST, Ports
 from lockkit_tools.servers.base import STOP_TIMEOUT, Group, wait_until
 from lockkit_tools.servers.docker import Adapt, ContainerServer, Image, new_container, publish
+from lockkit_tools.servers.resp import RespConnection, fields
 
 # Time without an answer until Sentinels and Cluster nodes take a node for dead, in ms: as for local groups.
 DOWN_AFTER_MS = 1_000

@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING, Any
 
 from lockkit.units import Seconds
-from lockkit_tools.resp import RespConnection
+from lockkit_tools.servers.resp import RespConnection
 
 if TYPE_CHECKING:
     import ssl

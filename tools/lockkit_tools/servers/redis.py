@@ -8,9 +8,9 @@ from typing import Literal, Unpack
 from urllib.parse import quote, urlencode
 
 from lockkit.units import Seconds
-from lockkit_tools.resp import RespConnection
 from lockkit_tools.servers.base import Options, Server
 from lockkit_tools.servers.binaries import find_program
+from lockkit_tools.servers.resp import RespConnection
 from lockkit_tools.servers.tls import Certificates
 
 
@@ -132,11 +132,6 @@ class RedisServer(Server):
     def erase(self) -> None:
         """Removes data and configuration, as if the node were set up anew."""
         super().erase()
-        (self.directory / "redis.conf").unlink(missing_ok=True)
-
-    def move(self) -> None:
-        """Takes other ports, which the configuration must learn."""
-        super().move()
         (self.directory / "redis.conf").unlink(missing_ok=True)
 
     def ask(self) -> str | None:

@@ -11,11 +11,11 @@ from itertools import pairwise
 from urllib.parse import quote
 
 from lockkit.units import Seconds
-from lockkit_tools.resp import Reply, RespConnection, fields
 from lockkit_tools.servers.base import Server, ServerGroup, wait_until
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.errors import ServerError
 from lockkit_tools.servers.redis import RedisServer, quoted
+from lockkit_tools.servers.resp import Reply, RespConnection, fields
 
 # All of Cluster's hash slots.
 SLOTS_COUNT = 16_384
@@ -126,11 +126,6 @@ class Sentinel(Server):
     def erase(self) -> None:
         """Removes what the Sentinel learnt."""
         super().erase()
-        (self.directory / "sentinel.conf").unlink(missing_ok=True)
-
-    def move(self) -> None:
-        """Takes another port."""
-        super().move()
         (self.directory / "sentinel.conf").unlink(missing_ok=True)
 
     def ask(self) -> str | None:

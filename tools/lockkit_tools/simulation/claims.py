@@ -14,9 +14,9 @@ from typing import TypeVar
 from lockkit.backend import Busy, Capabilities, Grant, Holder, Mode, Renewal, Request
 from lockkit.backends.lock_state import LockState
 from lockkit.units import Seconds
+from lockkit_tools.simulation.backend import NodeBackend
 from lockkit_tools.simulation.history import Granted, History
 from lockkit_tools.simulation.network import Network, Node
-from lockkit_tools.simulation.node_backend import NodeBackend
 from lockkit_tools.simulation.world import Process
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from lockkit_tools.bench.redis_connection import (
     connect_to,
     node_urls,
 )
-from lockkit_tools.resp import Answer, RespConnection, encode
+from lockkit_tools.servers.resp import Answer, RespConnection, encode
 
 _CONNECTIONS_MAX = 10_000
 """Above any number of waiters: redis-py's default of 100 ends a library's waiters with an error."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.pipe import ParentPipe
+from lockkit_tools.bench.parts import ParentPipe
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Kind, Subject
 from lockkit_tools.bench.worker_pool import WorkerFailed

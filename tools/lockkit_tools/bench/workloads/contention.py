@@ -9,9 +9,7 @@ from itertools import cycle
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.contenders import pause, run_contenders
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import now_ns
+from lockkit_tools.bench.parts import ParentPipe, now_ns, pause, run_contenders
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.witness import Section, Verdict, judge

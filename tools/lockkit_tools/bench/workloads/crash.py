@@ -8,13 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.contenders import enter, leave
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import now_ns
+from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerFailed, WorkerPool, WorkerProcess
@@ -130,8 +128,8 @@ class _Scene:
     subject: Subject
     settings: Settings
     stack: ExitStack
-    holder: WorkerProcess | None = None
-    waiter: WorkerProcess | None = None
+    holder: WorkerProcess = field(init=False)
+    waiter: WorkerProcess = field(init=False)
     strike_ns: int = 0
     failure: WorkerFailed | OSError | None = None
     result: dict[str, Any] | None = None
@@ -160,14 +158,10 @@ class _Scene:
         )
 
     def hold(self) -> None:
-        assert self.holder is not None
-        assert self.waiter is not None
         self.holder.ready()
         self.waiter.ready()
 
     def wait(self) -> None:
-        assert self.holder is not None
-        assert self.waiter is not None
         self.holder.go()
         self.holder.ready()
         self.waiter.go()
@@ -178,13 +172,11 @@ class _Scene:
         self.strike_ns = now_ns() + int(held_ns)
 
     def strike(self) -> None:
-        assert self.holder is not None
         time.sleep(max(0.0, (self.strike_ns - now_ns()) / 1e9))
         self.strike_ns = now_ns()
         os.kill(self.holder.pid, self.workload.strike)
 
     def look(self) -> None:
-        assert self.waiter is not None
         left = (self.strike_ns - now_ns()) / 1e9 + TTLS_MAX * self.settings.crash_ttl
         if self.waiter.answers_within(max(0.0, left)):
             self.result = self.waiter.result()

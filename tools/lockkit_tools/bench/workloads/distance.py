@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from lockkit_tools.bench.addresses import addresses, redirected, why_not_through
-from lockkit_tools.bench.samples import now_ns
+from lockkit_tools.bench.parts import now_ns
 from lockkit_tools.bench.settings import ROUND_TRIPS_MS, Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads.base import Figure, Measured, Workload, fresh_name

@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.contenders import enter, leave, pause, run_contenders
-from lockkit_tools.bench.pipe import ParentPipe, readable
-from lockkit_tools.bench.samples import now_ns, spread
+from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns, pause, readable, run_contenders, spread
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerPool

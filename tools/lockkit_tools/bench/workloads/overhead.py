@@ -12,8 +12,7 @@ from lockkit.configuration import registry
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.url import parse
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import now_ns, spread
+from lockkit_tools.bench.parts import ParentPipe, now_ns, spread
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerPool

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import now_ns, spread
+from lockkit_tools.bench.parts import ParentPipe, now_ns, spread
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Kind, Subject
 from lockkit_tools.bench.worker_pool import WorkerPool

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import spread
+from lockkit_tools.bench.parts import ParentPipe, spread
 from lockkit_tools.bench.workloads.base import Figure
 from lockkit_tools.bench.workloads.handoff import Handoff
 from lockkit_tools.bench.workloads.pair import Pair, time_pairs

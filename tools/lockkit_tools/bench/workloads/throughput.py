@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.contenders import enter, leave, pause, run_contenders
 from lockkit_tools.bench.machine import CpuTime
-from lockkit_tools.bench.pipe import ParentPipe
-from lockkit_tools.bench.samples import now_ns
+from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns, pause, run_contenders
 from lockkit_tools.bench.settings import CONTENDERS, Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerPool

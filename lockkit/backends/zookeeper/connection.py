@@ -267,7 +267,6 @@ def _encrypted(plain: socket.socket, hostname: str, tls: Mapping[str, Any]) -> s
         context.verify_mode = ssl.CERT_REQUIRED if tls.get("verify_certs", True) else ssl.CERT_NONE
         if tls.get("certfile"):
             context.load_cert_chain(tls["certfile"], tls.get("keyfile"), tls.get("keyfile_password"))
-        plain.getpeername()  # wrap_socket leaves the socket open if the peer has reset it meanwhile
         return context.wrap_socket(plain, server_hostname=hostname)
     except BaseException:
         plain.close()

@@ -29,8 +29,9 @@ EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 WAKE_UPS_MAX = 65_536
 """Bytes in the socket pair that wakes kazoo's thread, at most: they are read at once."""
 
-READ_BYTES = 262_144
-"""Read at once. More than a record of TLS has, of which nothing must be left: `select` would not see it."""
+READ_BYTES = 65_536
+"""Read at once, at most. Must be more than a record of TLS: `select` sees nothing of what is left of one. Much more is
+copied often while many small answers are taken out of it."""
 
 _LENGTH = struct.Struct("!i")
 _XID_AND_TYPE = struct.Struct("!ii")

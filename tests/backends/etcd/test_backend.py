@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import etcd3gw
@@ -25,8 +26,8 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import apart
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import Login
-from lockkit.backends.etcd.connection import WATCH
+from lockkit.backends.etcd.cluster import Cluster, Login
+from lockkit.backends.etcd.connection import RANGE, WATCH
 from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
@@ -510,6 +511,34 @@ class TestLogin:
                 lease.release()
 
     # An interrupt may strike after a coroutine was made and before it is awaited.
+
+    def test_login_of_another_thread_that_hangs(self) -> None:
+        """A caller that waits for it asks the next member, as the one that logs in does."""
+        stop, asked, runtime = threading.Event(), threading.Event(), BlockingRuntime()
+
+        class Member(SimpleNamespace):
+            """One that hangs during the login, or one that answers anything with a token."""
+
+            async def call(self, *_: object) -> SimpleNamespace:
+                if self.label == "hangs":
+                    asked.set()
+                    stop.wait(PATIENCE)
+                return SimpleNamespace(token=self.label)
+
+        def connect(label: str) -> Any:  # noqa: ANN401 - as much of a connection as is needed
+            return Member(label=label, is_outdated=lambda: False)
+
+        cluster = Cluster(runtime, ["hangs", "works"], connect, Login(runtime, "root", "secret"))
+        cluster._index = 0
+        first = threading.Thread(target=lambda: drive(cluster.call(RANGE, None, resend=True)))
+        first.start()
+        assert asked.wait(PATIENCE)
+
+        answer = drive(cluster.call(RANGE, None, resend=True, answer_by=runtime.now() + 1))
+
+        assert answer.token == "works"  # noqa: S105 - the member's name
+        stop.set()
+        first.join(PATIENCE)
 
     def test_only_the_token_that_failed_is_forgotten(self) -> None:
         """A late answer to a call with the old token says nothing about the new one."""

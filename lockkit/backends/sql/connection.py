@@ -171,11 +171,9 @@ class _Job(Generic[T]):
     garbage collector would free them.
     """
 
-    def __init__(self, runtime: Runtime, function: Callable[[], T], late: Callable[[T], None]) -> None:
+    def __init__(self, runtime: Runtime, function: Callable[[], T]) -> None:
         self._function: Callable[[], T] | None = function
-        self._late = late
         self._outcome: list[tuple[T | None, BaseException | None]] = []
-        self._fate: dict[str, str] = {}  # dict.setdefault is atomic: the first of the two threads decides
         self.done: Event = runtime.event()
 
     def work(self) -> None:
@@ -185,17 +183,7 @@ class _Job(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised in the caller
             self._outcome.append((None, error))
         self._function = None
-        if self._fate.setdefault("end", "in time") == "in time":
-            self.done.set()
-        else:
-            failed = self._outcome[0][1] is not None
-            result = self._outcome.pop()[0]
-            if not failed:
-                self._late(result)  # type: ignore[arg-type] # there was no error
-
-    def give_up(self) -> bool:
-        """Have `late` take the result; False: it is there."""
-        return self._fate.setdefault("end", "late") == "late"
+        self.done.set()
 
     def result(self) -> T:
         result, error = self._outcome.pop()
@@ -207,28 +195,8 @@ class _Job(Generic[T]):
             del error
 
 
-async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: float, late: Callable[[T], None]) -> T:
-    """
-    Call a function that may block for longer than its caller can wait.
-
-    A caller that gives up leaves the thread alone, and `late` gets what comes too late.
-    """
-    job = _Job(runtime, function, late)
-    try:
-        threading.Thread(target=job.work, name="lockkit-sql-call", daemon=True).start()
-    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
-        return function()
-    try:
-        await job.done.wait(max(0.0, seconds))
-    finally:
-        gave_up = job.give_up()
-    if gave_up:
-        raise TimeoutError(NO_ANSWER)
-    return job.result()
-
-
 class Worker:
-    """The thread that calls the blocking driver of one connection for an event loop, one call after the other."""
+    """The thread that calls the blocking driver of one connection, one call after the other."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -248,7 +216,7 @@ class Worker:
 
     async def call(self, function: Callable[[], T], seconds: float) -> T:
         """Call a function. After a TimeoutError or a cancellation it goes on, see `finish`."""
-        self._current = _Job(self._runtime, function, lambda _: None)
+        self._current = _Job(self._runtime, function)
         self._jobs.put(self._current)
         result: T = await self.finish(seconds)
         return result
@@ -259,23 +227,49 @@ class Worker:
 
     async def finish(self, seconds: float) -> Any:  # noqa: ANN401 - of any function
         """Take the result of the call that is under way; None if there is none."""
-        job = self._current
-        if job is None:
-            return None
         if not await self.until_done(seconds):
             raise TimeoutError(NO_ANSWER)
-        self._current = None
-        return job.result()
+        return self._taken()
+
+    def _taken(self) -> Any:  # noqa: ANN401 - of any function
+        job, self._current = self._current, None
+        return None if job is None else job.result()
 
     def end(self, function: Callable[[], None]) -> Event:
         """Call this function last; return an event that is set afterwards."""
-        job = _Job(self._runtime, function, lambda _: None)
+        job = _Job(self._runtime, function)
         self._jobs.put(job)
         self._jobs.put(None)
         return job.done
 
+    def end_with(self, late: Callable[[Any], object]) -> None:
+        """End after the call that is under way, whose result this function gets."""
+
+        def pass_on() -> None:
+            with suppress(Exception):  # of a call that its caller has given up
+                late(self._taken())
+
+        self.end(pass_on)
+
     def __del__(self) -> None:
         self._jobs.put(None)
+
+
+async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: float, late: Callable[[T], object]) -> T:
+    """
+    Call a function that may block for longer than its caller can wait.
+
+    A caller that gives up leaves the thread alone, and `late` gets what comes too late.
+    """
+    try:
+        worker = Worker(runtime)
+    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
+        return function()
+    try:
+        return await worker.call(function, seconds)
+    finally:
+        if worker.pending:
+            worker.end_with(late)
 
 
 def _work(jobs: queue.SimpleQueue[_Job[Any] | None]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 Parameter: TypeAlias = "str | bytes | int | list[str] | None"
 
 _PARAMETER = re.compile(r"(?<!\$)\$([1-9][0-9]*)")
-_SPELLINGS = {"format": "%s", "pyformat": "%s", "qmark": "?"}
+_SPELLINGS = {"format": "%s", "qmark": "?"}
 
 
 class Result(NamedTuple):
@@ -66,8 +66,6 @@ class Statement:
         return found
 
     def _compile(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
-        if paramstyle not in _SPELLINGS:
-            return self.text, tuple
         places = [number - 1 for number in self.places]
         spelling = _SPELLINGS[paramstyle]
         text = self.text if spelling == "?" else self.text.replace("%", "%%")

@@ -78,54 +78,54 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
     def _make_statements(self, *tables: str) -> None:
         super()._make_statements(*tables)
         (leases,) = tables
-        self._make_locking(leases, self.database.dialect.now_us)
-        self._make_waiting(leases, self.database.dialect.now_us)
-        self._make_leases(leases, self.database.dialect.now_us)
+        now = self.database.dialect.now_us
+        self._make_locking(leases, now)
+        self._make_waiting(now)
+        self._make_downgrading(leases)
+        self._make_leases(leases, now)
 
     def _make_locking(self, leases: str, now: str) -> None:
         """Make the statements that lock at once."""
-        pooled = "SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock{0}($1) THEN {1} END"
         # On a session of our own the lock is the session's, so that the lease can be committed where it is taken: one
-        # round trip. The time is read after the lock is had.
-        writing = (
+        # round trip. The time is read after the lock is had. Readers update the row of the lock one after the other,
+        # each until the COMMIT in the same text.
+        self._plan = self._planning(
             f"lockkit_try (bigint, text, text, text) AS INSERT INTO {leases} AS l {LEASE_COLUMNS}"
             f" SELECT $2, $3, {now}, {now}, pg_backend_pid(), $4 WHERE pg_try_advisory_lock($1)"
-            f"{UPDATE_LEASE} RETURNING token"
-        )
-        # Readers update the row of the lock one after the other, each until the COMMIT in the same text.
-        reading = (
-            "lockkit_read (bigint, text, text, text, text) AS WITH counted AS ("
-            f"INSERT INTO {leases} AS l {LEASE_COLUMNS}"
-            f" SELECT $2, '', {now}, {now}, 0, '' WHERE pg_try_advisory_lock_shared($1){COUNT_READER}"
+            f"{UPDATE_LEASE} RETURNING token",
+            f"lockkit_read (bigint, text, text, text, text) AS WITH counted AS (INSERT INTO {leases} AS l"
+            f" {LEASE_COLUMNS} SELECT $2, '', {now}, {now}, 0, '' WHERE pg_try_advisory_lock_shared($1){COUNT_READER}"
             f" RETURNING token, granted_at_us) INSERT INTO {leases} AS l {LEASE_COLUMNS}"
             " SELECT $5 || pg_backend_pid(), $3, token, granted_at_us, pg_backend_pid(), $4 FROM counted"
-            f"{UPDATE_SHARE} RETURNING token"
+            f"{UPDATE_SHARE} RETURNING token",
         )
         # What idles afterwards is a transaction: that is what PostgreSQL before 14 has a limit for. The limit for
         # sessions of later versions needs neither BEGIN nor COMMIT, a tenth of the pair's time. But it would also end a
         # session that is kept for the next lock, which would then have to connect.
-        taking = "BEGIN;EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN"
-        sharing = "BEGIN;EXECUTE lockkit_read ($1, $3, $4, $5, $6);COMMIT AND CHAIN"
-        self._begin_writing = self._begin_with(pooled.format("", now), [writing], taking)
-        self._begin_reading = self._begin_with(pooled.format("_shared", now), [writing, reading], sharing)
+        taking = "EXECUTE lockkit_try ($1, $3, $4, $5);COMMIT AND CHAIN"
+        sharing = "EXECUTE lockkit_read ($1, $3, $4, $5, $6);COMMIT AND CHAIN"
+        trying = "SELECT pg_backend_pid(), CASE WHEN pg_try_advisory_xact_lock{0}($1) THEN {1} END"
+        self._begin_writing = self._begin_with(trying.format("", now), f"BEGIN;{taking}")
+        self._begin_reading = self._begin_with(trying.format("_shared", now), f"BEGIN;{sharing}")
         # By a session that has the lock from the queue already: a session may have it twice. It goes on in the
         # transaction in which it waited, whose COMMIT also takes back the limit for waiters.
-        self._take = Statement(taking.removeprefix("BEGIN;"))
-        self._share = Statement(sharing.removeprefix("BEGIN;"))
+        self._take = Statement(taking)
+        self._share = Statement(sharing)
 
-    def _make_waiting(self, leases: str, now: str) -> None:
-        """Make the statements that wait, and those that downgrade."""
-        waiting = "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_{0}($1)"
+    def _make_waiting(self, now: str) -> None:
+        """Make the statements that wait, by whether the lock is a transaction's, and whether it is shared."""
+        offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
         # Behind a pooler the lease is written on another connection, which compares this time.
-        identity = f";SELECT pg_backend_pid(), {now}"
-        # By whether the lock is a transaction's, and whether it is shared.
+        identity = f"SELECT pg_backend_pid(), {now}"
         self._waits = {
-            (pooled, shared): Statement(
-                waiting.format(f"{'xact_' * pooled}lock{'_shared' * shared}") + identity * pooled
-            )
-            for pooled in (False, True)
-            for shared in (False, True)
+            (False, False): Statement(f"{offer};SELECT pg_advisory_lock($1)"),
+            (False, True): Statement(f"{offer};SELECT pg_advisory_lock_shared($1)"),
+            (True, False): Statement(f"{offer};SELECT pg_advisory_xact_lock($1);{identity}"),
+            (True, True): Statement(f"{offer};SELECT pg_advisory_xact_lock_shared($1);{identity}"),
         }
+
+    def _make_downgrading(self, leases: str) -> None:
+        """Make the statements that downgrade, by whether the session has the lock twice."""
         # The shared lock does not wait, even with waiters: PostgreSQL puts a session that holds before those that wait
         # for it.
         downgrading = (
@@ -134,11 +134,7 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
             f" WHERE name = $3 AND owner = $4{UPDATE_SHARE};COMMIT AND CHAIN;"
             "SET LOCAL idle_in_transaction_session_timeout = $2;SELECT pg_advisory_unlock($1)"
         )
-        # By whether the session has the lock twice.
-        self._downgrades = {
-            False: Statement(downgrading),
-            True: Statement(f"{downgrading}, pg_advisory_unlock($1)"),
-        }
+        self._downgrades = {False: Statement(downgrading), True: Statement(f"{downgrading}, pg_advisory_unlock($1)")}
 
     def _make_leases(self, leases: str, now: str) -> None:
         """Make the statements about leases that others than the lock's session run."""
@@ -232,19 +228,8 @@ class _PostgresqlAdvisoryLocking(PostgresqlLocking):
         if session.pooled:
             return await super().free(session, key)
         # Also when an error has ended the transaction: the lock is the session's.
-        return bool((await session.run(self._freeing(session, key), (key.number,))).rows[0][0])
-
-    @staticmethod
-    def _freeing(session: Session, key: Key) -> Statement:
-        if key.shared:
-            return _PG_FREE_SHARED
-        return _PG_FREE_TWICE if session.doubled else _PG_FREE
-
-    def send_free(self, session: Session, key: Key) -> None:
-        if session.pooled:
-            super().send_free(session, key)
-        else:
-            session.send(self._freeing(session, key), (key.number,))
+        statement = _PG_FREE_SHARED if key.shared else _PG_FREE_TWICE if session.doubled else _PG_FREE
+        return bool((await session.run(statement, (key.number,))).rows[0][0])
 
 
 _WAIT_SECONDS = 31_536_000
@@ -308,10 +293,6 @@ class _MysqlAdvisoryLocking(MysqlLocking):
     async def free(self, session: Session, key: Key) -> bool:
         del key
         return bool((await session.run(_MYSQL_UNLOCK)).rows[0][0])
-
-    def send_free(self, session: Session, key: Key) -> None:
-        del key
-        session.send(_MYSQL_UNLOCK)
 
 
 class PostgresqlAdvisory(SessionBackend):

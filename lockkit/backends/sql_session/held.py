@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from math import inf
 from typing import Any, ClassVar
 
@@ -15,9 +14,8 @@ from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.backends.sql_session.session import Claim, Key, SentRenewal, Session
+from lockkit.backends.sql_session.session import Claim, SentRenewal, Session
 from lockkit.errors import BackendUnavailable, Unsupported
-from lockkit.units import Instant
 
 RELEASE_ALL_SECONDS = 1.0
 """How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
@@ -170,7 +168,7 @@ class HoldingBackend(SqlBackend):
         claim: Claim = grant.state
         session = claim.session
         if session is None:
-            return await self._end_own_session(claim, grant.owner, answer_by)
+            return False
         if not await session.turn.take(answer_by):
             raise BackendUnavailable("a renewal of this lease is not answered")
         try:
@@ -183,7 +181,11 @@ class HoldingBackend(SqlBackend):
             # Before the turn is given: a renewal that waits for it must see that the session is not this lock's.
             claim.session = None
         except self.database.driver_errors as error:
-            return await self._not_released(claim, session, grant.owner, error)
+            lost_before = not session.unanswered and session.connection.ended_by_server(error)
+            self._cleanup.lose(claim)  # that frees the lock, but nobody can tell whether it was held until then
+            if lost_before:
+                return False
+            raise self.database.translate(error) from error
         finally:
             session.turn.give()
         await self._sessions.give_back(session)
@@ -191,71 +193,12 @@ class HoldingBackend(SqlBackend):
             await self._leases.delete_shares(claim.key, answer_by)
         return held
 
-    async def _not_released(self, claim: Claim, session: Session, owner: str, error: BaseException) -> bool:
-        """A release failed: find out whether the lock was lost before."""
-        lost_before = not session.unanswered and session.connection.ended_by_server(error)
-        self._cleanup.lose(claim)
-        if lost_before:
-            return False
-        # After a TimeoutError the server would not answer this either. That the connection is closed frees the lock.
-        if not isinstance(error, TimeoutError) and await self._end_own_session(claim, owner, session.answer_by):
-            return True
-        # It is not held any more, but nobody can tell whether the release did that.
-        raise self.database.translate(error) from error
-
-    async def _end_own_session(self, claim: Claim, owner: str, answer_by: float) -> bool:
-        """End the session of a lease whose connection is gone, if the server still has it."""
-        for holder in await self._leases.holders(claim.key, answer_by):
-            if holder.owner == owner:
-                await self._locking.end(holder.pid, answer_by)
-                return True
-        return False
-
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`: all releases are sent, read for a while, and the connections then closed."""
-        held: list[tuple[Claim, Session]] = [(one.state, one.state.session) for one in grants if one.state.session]
-        if self._runtime.loop_has_ended():
-            # As when the interpreter exits: no answer can be read any more.
-            for claim, _ in held:
-                self._cleanup.lose(claim)
-            self.database.drop_idle()
+        """See `LockBackend.release_all`. What is not released in time is when `close` closes its connection."""
+        if not self._runtime.loop_has_ended():
+            await super().release_all(grants, min(answer_by, self._runtime.now() + RELEASE_ALL_SECONDS))
             return
-        until = min(answer_by, self._runtime.now() + RELEASE_ALL_SECONDS)
-        taken: list[tuple[Claim, Session]] = []
-        answers = 0
-        try:
-            for claim, session in held:
-                if await session.turn.take(until):
-                    if claim.session is not session:
-                        session.turn.give()
-                        answers += 1  # released while we waited for our turn
-                        continue
-                    taken.append((claim, session))
-                    self._send_release(claim.key, session, until)
-            for _, session in taken:
-                answers += await self._read_release(session)
-        finally:
-            # That frees the lock, too. A session that a hanging renewal uses is closed by `close`.
-            for claim, session in taken:
-                self._cleanup.lose(claim)
-                session.turn.give()
-            self.database.drop_idle()
-        if answers < len(held):
-            message = f"{len(held) - answers} of {len(held)} locks were not answered for: their connections are closed"
-            raise BackendUnavailable(message)
-
-    def _send_release(self, key: Key, session: Session, until: Instant) -> None:
-        session.answer_by = until
-        with suppress(*self.database.driver_errors):  # reading the answer fails, too
-            if not session.unanswered:
-                self._locking.send_free(session, key)
-
-    async def _read_release(self, session: Session) -> bool:
-        """Read an answer; False: none came in time. An error is one: what was held by the session is free."""
-        if not session.unanswered:
-            return True
-        try:
-            await session.answer()
-        except self.database.driver_errors as error:
-            return not isinstance(error, TimeoutError)
-        return True
+        # As when the interpreter exits: no answer can be read any more.
+        for grant in grants:
+            self._cleanup.lose(grant.state)
+        self.database.drop_idle()

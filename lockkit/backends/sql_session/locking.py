@@ -158,10 +158,6 @@ class Locking(ABC):
         """Release the lock that is held; False: it was not held."""
 
     @abstractmethod
-    def send_free(self, session: Session, key: Key) -> None:
-        """Send what releases the lock that is held; the session is closed afterwards."""
-
-    @abstractmethod
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
         """Have the server end a session whose connection is closed or lost, if it waits for the lock or has it."""
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import cast
 
 from lockkit.backends.sql.connection import SessionConnection, take_last
-from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.database import TRUSTED_SECONDS, Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.session import Claim, Session
@@ -25,10 +25,6 @@ from lockkit.units import Instant, Seconds
 KEPT_MAX = 10
 """Sessions kept for the next locks. More take places of the server's from others; with fewer, a client that takes
 several locks at once connects again each time."""
-
-TRUSTED_SECONDS = 0.005
-"""A session that was given back longer ago is checked before it is used again: the server may have ended it. Longer
-finds fewer ended ones before they fail, shorter checks (a system call) more often."""
 
 SWEEP_SECONDS = 1.0
 """How often sessions of lost leases are looked for, at most. Longer keeps their sockets open for longer."""

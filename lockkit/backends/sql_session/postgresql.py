@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -82,16 +81,12 @@ class BeginTexts(NamedTuple):
     The texts that begin a transaction and lock: one round trip each.
 
     Attributes:
-        plans: How many of a session's plans must have been made, see `Session.planned`.
         pooled: Behind a pooler.
-        first: On a session that has not made the plans.
-        limited: On one that has, with another limit than it has now.
-        again: On one that has both.
+        limited: On a session that has another limit than it is to have.
+        again: On one that has that limit.
     """
 
-    plans: int
     pooled: Statement
-    first: Statement
     limited: Statement
     again: Statement
 
@@ -103,6 +98,8 @@ class PostgresqlLocking(Locking):
     cancel = _PG_CANCEL
     end_session = _PG_END
 
+    _plan: Statement
+    """Prepares what the texts that begin execute, once in a session."""
     _begin_writing: BeginTexts
     _begin_reading: BeginTexts
 
@@ -130,13 +127,15 @@ class PostgresqlLocking(Locking):
         told = ", ".join(f"set_config('{name}', {value}, true)" for name, value in settings.items())
         return Statement(f"BEGIN ISOLATION LEVEL READ COMMITTED;SELECT {told}, {newer};{locking}")
 
-    def _begin_with(self, pooled: str, plans: Sequence[str], text: str) -> BeginTexts:
+    def _begin_with(self, pooled: str, text: str) -> BeginTexts:
         """Make the texts that begin a transaction and lock."""
-        limit = "SET idle_in_transaction_session_timeout = $2"
-        planning = ";".join(f"PREPARE {plan.replace('$', '$$')}" for plan in plans)
+        limited = Statement(f"SET idle_in_transaction_session_timeout = $2;{text}")
+        return BeginTexts(self._begin_pooled(pooled), limited, Statement(text))
+
+    @staticmethod
+    def _planning(*plans: str) -> Statement:
         # Cancelled halfway, the same text is sent again: what was planned is not undone with the transaction.
-        first = Statement(f"DEALLOCATE ALL;{planning};{limit};{text}")
-        return BeginTexts(len(plans), self._begin_pooled(pooled), first, Statement(f"{limit};{text}"), Statement(text))
+        return Statement(";".join(["DEALLOCATE ALL", *(f"PREPARE {plan.replace('$', '$$')}" for plan in plans)]))
 
     async def set_up(self, session: Session) -> None:
         if not session.pooled:
@@ -157,19 +156,15 @@ class PostgresqlLocking(Locking):
 
     async def _begin(self, session: Session, key: Key, lock: str | int, limit: int, *more: Parameter) -> Result:
         texts = self._begin_reading if key.shared else self._begin_writing
-        planned = max(session.planned, texts.plans)
         if session.pooled:
-            statement = texts.pooled
-        elif session.planned < texts.plans:
-            statement = texts.first
-        else:
-            statement = texts.again if session.limit == limit else texts.limited
+            return await session.run(texts.pooled, (lock, limit, *more))
+        if not session.planned:
+            await session.run(self._plan)
+        statement = texts.again if session.limit == limit else texts.limited
         # Until it is answered, and well, nothing is known of either.
-        session.limit, session.planned = None, 0
+        session.limit, session.planned = None, False
         result = await session.run(statement, (lock, limit, *more))
-        if not session.pooled:
-            session.planned = planned
-            session.limit = limit
+        session.limit, session.planned = limit, True
         return result
 
     def _waiter_limit(self, limit: int) -> int:
@@ -208,10 +203,6 @@ class PostgresqlLocking(Locking):
             return False
         await session.run(_PG_COMMIT)
         return True
-
-    def send_free(self, session: Session, key: Key) -> None:
-        del key
-        session.send(_PG_COMMIT)
 
     async def end_waiter(self, session: Session, key: Key, answer_by: float) -> None:
         del key

@@ -81,11 +81,11 @@ class _PostgresqlRowLocking(PostgresqlLocking):
         entering = f"{found} AND pg_try_advisory_xact_lock_shared($2) FOR SHARE SKIP LOCKED"
         self._try = Statement(f"{found} FOR UPDATE SKIP LOCKED")
         self._try_reading = Statement(entering)
-        plans = [f"lockkit_try (text) AS {self._try.text}", f"lockkit_read (text, bigint) AS {entering}"]
-        self._begin_writing = self._begin_with(self._try.text, plans[:1], "BEGIN;EXECUTE lockkit_try ($1)")
-        self._begin_reading = self._begin_with(
-            entering.replace("$2", "$3"), plans, "BEGIN;EXECUTE lockkit_read ($1, $3)"
+        self._plan = self._planning(
+            f"lockkit_try (text) AS {self._try.text}", f"lockkit_read (text, bigint) AS {entering}"
         )
+        self._begin_writing = self._begin_with(self._try.text, "BEGIN;EXECUTE lockkit_try ($1)")
+        self._begin_reading = self._begin_with(entering.replace("$2", "$3"), "BEGIN;EXECUTE lockkit_read ($1, $3)")
         offer = "SET LOCAL idle_in_transaction_session_timeout = $2"
         self._wait = Statement(f"{offer};SELECT pg_advisory_xact_lock($3);{found} FOR UPDATE")
         self._wait_reading = Statement(f"{offer};SELECT pg_advisory_xact_lock_shared($3);{found} FOR SHARE")
@@ -268,13 +268,6 @@ class _MysqlRowLocking(MysqlLocking):
             await session.run(_MYSQL_UNMARK)
             await session.run(_MYSQL_COMMIT)
         return True
-
-    def send_free(self, session: Session, key: Key) -> None:
-        del key
-        if self.mariadb:
-            session.send(_MARIADB_COMMIT)
-        else:
-            session.send(_MYSQL_COMMIT)  # the mark goes with the connection
 
 
 def _shared_mark(key: Key) -> str:

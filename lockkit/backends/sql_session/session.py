@@ -84,7 +84,7 @@ class Session:
         pid: The server's number for it, as KILL takes it; 0 until known.
         started: When it began by the server's clock, to tell it from a later one with the same `pid`; 0 if not known.
         limit: How long the server may let it idle, in the server's unit; None: lockkit has to set it.
-        planned: How many of the statements that lock were prepared: 1 is the exclusive one, 2 are both.
+        planned: The statements that lock were prepared.
         doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
         renewal: That statement, if it is a renewal.
@@ -101,7 +101,7 @@ class Session:
         self.pid = 0
         self.started = 0
         self.limit: int | None = None
-        self.planned = 0
+        self.planned = False
         self.doubled = False
         self.unanswered = False
         self.renewal: SentRenewal | None = None

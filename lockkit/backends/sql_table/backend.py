@@ -54,7 +54,7 @@ from lockkit.backends.sql.names import name_of_key, range_of, row_key
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import TABLE, create, lock_table, locks, parse_table
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_table.shares import NO_ROWS, REMARK_SECONDS, Held, Shares, Waiting, waiting_of
+from lockkit.backends.sql_table.shares import NO_ROWS, REMARK_SECONDS, Held, Row, Shares, Waiting, rows_of, waiting_of
 from lockkit.backends.sql_table.shares import text as _text
 from lockkit.backends.sql_table.statements import SHARED, Statements
 from lockkit.background import SingleRun
@@ -280,7 +280,9 @@ class SqlTableBackend(SqlBackend):
         missing = [grant for grant in grants if grant.owner not in outcomes]
         if missing:
             states = await self._states(self._keys(missing))
-            outcomes |= {grant.owner: states[self._key(grant.name)].outcome(grant.owner) for grant in missing}
+            outcomes |= {
+                grant.owner: states[self._key(grant.name)].gone(grant.owner) or Gone("gone") for grant in missing
+            }
         return outcomes
 
     async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
@@ -291,13 +293,10 @@ class SqlTableBackend(SqlBackend):
         statement = self._statements.renew(len(grants))
         return await self._run(statement, (ttl_us, *self._for_many(grants)), again=True, urgent=True)
 
-    async def _states(self, names: Sequence[str]) -> dict[str, _State]:
-        found = {name: _State() for name in names}
+    async def _states(self, names: Sequence[str]) -> dict[str, Row]:
         statement = self._statements.state(len(names))
         result = await self._run(statement, self._statements.many(names), again=True, urgent=True)
-        for name, owner, expired, broken in result.rows:
-            found[_text(name)] = _State(_text(owner), _text(broken), expired=bool(expired))
-        return found
+        return {row.name: row for row in rows_of(names, result)}
 
     async def holders(self, name: str) -> Sequence[Holder]:
         row = await self._look(self._key(name))
@@ -326,11 +325,9 @@ class SqlTableBackend(SqlBackend):
     async def confirm(self, grant: Grant) -> Gone | None:
         name, owner = self._key(grant.name), grant.owner
         if _may_be_alone(grant):
-            state = (await self._states([name]))[name]
-            if state.holds(owner):
-                return None
-            if grant.state is None:
-                return state.outcome(owner)
+            gone = (await self._states([name]))[name].gone(owner)
+            if gone is None or grant.state is None:
+                return gone
         return await self._shares.confirm(name, owner)
 
     async def downgrade(self, grant: Grant) -> bool:
@@ -426,25 +423,6 @@ class SqlTableBackend(SqlBackend):
             return await self.database.run(statement, parameters, again=again, answer_by=answer_by, urgent=urgent)
         except MissingTable:
             return NO_ROWS
-
-
-class _State:
-    """What a row says about a lease that was not renewed."""
-
-    __slots__ = ("_broken", "_expired", "_owner")
-
-    def __init__(self, owner: str = "", broken: str = "", *, expired: bool = True) -> None:
-        self._owner = owner
-        self._broken = broken
-        self._expired = expired
-
-    def holds(self, owner: str) -> bool:
-        return self._owner == owner and not self._expired
-
-    def outcome(self, owner: str) -> Gone:
-        if self._broken == owner:
-            return Gone("broken")
-        return Gone("taken" if self._owner not in {"", owner} and not self._expired else "gone")
 
 
 def _may_be_alone(grant: Grant) -> bool:

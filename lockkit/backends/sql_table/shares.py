@@ -139,16 +139,20 @@ class Row:
         self.alien = owner != metadata_owner
         self.state: LockState[_Claim] = LockState(token)
         found, holder = _decoded(text(shares)), text(owner)
-        if holder == SHARED:
+        if holder == SHARED and found:
             self.state.shares = {each: share for each, share in found.items() if share.until > self.now_us}
         elif holder and expires_us > self.now_us:
             self.state.holder = _Claim(holder, metadata=text(metadata) or "{}")
-        if holder != SHARED and text(broken) == SHARED:
-            self.state.broken = tuple(found)
+        if holder != SHARED:
+            self.state.broken = tuple(found) if text(broken) == SHARED else (text(broken),)
         if self._writer_until_us > self.now_us:
             self.state.queue = [_Claim(text(writer))]
         self.state.until = expires_us if self.state.holder else inf if self.state.shares else self._writer_until_us
         self._before = (self.state.holder is not None, len(self.state.shares), self._permits_count)
+
+    def gone(self, owner: str) -> Gone | None:
+        """Say why an owner does not hold the lock; None if it does."""
+        return self.state.confirm(owner, self.now_us)
 
     @property
     def _permits_count(self) -> int:
@@ -248,7 +252,7 @@ class Shares:
 
     async def confirm(self, name: str, owner: str) -> Gone | None:
         """Say why a lease is not held; None if it is."""
-        return (await self._change([name], lambda row: row.state.confirm(owner, row.now_us), urgent=True))[name]
+        return (await self._change([name], lambda row: row.gone(owner), urgent=True))[name]
 
     async def holders(self, name: str) -> Sequence[Holder]:
         """Return the holders of a lock that is held by readers or permits."""
@@ -309,8 +313,7 @@ class Shares:
         statement, parameters = self._statements.rows(len(names)), self._statements.many(names)
         run = self._acquire if acquiring else self._run
         result = await run(statement, parameters, again=True, answer_by=answer_by, urgent=urgent)
-        values = {text(row[0]): row[1:] for row in result.rows}
-        return [Row(name, values.get(name)) for name in names]
+        return rows_of(names, result)
 
     async def _write(self, rows: Sequence[Row], *, again: bool, answer_by: float, urgent: bool) -> bool:
         """Write the content of rows; False: another client has changed one meanwhile, or it was not there."""
@@ -325,6 +328,12 @@ class Shares:
         statement = self._statements.change(len(rows))
         result = await self._run(statement, parameters, again=again, answer_by=answer_by, urgent=urgent)
         return result.changed == len(rows)
+
+
+def rows_of(names: Sequence[str], result: Result) -> list[Row]:
+    """Read the answer to `Statements.rows` or `Statements.state`."""
+    values = {text(row[0]): row[1:] for row in result.rows}
+    return [Row(name, values.get(name)) for name in names]
 
 
 def _release(owners: Mapping[str, Sequence[str]], row: Row) -> list[bool]:

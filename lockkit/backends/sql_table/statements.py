@@ -17,7 +17,7 @@ statement       parameters                                  returns
 ``read_note``   name                                        of a note whose life is not over: the text, µs left
 ``write_note``  text, life in µs, name, owner               one row changed, if that owner held the lock
 ``clock``       none                                        the clock in µs
-``state``       names                                       name, owner, expired, last broken owner
+``state``       names                                       as ``rows``, without the columns of readers and permits
 ``names``       first name, limit (, one behind the last)   names of locks that are held, in the order of their bytes
 ``idle``        least age in µs, limit                      names of rows that were not used for so long
 ``reap``        least age in µs, names                      removes those rows unless they were used meanwhile
@@ -165,8 +165,8 @@ class Statements(ABC):
 
     def _state_text(self, count: int) -> str:
         return (
-            "SELECT name, owner, expires_at_us <= {now}, broken_owner FROM {table}"
-            f" WHERE {self._among('name', 0, count)}"
+            "SELECT name, owner, metadata, metadata_owner, broken_owner, NULL, token, expires_at_us, 0, wanted, '',"
+            f" {{now}} FROM {{table}} WHERE {self._among('name', 0, count)}"
         )
 
     def _reap_text(self, count: int) -> str:

@@ -197,7 +197,7 @@ class MysqlTable(_PollingTable):
             return [grant.owner for grant in grants]
         # The answer says how many, but not which: those with the same owner that have not expired.
         states = await self._states(self._keys(grants))
-        return [grant.owner for grant in grants if states[self._key(grant.name)].holds(grant.owner)]
+        return [grant.owner for grant in grants if states[self._key(grant.name)].gone(grant.owner) is None]
 
 
 class SqliteTable(_PollingTable):

@@ -19,8 +19,6 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
     [
         ("qmark", "SELECT ?, ?, strftime('%s', ?)", ("b", "a", "b")),
         ("format", "SELECT %s, %s, strftime('%%s', %s)", ("b", "a", "b")),
-        ("pyformat", "SELECT %s, %s, strftime('%%s', %s)", ("b", "a", "b")),
-        ("numeric_dollar", "SELECT $2, $1, strftime('%s', $2)", ("a", "b")),
     ],
 )
 def test_statement_is_spelled_as_the_driver_wants_it(paramstyle: str, text: str, parameters: tuple[str, ...]) -> None:

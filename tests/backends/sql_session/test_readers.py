@@ -108,7 +108,7 @@ class TestReaders:
         lease = read(client, "stopped readers")
 
         def give_up() -> Lease | None:
-            return writer.lock("stopped readers", ttl=LONG).try_acquire(2.0)
+            return writer.lock("stopped readers", ttl=LONG).try_acquire(5.0)
 
         with running(give_up) as got:
             until_in_queue(place, writer, "stopped readers")

@@ -579,18 +579,3 @@ def test_statements_read_the_clock_of_the_database_only() -> None:
     for texts in (PostgresqlStatements("t", "NOW"), SqliteStatements("t", "NOW")):
         for statement in (texts.acquire, texts.look, texts.renew(1), texts.break_lock):
             assert "NOW" in statement.text
-
-
-def test_wait_is_ended_by_a_release_and_not_by_a_look(postgresql_url: str, connect: Connect) -> None:
-    """On PostgreSQL, through psycopg: long before the holder's ttl."""
-    client, other = connect(postgresql_url), connect(postgresql_url)
-    for _ in range(3):
-        lease = client.lock("x", ttl=600).acquire()
-        got: list[Lease] = []
-        waiter = threading.Thread(target=lambda got=got: got.append(other.lock("x", ttl=600).acquire(PATIENCE)))
-        waiter.start()
-        wait_until(lambda: None if waits(other, "x") else "nobody waits")
-        lease.release()
-        waiter.join(20)
-        assert got[0].token > lease.token
-        got[0].release()

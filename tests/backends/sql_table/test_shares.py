@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -375,30 +374,6 @@ class TestWriters:
             if lease is not None:
                 lease.release()
         held.release()
-
-    def test_stream_of_readers_does_not_starve_a_writer(self, url: str, connect: Connect) -> None:
-        """Readers overlap all the time."""
-        writer, ended = connect(url), threading.Event()
-        readers = [connect(url) for _ in range(3)]
-
-        def go_on_reading(client: Client) -> int:
-            count = 0
-            while not ended.is_set():
-                with client.rwlock("x", ttl=LONG, timeout=PATIENCE).read():
-                    count += 1
-                    ended.wait(0.02)
-            return count
-
-        with ThreadPoolExecutor(3) as pool:
-            reading = [pool.submit(go_on_reading, client) for client in readers]
-            try:
-                wait_until(lambda: None if writer.holders("x") else "nobody reads")
-                for _ in range(3):
-                    with writer.lock("x", ttl=LONG, timeout=PATIENCE):
-                        pass
-            finally:
-                ended.set()
-            assert all(call.result() > 0 for call in reading)
 
 
 def test_waiting_readers_of_one_client_are_all_woken(postgresql: PostgresServer, connect: Connect) -> None:

@@ -103,6 +103,7 @@ class LockStateMachine(RuleBasedStateMachine):
         assert asker not in notify
         if isinstance(outcome, Grant):
             assert outcome == Grant("x", asker.owner, self.state.token, asker.ttl, slot=outcome.slot)
+            assert outcome.token >= self.token + ahead, "the token is below its lower bound"
             if self.kind == "lock" and offered and before:
                 assert asker == before[0], "overtook a waiter to whom the lock was offered"
             self._granted(asker, outcome, before)
@@ -276,6 +277,20 @@ def test_dead_claims_are_skipped() -> None:
     assert notify == [Asker("d", client="d"), Asker("e", client="e")]
     assert state.predecessor("e", lambda claim: claim.client in dead) == Asker("d", client="d")
     assert take(state, Asker("d", client="d"), 0.3)
+
+
+def test_dead_head_of_the_queue_delays_nobody() -> None:
+    """The lock that was offered to it goes to the live waiter behind it, before the offer is over."""
+    state: LockState[Asker] = LockState()
+    second = Asker("second", client="s")
+    assert take(state, Asker("holder"), 0.0)
+    for asker in (Asker("head", client="h"), second):
+        assert not take(state, asker, 0.1)
+    state.release("holder", 1.0)
+
+    outcome, _ = state.acquire("x", second, 1.1, 0, queue=True, dead=lambda claim: claim.client == "h")
+
+    assert isinstance(outcome, Grant)
 
 
 def test_abandoning_an_offer_passes_it_on() -> None:

@@ -15,7 +15,7 @@ def test_map_names_every_folder_and_only_what_exists() -> None:
     for line in text.splitlines():
         names = re.findall(r"`([\w./*]+(?:\.py|\.lua|/))`", line.replace("NAME", "redis"))
         # A bare name is a file of the backend whose line it is; in the table of common files, one of each backend.
-        (own,) = [name for name in names if re.fullmatch(r"backends/\w+/", name)] or ["backends/etcd"]
+        own = next((name for name in names if re.fullmatch(r"backends/\w+/", name)), "backends/etcd")
         places = [FOLDER, FOLDER.parent, FOLDER / own, FOLDER / "backends/redis"]
         missing += [name for name in names if not any(any(place.glob(name)) for place in places)]
     folders = {

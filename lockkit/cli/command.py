@@ -92,7 +92,6 @@ class Command:
         self._argv = list(argv)
         self._ended = False
         self._group_ended = False
-        self._forked = 0
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
         self.kept, kept_write = os.pipe()
@@ -113,7 +112,6 @@ class Command:
         # Both sides do it, so that neither can run ahead of the other. Refused only if the child has ended.
         with suppress(PermissionError, ProcessLookupError):
             os.setpgid(self.group, self.group)
-        self._forked = next((process.started for process in _living(str(self.group))), 0)
 
     def start(self, variables: Mapping[str, str]) -> None:
         """Execute it. If somebody has killed its process, that is how it has ended: see `poll`."""
@@ -195,13 +193,7 @@ class Command:
             process
             for process in _living()
             if process.group == self.group
-            # What was forked before the command has not inherited it: looking at those takes long on a busy machine.
-            or (
-                pipe is not None
-                and process.started >= self._forked
-                and process.pid != os.getpid()
-                and _has_open(process.pid, pipe)
-            )
+            or (pipe is not None and process.pid != os.getpid() and _has_open(process.pid, pipe))
         ]
 
     def discard(self) -> None:
@@ -222,7 +214,6 @@ class Process:
     pid: int
     name: str  # at most 15 bytes
     group: int  # its process group's id
-    started: int  # when it was forked, in ticks of the kernel
 
 
 def _has_proc() -> bool:
@@ -230,11 +221,11 @@ def _has_proc() -> bool:
     return sys.platform == "linux" and (PROC / "self").exists()
 
 
-def _living(pid: str = "[0-9]*") -> Iterator[Process]:
-    """List the processes (or one) but zombies, which accept signals too; none if that cannot be told."""
+def _living() -> Iterator[Process]:
+    """List the processes but zombies, which accept signals too; none if that cannot be told."""
     if not _has_proc():
         return
-    for path in PROC.glob(f"{pid}/stat"):
+    for path in PROC.glob("[0-9]*/stat"):
         try:
             text = path.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
@@ -244,7 +235,7 @@ def _living(pid: str = "[0-9]*") -> Iterator[Process]:
         fields = tail.split()
         if fields[0] not in {b"Z", b"X"}:
             name = head.partition(b"(")[2].decode(errors="replace")
-            yield Process(int(path.parent.name), name, int(fields[2]), int(fields[19]))
+            yield Process(int(path.parent.name), name, int(fields[2]))
 
 
 def _has_open(pid: int, file: str) -> bool:

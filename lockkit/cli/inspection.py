@@ -196,14 +196,9 @@ def print_table(
             table.columns = [column for column in table.columns if column.header != title]
     if optional:
         console.width = max(console.width, needed().minimum)
-    # Left to itself, rich narrows the widest columns, also below their longest word while others could be folded.
-    spare = console.width - needed().minimum
+    fits = needed().minimum <= console.width
     for column in table.columns:
         column.overflow = "fold"
-        if spare >= 0:
-            cells = [column.header, *column.cells]
-            least, most = measure_renderables(console, console.options.update(max_width=WIDTH_MAX), cells)
-            least = max(least, column.min_width or 0)
-            column.width = min(least + spare, most)
-            spare -= column.width - least
+        if fits and not column.min_width:  # left to itself, rich narrows columns below their longest word
+            column.min_width = measure_renderables(console, console.options, [column.header, *column.cells]).minimum
     console.print(table)

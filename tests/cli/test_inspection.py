@@ -185,7 +185,7 @@ def test_nothing_of_a_holder_is_cut(cli: Cli, url: str, where: str) -> None:
     """In a pipe a value stays on its line, for grep; a narrow terminal folds it."""
     text = "https://ci.example/" + "0123456789" * 12
     with lockkit.connect(url) as client, client.lock("a" * 150, metadata=text):
-        for args in (["holders", "a" * 150], ["list"], *([["watch", "--once"]] if where == "terminal" else [])):
+        for args in (["holders", "a" * 150], ["list"]):
             if where == "pipe":
                 shown = cli.run(*args, "--url", url).stdout
                 assert any(text in line or "a" * 150 in line for line in shown.splitlines())

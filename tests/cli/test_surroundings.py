@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 import lockkit
-from lockkit.cli.signals import interrupted_by_signals
 from tests.cli.support import PATIENCE, Cli
 from tests.tries import until
 
@@ -129,32 +127,6 @@ def test_ctrl_c_while_the_command_line_is_loaded(cli: Cli) -> None:
     done = shell(cli, "exec $lockkit ping")
 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-def test_ctrl_c_before_the_command_line_is_loaded(cli: Cli) -> None:
-    """While its extra is looked for."""
-    script = (
-        "import importlib.util, signal\n"
-        "importlib.util.find_spec = lambda name: signal.raise_signal(signal.SIGINT)\n"
-        "from lockkit.cli import main; main()"
-    )
-    process = cli.start_program(sys.executable, "-c", script)
-
-    assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 130
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_status_names_the_signal_wherever_it_strikes(signum: signal.Signals) -> None:
-    """Here before the command has begun."""
-    before = signal.signal(signum, signal.SIG_DFL)  # a command that ran in this process may have taken it
-    try:
-        with pytest.raises(typer.Exit) as caught, interrupted_by_signals():
-            signal.raise_signal(signum)
-    finally:
-        signal.signal(signum, before)
-
-    assert caught.value.exit_code == 128 + signum
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, Self
 
-from rich.console import Console, ConsoleDimensions, Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -116,7 +116,7 @@ def _show_table(url: str, looker: Looker, watched: Watched, look: Look, interval
                     _take(results.get(), watched, view)
                 now = monotonic()
                 view.arrange(watched.records, now)
-                terminal.draw(draw(view, now, terminal.size))
+                terminal.draw(view, now)
                 for key in terminal.wait(REDRAW_SECONDS):
                     if key == "q" and not view.captures:
                         return Status.OK
@@ -212,19 +212,9 @@ class _Terminal:
         with suppress(OSError, termios.error):
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._mode)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Columns and lines, now. An exported COLUMNS would be that of the beginning."""
-        try:
-            width, height = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:
-            width = height = 0
-        return width or 80, height or 24  # a serial line does not know
-
-    def draw(self, picture: RenderableType) -> None:
+    def draw(self, view: View, now: Instant) -> None:
         """Draw over what is shown."""
-        self._console.size = ConsoleDimensions(*self.size)
-        self._live.update(picture, refresh=True)
+        self._live.update(draw(view, now, self._console.size), refresh=True)
 
     def wait(self, seconds: Seconds) -> list[str]:
         """Wait for keys."""

@@ -130,17 +130,6 @@ def test_backends_shows_every_scheme(cli: Cli) -> None:
     assert "lockkit-faulty" in done.stdout
 
 
-@pytest.mark.parametrize("width", [60, 100])
-def test_backends_follow_the_width_that_is_asked_for(cli: Cli, width: int) -> None:
-    """In a pipe, such as that of watch(1), as on a terminal."""
-    cli.env["COLUMNS"] = str(width)
-
-    lines = cli.run("backends").stdout.splitlines()
-
-    assert max(map(len, lines)) <= width
-    assert all(any(word in line for line in lines) for word in ("excludes", "rediss+sentinel:", "clients"))
-
-
 def test_backends_as_json(cli: Cli) -> None:
     """Their capabilities, as the library has them."""
     rows = json.loads(cli.run("backends", "--json").stdout)

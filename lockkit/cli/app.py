@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,6 @@ from lockkit.cli.options import (
 )
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
-from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
 from lockkit.cli.usage import CommandStarter
 from lockkit.errors import DOCUMENTATION
 
@@ -121,10 +119,6 @@ def _lockkit(
     set_verbosity(verbose)
 
 
-def _table(statuses: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"{status:<13}  {meaning}" for status, meaning in statuses)
-
-
 _RUN_HELP = """
 Run a command under a lock: lockkit run NAME --on-busy=skip -- COMMAND ARGUMENT...
 
@@ -149,7 +143,19 @@ LOCKKIT_ONCE      the slot or key, as NAME@SLOT (with --once-per or --once)
 Exit status:
 
 \b
-""" + _table(RUN_STATUSES)
+COMMAND's own  COMMAND ran to its end under the lock
+0              also: the lock was busy, with --on-busy=skip; COMMAND did not run
+0              also: done already, with --once-per or --once; COMMAND did not run
+2              wrong usage
+69             the backend is unavailable
+75             the lock was busy until the timeout; COMMAND did not run
+76             done already, with --on-done=fail, or all --attempts used up; COMMAND did not run
+78             wrong configuration: name, ttl, timeout, URL, option, profile, credentials
+79             the lease was lost: lockkit ended COMMAND's process group before the deadline
+126            COMMAND is not executable
+127            COMMAND was not found
+128 + n        signal n ended COMMAND, or the wait for the lock
+"""
 
 
 @app.command("run", cls=CommandStarter, help=_RUN_HELP, short_help="Run a command under a lock.")
@@ -186,7 +192,14 @@ again, and starts COMMAND again for the next term.
 Exit status:
 
 \b
-""" + _table(ELECT_STATUSES)
+COMMAND's own  COMMAND ended by itself while leading
+2              wrong usage
+69             the backend is unavailable
+78             wrong configuration: name, ttl, grace, URL, option, profile, credentials
+126            COMMAND is not executable
+127            COMMAND was not found
+128 + n        signal n ended COMMAND, or the campaign
+"""
 
 
 @app.command("elect", cls=CommandStarter, help=_ELECT_HELP, short_help="Run a command while leading an election.")
@@ -217,7 +230,14 @@ CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
 Exit status:
 
 \b
-""" + _table(HOLD_STATUSES)
+0              the lock was held, and released because stdin ended or said so
+2              wrong usage
+69             the backend is unavailable; at the release: the lock ends by its ttl
+75             the lock was not granted until the timeout, or until stdin ended
+78             wrong configuration: name, ttl, timeout, URL, option, profile, credentials
+79             the lease was lost
+128 + n        signal n came; the lock was released
+"""
 
 
 @app.command("hold", help=_HOLD_HELP, short_help="Hold a lock for a program in another language.")

@@ -52,17 +52,9 @@ class Stopped:
 
 
 class CannotExecute(Exception):
-    """
-    The command cannot be executed.
-
-    No OSError: `BackendUnavailable` and `LockTimeout` are, and mean something else.
-
-    Attributes:
-        status: The exit status that shells give for it.
-    """
+    """The command cannot be executed. No OSError: `BackendUnavailable` and `LockTimeout` mean something else."""
 
     def __init__(self, program: str, code: int) -> None:
-        """Keep why, as a number of the `errno` module."""
         super().__init__(f"cannot execute {program}: {os.strerror(code)}{_advice(program, code)}")
         self.status = Status.NOT_FOUND if code in {errno.ENOENT, errno.ENOTDIR} else Status.NOT_EXECUTABLE
 
@@ -79,13 +71,7 @@ def _advice(program: str, code: int) -> str:
 
 
 class Command:
-    """
-    A command, forked and waiting to be started.
-
-    Attributes:
-        group: Id of its process group, which is that of its first process.
-        kept: Read end of the pipe that its processes pass on; -1 once the last of them has ended.
-    """
+    """A command, forked and waiting to be started."""
 
     def __init__(self, argv: Sequence[str], *, wait_children: bool = True) -> None:
         """Fork. Call it while this process has one thread. Without `wait_children` nothing is passed on."""
@@ -94,11 +80,11 @@ class Command:
         self._group_ended = False
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
-        self.kept, kept_write = os.pipe()
+        self.kept, kept_write = os.pipe()  # which its processes pass on; -1 once the last of them has ended
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.group = os.fork()
+        self.group = os.fork()  # also the id of its process group
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)

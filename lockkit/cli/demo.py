@@ -45,7 +45,6 @@ class Round:
 
     @property
     def seats_sold(self) -> int:
-        """How many different seats were sold."""
         return len({sale.seat for sale in self.sales})
 
     @property
@@ -55,12 +54,10 @@ class Round:
 
     @property
     def tokens(self) -> list[int]:
-        """The fencing tokens, in the order of the sales."""
         return [sale.token for sale in self.sales if sale.token is not None]
 
     @property
     def increasing(self) -> bool:
-        """Each token is higher than the one before."""
         return all(earlier < later for earlier, later in pairwise(self.tokens))
 
     @property
@@ -70,12 +67,10 @@ class Round:
         return once and len(self.tokens) == self.seats and self.increasing
 
     def by_seller(self, processes: int) -> list[int]:
-        """How many tickets each seller sold."""
         sellers = [sale.seller for sale in self.sales]
         return [sellers.count(seller) for seller in range(processes)]
 
     def as_dict(self, processes: int) -> dict[str, Any]:
-        """Give the counts as JSON has them."""
         tokens = self.tokens
         return {
             "lock": self.locked,

@@ -226,18 +226,12 @@ T = TypeVar("T")
 
 
 class Job:
-    """
-    The processes of a command that is to run under a lease.
-
-    Attributes:
-        signals: Of this process, for the command.
-        embedded: Nothing names a backend, and the user has been told.
-    """
+    """The processes of a command that is to run under a lease."""
 
     def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
         """Fork the command and its guard. Call it while this process has one thread."""
         self._options = options
-        self.embedded = False
+        self.embedded = False  # nothing names a backend, and the user has been told
         self._command = Command(argv, wait_children=not options.no_wait_children)
         self._guard = Guard(self._command.group)
         self.signals = Signals()

@@ -62,7 +62,6 @@ class BoxOffice:
     """Two plain files in a directory: how many seats are left, and a line for each ticket sold."""
 
     def __init__(self, directory: Path) -> None:
-        """Open nothing yet."""
         self._left = directory / "seats-left"
         self._ledger = directory / "tickets.jsonl"
 
@@ -72,7 +71,6 @@ class BoxOffice:
         self._ledger.write_text("")
 
     def left(self) -> int:
-        """Read how many seats are left."""
         return int(self._left.read_text())
 
     def sell(self, left: int, seats: int, seller: int, token: int | None) -> None:

@@ -213,11 +213,9 @@ class _Terminal:
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._mode)
 
     def draw(self, view: View, now: Instant) -> None:
-        """Draw over what is shown."""
         self._live.update(draw(view, now, self._console.size), refresh=True)
 
     def wait(self, seconds: Seconds) -> list[str]:
-        """Wait for keys."""
         if not select.select([self._input], [], [], seconds)[0]:
             return []
         try:
@@ -349,7 +347,6 @@ class Column(NamedTuple):
     right: bool = False  # aligned to the right
 
     def cell(self, record: Record, now: Instant) -> str:
-        """Give what it shows of a holder."""
         return str(self.order(record, now)) if self.text is None else self.text(record, now)
 
 

@@ -464,7 +464,7 @@ class Watching(Tty):
 
     def __init__(self, cli: Cli, *args: str) -> None:
         cli.env["TERM"] = "xterm-256color"
-        del cli.env["COLUMNS"]
+        cli.env = {name: value for name, value in cli.env.items() if name not in {"COLUMNS", "LINES"}}
         super().__init__(cli, "watch", *args, INTERVAL)
         self.modes_before = self.modes
         self.resize(110, 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import signal
 import tempfile
 import time
@@ -121,6 +122,7 @@ def _round(plan: Plan, processes: int, show: Show) -> Round:
     """Let all sellers sell at once."""
     office = BoxOffice(Path(plan.directory))
     office.open(plan.seats)
+    os.environ["PYTHONSAFEPATH"] = "1"  # the sellers import nothing from the working directory
     ready, failures = _SPAWN.Barrier(processes + 1), _SPAWN.SimpleQueue()
     # The sellers inherit it: Ctrl-C is for the demo, which ends them all.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from lockkit.testing.temporary import TemporaryDirectory
 from lockkit_tools.servers._template import VARIABLE as TEMPLATES
+from lockkit_tools.servers.temporary import TemporaryDirectory
 from tests.comparison.conformance import record
 from tests.storage.sql.support import Bases
 

@@ -7,19 +7,18 @@ import os
 import signal
 import sys
 from importlib.util import find_spec
-from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import TYPE_CHECKING
+from io import TextIOWrapper
 
 from lockkit.cli.status import SIGNALLED, Status
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EPIPE}
+"""The disk of stdout is full, or its reader (head, less) has enough."""
 
 
 def main() -> None:
     """Run the command line and end the process with its status."""
     try:
-        prepare_streams()
+        _prepare_streams()
         _require_extra()
         try:
             from lockkit.cli.app import app  # noqa: PLC0415 - needs the extra
@@ -29,10 +28,12 @@ def main() -> None:
             sys.stdout.flush()
     except KeyboardInterrupt:  # before a command runs, which would report it
         sys.exit(SIGNALLED + signal.SIGINT)
-    except OutputError as error:
-        if error.cause.errno == errno.EPIPE:  # the reader (head, less) has enough
-            sys.exit(SIGNALLED + signal.SIGPIPE)
-        print(f"lockkit: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit fails to flush it again
+        if error.errno != errno.EPIPE:
+            print(f"lockkit: cannot write to stdout: {error.strerror}", file=sys.stderr)
         sys.exit(Status.FAILED)
 
 
@@ -44,63 +45,12 @@ def _require_extra() -> None:
         sys.exit(Status.CONFIGURATION)
 
 
-class OutputError(OSError):
-    """
-    Nothing can be written to stdout any more: its disk is full, or its reader has ended.
-
-    Its ``errno`` is None: typer and rich would deal with the end of a reader, each in its own way.
-
-    Attributes:
-        cause: What the system said.
-    """
-
-    def __init__(self, cause: OSError) -> None:
-        """Keep the cause."""
-        super().__init__(f"cannot write to stdout: {cause.strerror}")
-        self.cause = cause
-
-
-class _Stdout(FileIO):
-    """Raises an `OutputError` once; then takes everything, so that no buffer fails again at the interpreter's exit."""
-
-    _failed = False
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        size = memoryview(data).nbytes
-        if self._failed or not size:  # typer finds out with no bytes whether a stream takes bytes
-            return size
-        try:
-            return super().write(data)
-        except OSError as error:
-            self._failed = True
-            raise OutputError(error) from error
-
-
-class _Stderr(FileIO):
-    """Drops what nobody can read: a command must not fail, nor the exit status change, because of a message."""
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return memoryview(data).nbytes
-
-
-def prepare_streams() -> None:
-    """Have stdout and stderr fail as above, and show what their encoding lacks with an escape."""
+def _prepare_streams() -> None:
+    """Have stdout and stderr show what their encoding lacks with an escape."""
     _open_closed_streams()
-    for name, kind in (("stdout", _Stdout), ("stderr", _Stderr)):
-        stream = getattr(sys, name)
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            raw = kind(stream.fileno(), "w", closefd=False)
-            text = TextIOWrapper(
-                raw if stream.write_through else BufferedWriter(raw),  # the first under python -u
-                encoding=stream.encoding,
-                errors="backslashreplace",
-                line_buffering=stream.line_buffering,
-                write_through=stream.write_through,
-            )
-            setattr(sys, name, text)
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _open_closed_streams() -> None:

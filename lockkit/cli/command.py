@@ -52,17 +52,9 @@ class Stopped:
 
 
 class CannotExecute(Exception):
-    """
-    The command cannot be executed.
-
-    No OSError: `BackendUnavailable` and `LockTimeout` are, and mean something else.
-
-    Attributes:
-        status: The exit status that shells give for it.
-    """
+    """The command cannot be executed. No OSError: `BackendUnavailable` and `LockTimeout` mean something else."""
 
     def __init__(self, program: str, code: int) -> None:
-        """Keep why, as a number of the `errno` module."""
         super().__init__(f"cannot execute {program}: {os.strerror(code)}{_advice(program, code)}")
         self.status = Status.NOT_FOUND if code in {errno.ENOENT, errno.ENOTDIR} else Status.NOT_EXECUTABLE
 
@@ -79,27 +71,20 @@ def _advice(program: str, code: int) -> str:
 
 
 class Command:
-    """
-    A command, forked and waiting to be started.
-
-    Attributes:
-        group: Id of its process group, which is that of its first process.
-        kept: Read end of the pipe that its processes pass on; -1 once the last of them has ended.
-    """
+    """A command, forked and waiting to be started."""
 
     def __init__(self, argv: Sequence[str], *, wait_children: bool = True) -> None:
         """Fork. Call it while this process has one thread. Without `wait_children` nothing is passed on."""
         self._argv = list(argv)
         self._ended = False
         self._group_ended = False
-        self._forked = 0
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
-        self.kept, kept_write = os.pipe()
+        self.kept, kept_write = os.pipe()  # which its processes pass on; -1 once the last of them has ended
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.group = os.fork()
+        self.group = os.fork()  # also the id of its process group
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
@@ -113,7 +98,6 @@ class Command:
         # Both sides do it, so that neither can run ahead of the other. Refused only if the child has ended.
         with suppress(PermissionError, ProcessLookupError):
             os.setpgid(self.group, self.group)
-        self._forked = next((process.started for process in _living(str(self.group))), 0)
 
     def start(self, variables: Mapping[str, str]) -> None:
         """Execute it. If somebody has killed its process, that is how it has ended: see `poll`."""
@@ -195,13 +179,7 @@ class Command:
             process
             for process in _living()
             if process.group == self.group
-            # What was forked before the command has not inherited it: looking at those takes long on a busy machine.
-            or (
-                pipe is not None
-                and process.started >= self._forked
-                and process.pid != os.getpid()
-                and _has_open(process.pid, pipe)
-            )
+            or (pipe is not None and process.pid != os.getpid() and _has_open(process.pid, pipe))
         ]
 
     def discard(self) -> None:
@@ -222,7 +200,6 @@ class Process:
     pid: int
     name: str  # at most 15 bytes
     group: int  # its process group's id
-    started: int  # when it was forked, in ticks of the kernel
 
 
 def _has_proc() -> bool:
@@ -230,11 +207,11 @@ def _has_proc() -> bool:
     return sys.platform == "linux" and (PROC / "self").exists()
 
 
-def _living(pid: str = "[0-9]*") -> Iterator[Process]:
-    """List the processes (or one) but zombies, which accept signals too; none if that cannot be told."""
+def _living() -> Iterator[Process]:
+    """List the processes but zombies, which accept signals too; none if that cannot be told."""
     if not _has_proc():
         return
-    for path in PROC.glob(f"{pid}/stat"):
+    for path in PROC.glob("[0-9]*/stat"):
         try:
             text = path.read_bytes()
         except (FileNotFoundError, ProcessLookupError):
@@ -244,7 +221,7 @@ def _living(pid: str = "[0-9]*") -> Iterator[Process]:
         fields = tail.split()
         if fields[0] not in {b"Z", b"X"}:
             name = head.partition(b"(")[2].decode(errors="replace")
-            yield Process(int(path.parent.name), name, int(fields[2]), int(fields[19]))
+            yield Process(int(path.parent.name), name, int(fields[2]))
 
 
 def _has_open(pid: int, file: str) -> bool:

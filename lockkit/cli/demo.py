@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any
 from urllib.parse import quote
 
@@ -25,10 +25,8 @@ from rich.table import Table
 
 import lockkit
 from lockkit.cli.output import print_json, refuse_private, say
-from lockkit.cli.seller import BoxOffice, Plan, Sale
+from lockkit.cli.seller import WAIT_MAX, BoxOffice, Failure, Plan, Sale, sell
 from lockkit.cli.status import Status
-from lockkit.errors import ConfigurationError
-from lockkit.validation import plain
 
 Show = Callable[[list[Sale]], None]
 """Called with the tickets sold since the last call."""
@@ -48,7 +46,6 @@ class Round:
 
     @property
     def seats_sold(self) -> int:
-        """How many different seats were sold."""
         return len({sale.seat for sale in self.sales})
 
     @property
@@ -58,12 +55,10 @@ class Round:
 
     @property
     def tokens(self) -> list[int]:
-        """The fencing tokens, in the order of the sales."""
         return [sale.token for sale in self.sales if sale.token is not None]
 
     @property
     def increasing(self) -> bool:
-        """Each token is higher than the one before."""
         return all(earlier < later for earlier, later in pairwise(self.tokens))
 
     @property
@@ -73,12 +68,10 @@ class Round:
         return once and len(self.tokens) == self.seats and self.increasing
 
     def by_seller(self, processes: int) -> list[int]:
-        """How many tickets each seller sold."""
         sellers = [sale.seller for sale in self.sales]
         return [sellers.count(seller) for seller in range(processes)]
 
     def as_dict(self, processes: int) -> dict[str, Any]:
-        """Give the counts as JSON has them."""
         tokens = self.tokens
         return {
             "lock": self.locked,
@@ -93,7 +86,7 @@ class Round:
 
 def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as_json: bool) -> int:
     """Sell the seats without and with a lock, and show the results."""
-    with _temporary_directory() as temporary:
+    with tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
         directory = Path(temporary)
         if url is None and profile is None:
             # Not the configured default: the demo uses no production server unless you name it.
@@ -120,105 +113,58 @@ def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as
     return Status.OK if ok else Status.FAILED
 
 
-def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """Make the box office's directory, which is removed at the end."""
-    try:
-        return tempfile.TemporaryDirectory(prefix="lockkit-demo-")
-    except OSError as error:
-        message = f"the demo needs a directory for temporary files: {error.strerror}. Set TMPDIR to one"
-        raise ConfigurationError(message) from error
-
-
 # -- selling -----------------------------------------------------------------------------------------------------------
+
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 def _round(plan: Plan, processes: int, show: Show) -> Round:
     """Let all sellers sell at once."""
     office = BoxOffice(Path(plan.directory))
     office.open(plan.seats)
-    sellers: list[subprocess.Popen[str]] = []
+    os.environ["PYTHONSAFEPATH"] = "1"  # the sellers import nothing from the working directory
+    ready, failures = _SPAWN.Barrier(processes + 1), _SPAWN.SimpleQueue()
+    # The sellers inherit it: Ctrl-C is for the demo, which ends them all.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        # One by one, so that Ctrl-C in between finds those that were started.
-        sellers.extend(_start(dataclasses.replace(plan, seller=number)) for number in range(processes))
-        if not all(_ready(seller) for seller in sellers):
-            raise _failure(sellers)
+        for number in range(processes):
+            args = dataclasses.replace(plan, seller=number), ready, failures
+            _SPAWN.Process(target=sell, args=args, daemon=True).start()
+        sellers = multiprocessing.active_children()
+        signal.signal(signal.SIGINT, handler)
+        with suppress(BrokenBarrierError):  # one has failed
+            ready.wait(WAIT_MAX)
         began = time.monotonic()
-        for seller in sellers:
-            _send(seller, "go\n")
         sales = _follow(office, sellers, show)
         seconds = time.monotonic() - began
-        if any(seller.returncode for seller in sellers):
-            raise _failure(sellers)
-        return Round(plan.locked, plan.seats, sales, seconds)
     finally:
-        for seller in sellers:
-            _end(seller)
+        signal.signal(signal.SIGINT, handler)
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+    failed: set[Failure] = {(Status.FAILED, f"status {seller.exitcode}") for seller in sellers if seller.exitcode}
+    while not failures.empty():
+        failed.add(failures.get())
+    for status, text in sorted(failed):
+        say(f"a seller ended with {status}: {text}")
+    if failed:
+        raise typer.Exit(max(failed)[0])
+    return Round(plan.locked, plan.seats, sales, seconds)
 
 
-def _start(plan: Plan) -> subprocess.Popen[str]:
-    # The plan goes through the pipe: a URL may hold a password, and arguments are visible to everybody.
-    seller = subprocess.Popen(
-        [sys.executable, "-P", "-m", "lockkit.cli.seller"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A group of its own: Ctrl-C is for the demo, which ends them all.
-        process_group=0,
-        # It finds lockkit where this process did.
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    _send(seller, json.dumps(dataclasses.asdict(plan)) + "\n")
-    return seller
-
-
-def _end(seller: subprocess.Popen[str]) -> None:
-    seller.kill()
-    seller.wait()
-    for pipe in (seller.stdin, seller.stdout, seller.stderr):
-        with suppress(BrokenPipeError):  # what was still to be written
-            if pipe is not None:
-                pipe.close()
-
-
-def _send(seller: subprocess.Popen[str], line: str) -> None:
-    assert seller.stdin is not None
-    try:
-        seller.stdin.write(line)
-        seller.stdin.flush()
-    except BrokenPipeError:
-        return  # it has ended: its status says why
-
-
-def _ready(seller: subprocess.Popen[str]) -> bool:
-    assert seller.stdout is not None
-    return seller.stdout.readline() == "ready\n"
-
-
-def _follow(office: BoxOffice, sellers: list[subprocess.Popen[str]], show: Show) -> list[Sale]:
+def _follow(office: BoxOffice, sellers: Sequence[BaseProcess], show: Show) -> list[Sale]:
     """Watch the ledger until all sellers have ended."""
     sales: list[Sale] = []
     offset = 0
     running = True
     while running:
-        running = any(seller.poll() is None for seller in sellers)
+        running = any(seller.is_alive() for seller in sellers)
         new, offset = office.sales(offset)
         sales += new
         show(new)
         if running:
             time.sleep(LOOK_EVERY)
     return sales
-
-
-def _failure(sellers: list[subprocess.Popen[str]]) -> typer.Exit:
-    """Print the errors of the failed sellers, each once; give the exit with the status of one of them."""
-    for seller in sellers:
-        seller.kill()
-    said = {(seller.communicate()[1], seller.returncode) for seller in sellers}
-    failed = sorted((text, status) for text, status in said if status not in {Status.OK, -signal.SIGKILL})
-    for text, status in failed:
-        say(f"a seller ended with {status}: {plain(text.strip().rpartition(chr(10))[2])}")
-    return typer.Exit(max((status for _, status in failed), default=Status.FAILED))
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------

@@ -23,18 +23,12 @@ import signal
 import struct
 from contextlib import suppress
 from math import inf
-from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from lockkit.cli.output import say
 from lockkit.cli.signals import LOOK_EVERY
 from lockkit.runtime import monotonic
 from lockkit.units import Instant
-
-OPEN_FILES: Final = Path("/dev/fd")
-
-OPEN_FILES_MAX: Final = 4096
-"""Descriptors that the guard closes where it cannot list them. More of them take milliseconds."""
 
 _DEADLINE = struct.Struct("d")
 
@@ -112,21 +106,13 @@ def _detach(*pipes: int) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in _open_files():
-        if fd <= 2:  # noqa: PLR2004 - stdin, stdout, stderr
-            os.dup2(nowhere, fd)
-        elif fd not in pipes:
-            try:
-                os.close(fd)
-            except OSError:
-                continue  # it is not open any more: that of the listing itself
-
-
-def _open_files() -> list[int]:
-    try:
-        return [int(path.name) for path in OPEN_FILES.iterdir()]
-    except FileNotFoundError:  # no /proc, as in a chroot
-        return list(range(min(os.sysconf("SC_OPEN_MAX"), OPEN_FILES_MAX)))
+    for fd in range(3):
+        os.dup2(nowhere, fd)
+    start = 3
+    for fd in sorted(pipes):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
 def _watch(control: int, report: int, group: int) -> bool:

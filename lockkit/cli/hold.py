@@ -69,7 +69,6 @@ class _Program:
     """The program that started this process: what it says on stdin, and what it reads from stdout."""
 
     def __init__(self, signals: Signals, *, as_json: bool) -> None:
-        """Begin to read."""
         self._signals = signals
         self._reason = "gone"
         self._reason_known = threading.Event()
@@ -137,7 +136,6 @@ class _Holding:
     """A lease that is held for a program."""
 
     def __init__(self, lease: Lease, program: _Program, signals: Signals, *, renewals: bool) -> None:
-        """Begin."""
         self._lease = lease
         self._program = program
         self._signals = signals

@@ -33,12 +33,7 @@ _MARGIN: Final = 2 * DAY
 
 
 class Record:
-    """
-    What is known of one slot or key of a command.
-
-    Attributes:
-        key: ``NAME@SLOT`` or ``NAME@KEY``, once `begin` has been called; an ``@`` in NAME is ``%40`` there.
-    """
+    """What is known of one slot or key of a command."""
 
     def __init__(self, client: Client, name: str, options: RunOptions) -> None:
         """Check the options. Nothing is sent."""
@@ -50,7 +45,7 @@ class Record:
         self._attempts = options.attempts
         self._period = 0 if options.once_per is None else parse_period(options.once_per)
         self._zone = parse_zone(options.tz)
-        self.key = ""
+        self.key = ""  # NAME@SLOT or NAME@KEY, once `begin` has been called
         self._attempt: Attempt | None = None
         self._described: Once | None = None
         _ = validation.lock_name(f"{self._name}@{self._once or '2000-01-01.00000'}")

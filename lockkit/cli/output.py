@@ -7,7 +7,7 @@ import logging
 import re
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -28,7 +28,8 @@ _INTERRUPTED = SIGNALLED + signal.SIGINT
 
 def say(message: str) -> None:
     """Print one line for a person (or the mail of cron) on stderr."""
-    print(f"lockkit: {plain(message)}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody can read it: the exit status must not change for that
+        print(f"lockkit: {plain(message)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:

@@ -26,7 +26,7 @@ from lockkit.cli.output import refuse_private, say, settings_told
 from lockkit.cli.signals import ENDING, Interrupted, Signals, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import Outcome, Supervisor, default_grace, grace_max, margin, variables
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
+from lockkit.errors import BackendUnavailable, LockError, LockLost, LockTimeout
 from lockkit.integrations.scopes import WITHIN
 from lockkit.runtime import monotonic
 from lockkit.sync import Client, Lease
@@ -226,27 +226,14 @@ T = TypeVar("T")
 
 
 class Job:
-    """
-    The processes of a command that is to run under a lease.
-
-    Attributes:
-        signals: Of this process, for the command.
-        embedded: Nothing names a backend, and the user has been told.
-    """
+    """The processes of a command that is to run under a lease."""
 
     def __init__(self, argv: Sequence[str], options: RunOptions | ElectOptions) -> None:
         """Fork the command and its guard. Call it while this process has one thread."""
         self._options = options
-        self.embedded = False
-        try:
-            self._command = Command(argv, wait_children=not options.no_wait_children)
-            self._guard = Guard(self._command.group)
-        except OSError as error:
-            message = (
-                f"cannot start a process: {error.strerror}. Raise the limits of this user or container (ulimit -n, "
-                "ulimit -u, pids)"
-            )
-            raise ConfigurationError(message) from error
+        self.embedded = False  # nothing names a backend, and the user has been told
+        self._command = Command(argv, wait_children=not options.no_wait_children)
+        self._guard = Guard(self._command.group)
         self.signals = Signals()
 
     def serve(self, work: Callable[[Client], T]) -> T | int:

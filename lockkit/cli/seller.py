@@ -3,15 +3,6 @@ One process of ``lockkit demo``: sells seats that are counted in a plain file.
 
 It is wrong on purpose: it reads how many seats are left, pauses, and writes one less. Two processes that read the same
 number sell the same seat. Under a lock the same code is right.
-
-It is started as ``python -m lockkit.cli.seller`` and talks to the demo by pipes::
-
-    demo                           seller
-    ----                           ------
-    one line of JSON: the `Plan`
-                                   "ready": the client has connected
-    "go": all are ready
-                                   sells until no seat is left, and exits; what it sold stands in the ledger
 """
 
 from __future__ import annotations
@@ -19,15 +10,17 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any
 
 import lockkit
-from lockkit.cli.status import Status, status_of
+from lockkit.cli.status import status_of
 from lockkit.errors import LockError
 from lockkit.sync import Lease, Lock
 
@@ -61,11 +54,14 @@ class Sale:
     token: int | None  # the fencing token of the lease under which it was sold, or None
 
 
+Failure = tuple[int, str]
+"""An exit status, and why a seller failed."""
+
+
 class BoxOffice:
     """Two plain files in a directory: how many seats are left, and a line for each ticket sold."""
 
     def __init__(self, directory: Path) -> None:
-        """Open nothing yet."""
         self._left = directory / "seats-left"
         self._ledger = directory / "tickets.jsonl"
 
@@ -75,7 +71,6 @@ class BoxOffice:
         self._ledger.write_text("")
 
     def left(self) -> int:
-        """Read how many seats are left."""
         return int(self._left.read_text())
 
     def sell(self, left: int, seats: int, seller: int, token: int | None) -> None:
@@ -124,23 +119,19 @@ def _sell(office: BoxOffice, plan: Plan, lock: Lock | None) -> None:
                 return
 
 
-def _main() -> int:
-    plan = Plan(**json.loads(sys.stdin.readline()))
+def sell(plan: Plan, ready: Barrier, failures: SimpleQueue[Failure]) -> None:
+    """Be a seller, in a process of its own: connect, wait for the others, and sell."""
     office = BoxOffice(Path(plan.directory))
-    with lockkit.connect(plan.url, profile=plan.profile) as client:
-        lock: Any = None
-        if plan.locked:
-            client.ping()
-            lock = client.lock(LOCK_NAME, timeout=WAIT_MAX, metadata=f"seller {plan.seller} of lockkit demo")
-        print("ready", flush=True)
-        if sys.stdin.readline() == "go\n":
-            _sell(office, plan, lock)
-    return Status.OK
-
-
-if __name__ == "__main__":
     try:
-        sys.exit(_main())
+        with lockkit.connect(plan.url, profile=plan.profile) as client:
+            lock: Any = None
+            if plan.locked:
+                client.ping()
+                lock = client.lock(LOCK_NAME, timeout=WAIT_MAX, metadata=f"seller {plan.seller} of lockkit demo")
+            ready.wait(WAIT_MAX)
+            _sell(office, plan, lock)
+    except BrokenBarrierError:
+        return  # another one has failed
     except LockError as problem:
-        print(problem, file=sys.stderr)
-        sys.exit(status_of(problem))
+        failures.put((status_of(problem), str(problem)))
+        ready.abort()

@@ -88,7 +88,6 @@ class Looker:
         self._known: list[tuple[str, Named]] = []
 
     def look(self) -> Look:
-        """Ask once."""
         chosen, cut = self._choose()
         sightings: list[Sighting] = []
         for name, kind in chosen:
@@ -206,7 +205,6 @@ class Watched:
     """All holders of all locks, as last seen."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
         self._records: dict[tuple[str, Named, str, int | None], Record] = {}
         self._looked = False
 
@@ -278,7 +276,6 @@ class Printer:
         self._cut = look.cut
 
     def failed(self, error: BackendUnavailable) -> None:
-        """Print that there is no answer, once."""
         if not self._away:
             # A colon, not a column: the text may be long.
             self._print("unreachable:", wall_clock(), in_options(str(error)), error=str(error))

@@ -38,16 +38,10 @@ _WHILE_RUNNING = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH, signal.SIGCHL
 
 
 class Signals:
-    """
-    Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control.
-
-    Attributes:
-        ending: A signal of `ENDING` that has come, SIGTERM before all others; None if none has.
-    """
+    """Takes the signals of this process from now on: `FORWARDED`, and after `watch_command` those of job control."""
 
     def __init__(self) -> None:
-        """Call it in the main thread."""
-        self.ending: int | None = None
+        self.ending: int | None = None  # one of `ENDING` that has come, SIGTERM before all others
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -140,15 +134,9 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """
-    A signal arrived during the wait.
-
-    Attributes:
-        signum: Its number.
-    """
+    """A signal arrived during the wait."""
 
     def __init__(self, signum: int) -> None:
-        """Keep the number."""
         super().__init__(signum)
         self.signum = signum
 

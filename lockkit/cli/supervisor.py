@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -110,7 +108,6 @@ class Supervisor:
         self._kill_after = kill_after
         self._wait_children = wait_children
         self._interrupted = 0
-        self._terminal = Terminal(command.group)
         self._deadline = monotonic() + lease.remaining()
         self._lost = False
         self._kill_at = inf
@@ -128,7 +125,7 @@ class Supervisor:
             self._kill_when_due()
             for signum in self._signals.wait(self._next_look() - monotonic()):
                 self._on_signal(signum)
-        self._terminal.take_back()
+        self._take_back_terminal()
         if self._wait_children:
             self._wait_for_rest(event.status)
         self._heed_guard()
@@ -268,21 +265,26 @@ class Supervisor:
         By the kernel, for using the terminal from the background: lend it the terminal. By Ctrl-Z: stop too, so that
         the shell gets its prompt. By SIGSTOP: the sender meant the command, not lockkit; the lock stays held.
         """
-        if signum in {signal.SIGTTIN, signal.SIGTTOU} and self._terminal.lend():
+        if signum in {signal.SIGTTIN, signal.SIGTTOU} and self._lend_terminal():
             self._send(signal.SIGCONT)
         elif signum in {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}:
             self._stop_myself()
 
     def _stop_myself(self) -> None:
         """Stop as the command did; returns after SIGCONT. The renewal stops too: the guard watches the deadline."""
-        was_lent = self._terminal.lent
-        self._terminal.take_back()
+        was_lent = self._take_back_terminal()
         # With the default action, which does nothing where no shell could let us go on (an orphaned process group).
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, handler)
         if was_lent:
-            self._terminal.lend()
+            self._lend_terminal()
+
+    def _lend_terminal(self) -> bool:
+        return _hand_over_terminal(os.getpgrp(), self._command.group)
+
+    def _take_back_terminal(self) -> bool:
+        return _hand_over_terminal(self._command.group, os.getpgrp())
 
     def _resume(self) -> None:
         # Stopped for longer than the lease? Then the command must not take another step: the loop kills it.
@@ -290,59 +292,25 @@ class Supervisor:
             self._send(signal.SIGCONT)
 
 
-class Terminal:
+def _hand_over_terminal(group: int, to: int) -> bool:
     """
-    The controlling terminal, if there is one.
+    Hand the foreground of the controlling terminal from one process group to another. False: the first has it not.
 
     The command starts in the background of the terminal, because lockkit may be one part of a pipeline
     (``lockkit run … | less``) whose other parts need the foreground. A command that reads from the terminal, or changes
     its mode, is stopped by the kernel with SIGTTIN or SIGTTOU; the supervisor sees that, lends, and lets it go on.
-
-    Attributes:
-        lent: The command's group has the foreground.
     """
-
-    def __init__(self, group: int) -> None:
-        """Do nothing yet. `group` is the command's."""
-        self._group = group
-        self.lent = False
-
-    def lend(self) -> bool:
-        """Give the foreground to the command's group. False: lockkit does not have it."""
-        with _opened() as fd:
-            if fd is None or os.tcgetpgrp(fd) != os.getpgrp():
-                return False
-            _set_foreground(fd, self._group)
-            self.lent = True
-            return True
-
-    def take_back(self) -> None:
-        """Take the foreground, if the command's group has it."""
-        if not self.lent:
-            return
-        self.lent = False
-        with _opened() as fd:
-            if fd is not None and os.tcgetpgrp(fd) == self._group:
-                _set_foreground(fd, os.getpgrp())
-
-
-@contextmanager
-def _opened() -> Iterator[int | None]:
     try:
         fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
-        yield None  # no controlling terminal, as under cron
-        return
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _set_foreground(fd: int, group: int) -> None:
+        return False  # no controlling terminal, as under cron
     # From the background the call itself would stop this process with SIGTTOU (tcsetpgrp(3)).
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
-        os.tcsetpgrp(fd, group)
+        has_it = os.tcgetpgrp(fd) == group
+        if has_it:
+            os.tcsetpgrp(fd, to)
+        return has_it
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(fd)

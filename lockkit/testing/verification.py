@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,7 +36,6 @@ from lockkit.testing.plugin import (
     promise,
     skip_reason,
 )
-from lockkit.testing.temporary import TemporaryDirectory
 
 __all__ = ["CaseResult", "Outcome", "Verification", "verify"]
 
@@ -222,11 +222,11 @@ def _quiet() -> Iterator[Path]:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         with (
-            TemporaryDirectory("verify") as directory,
+            tempfile.TemporaryDirectory(prefix="lockkit-verify-") as directory,
             Path(os.devnull).open("w") as nowhere,
             contextlib.redirect_stdout(nowhere),
         ):
-            yield directory
+            yield Path(directory)
     finally:
         for name, value in kept.items():
             if value is None:

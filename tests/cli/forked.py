@@ -156,7 +156,8 @@ def main() -> None:
     tempfile.tempdir = None
     sys.path[:0] = [orders["cwd"], *orders["env"].get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = [f"{lockkit.cli.__path__[0]}/__main__.py", *orders["args"]]
-    # The old one knows from the start whether its file can be sought in, and this is another file.
+    # The old ones know from the start whether their files can be sought in, and these are other files.
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - of a number
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - as above
     sys.orig_argv = [sys.executable, "-m", "lockkit.cli", *orders["args"]]
     lockkit.cli.main()

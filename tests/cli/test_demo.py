@@ -86,14 +86,6 @@ def test_demo_shows_a_table(cli: Cli) -> None:
     assert done.stderr == ""
 
 
-def test_demo_refuses_memory(cli: Cli) -> None:
-    """Its processes would each have a lock of their own."""
-    done = cli.run("demo", "--url", "memory://")
-
-    assert done.returncode == 78
-    assert "only within one process" in done.stderr
-
-
 def test_demo_says_why_a_seller_failed(cli: Cli) -> None:
     """The status is that of the failure; nothing is left."""
     (cli.home / "locks.rights").touch()
@@ -117,6 +109,6 @@ def test_interrupted_demo_leaves_nothing(cli: Cli, signum: signal.Signals, statu
 
     assert running.returncode == status
     assert "Traceback" not in said
-    assert len(sellers) == 3
-    assert not any(alive(pid) for pid in sellers)
+    assert len(sellers) == 4  # with the one that watches over the others' resources
+    until(lambda: not any(alive(pid) for pid in sellers))
     assert list(cli.home.glob("lockkit-demo-*")) == []

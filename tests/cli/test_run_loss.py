@@ -212,15 +212,3 @@ def test_command_dies_when_both_processes_of_lockkit_are_killed(cli: Cli) -> Non
     for pid in members:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
-
-
-def test_guard_ends_with_the_run_and_spares_what_is_left(cli: Cli) -> None:
-    """What a command leaves behind on purpose goes on, and keeps no lock with ``--no-wait-children``."""
-    script = "sleep 60 >/dev/null 2>&1 & echo $! > pids"
-    done = cli.run("run", "a", "--no-wait-children", "--", "sh", "-c", script)
-    (left,) = pids(cli.home / "pids", 1)
-
-    assert done.returncode == 0
-    assert alive(left)
-    assert cli.holders("a") == []
-    os.kill(left, signal.SIGKILL)

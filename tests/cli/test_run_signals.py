@@ -9,7 +9,7 @@ from subprocess import Popen
 
 import pytest
 
-from tests.cli.support import Cli, alive, children, pids, state
+from tests.cli.support import Cli, alive, children, pids
 from tests.tries import until
 
 FORWARDED = ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2"]
@@ -32,11 +32,6 @@ def start_behind_another(cli: Cli) -> tuple[Popen[str], Popen[str]]:
     return holder, waiter
 
 
-def commands(pid: int) -> list[int]:
-    """The children of a run but for its guard, which leaves the session."""
-    return [child for child in children(pid) if os.getsid(child) != child]
-
-
 @pytest.mark.parametrize("name", FORWARDED)
 def test_signal_is_forwarded(cli: Cli, name: str) -> None:
     """The command decides; its status is the run's, and the lock is free."""
@@ -48,17 +43,6 @@ def test_signal_is_forwarded(cli: Cli, name: str) -> None:
     assert (out, running.returncode) == ("", 7)
     assert "lockkit" not in said  # the shell may tell of its own child
     assert cli.holders("a") == []
-
-
-@pytest.mark.parametrize("name", FORWARDED)
-def test_signal_that_ends_the_command(cli: Cli, name: str) -> None:
-    """128 + n, as in a shell."""
-    running = start(cli, "true")
-    signum = signal.Signals[f"SIG{name}"]
-
-    running.send_signal(signum)
-
-    assert running.wait(timeout=60) == 128 + signum
 
 
 def test_command_that_ignores_sigterm_is_killed_in_the_end(cli: Cli) -> None:
@@ -113,22 +97,6 @@ def test_killed_waiter_leaves_no_process(cli: Cli) -> None:
     holder.terminate()
     holder.wait(timeout=60)
     assert not (cli.home / "ran").exists()
-
-
-def test_command_that_is_killed_before_it_starts(cli: Cli) -> None:
-    """As if it had been killed after that: its status says so, and the lock is free."""
-    holder, waiter = start_behind_another(cli)
-    until(lambda: len(commands(waiter.pid)) == 1)
-    (command,) = commands(waiter.pid)
-
-    os.kill(command, signal.SIGKILL)
-    until(lambda: state(command) == "Z")
-    holder.terminate()
-
-    assert waiter.wait(timeout=60) == 128 + signal.SIGKILL
-    assert not (cli.home / "ran").exists()
-    assert cli.holders("a") == []
-    holder.wait(timeout=60)
 
 
 def test_ignored_signal_stays_ignored(cli: Cli) -> None:

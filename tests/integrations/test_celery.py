@@ -482,7 +482,6 @@ def test_lock_server_may_be_named_in_the_settings_of_django() -> None:
         ({"lock": None}, "neither lock= nor once="),
         ({"lok": "acct:{n}"}, "lok=, which has no effect: use lock="),
         ({"locks": "acct:{n}"}, "locks=, which has no effect: use lock="),
-        ({"lock_name": "acct:{n}"}, "lock_name=, which has no effect: use lock"),
         ({"lock": "a", "lock_tll": 5}, "lock_tll=, which has no effect: use lock_ttl="),
         ({"lock": "a", "onbusy": "skip"}, "onbusy=, which has no effect: use on_busy="),
         ({"once": "a", "onec_keep": 60}, "onec_keep=, which has no effect: use once_keep="),
@@ -499,19 +498,6 @@ def test_wrong_option_is_an_error_when_the_task_is_registered(options: dict[str,
         app.finalize()
 
 
-@pytest.mark.parametrize("options", [{"lok": "acct:{n}"}, {"lock": "acct:{n}", "lock_tll": 5}])
-def test_wrong_option_of_a_class_is_an_error_when_the_task_is_registered(options: dict[str, Any]) -> None:
-    """As one of the decorator; also if it stands in the base of a task."""
-    app = local_app()
-
-    def run(self: LockedTask, n: int) -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"which has no effect: use lock"):
-        app.register_task(type("Pay", (LockedTask,), {"name": "pay", "run": run, **options})())
-    with pytest.raises(ConfigurationError, match=r"which has no effect: use lock"):
-        app.task(shared=False, bind=True, base=type("Base", (LockedTask,), options), lock="acct:{n}")(run)
-
-
 def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
     """An application calls them as it likes, and may give them to the decorator."""
 
@@ -521,7 +507,7 @@ def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
     class Request(Mixin, LockedTask):
         abstract = True
         timeout = 5.0
-        ttl: ClassVar[float]
+        ttl: ClassVar[float] = 1.0
         clock: ClassVar[str] = "UTC"
 
         def unlock(self) -> None: ...

@@ -19,7 +19,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import lockkit
 from lockkit.runtime import drive
-from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 from lockkit_tools.bench import catalog
 from lockkit_tools.bench.adapters.base import load
@@ -32,6 +31,7 @@ from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Face, Subject
 from lockkit_tools.bench.table import render
 from lockkit_tools.bench.workloads import WORKLOADS
+from lockkit_tools.servers.temporary import TemporaryDirectory
 
 EXIT_BROKEN = 1
 """lockkit itself broke exclusion, or failed."""

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import lockkit
 from lockkit.configuration import registry
-from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.url import parse
 from lockkit_tools.servers import ServerError, Service
 from lockkit_tools.servers.kinds import KINDS
+from lockkit_tools.servers.temporary import TemporaryDirectory
 
 NODES = 5
 """Of Redlock: what its description uses."""

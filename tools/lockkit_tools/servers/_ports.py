@@ -20,7 +20,7 @@ import os
 import random
 import socket
 
-from lockkit.testing.temporary import shared_directory
+from lockkit_tools.servers.temporary import shared_directory
 
 # Linux hands out 32768-60999 for outgoing connections, macOS 49152-65535.
 FIRST_PORT, LAST_PORT = 15_000, 29_999

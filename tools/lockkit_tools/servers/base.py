@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self, TypedDict
 
-from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports, is_free
 from lockkit_tools.servers._process import Process, User
 from lockkit_tools.servers.errors import PortTaken, ServerError, StartFailed
+from lockkit_tools.servers.temporary import TemporaryDirectory
 from lockkit_tools.servers.tls import NAMES, Certificates, make_certificates
 
 # Longer makes a failing start slow to report; shorter fails on a busy machine.

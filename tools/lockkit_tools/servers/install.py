@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lockkit.testing.temporary import shared_directory
 from lockkit_tools.servers.errors import ServerMissing
 from lockkit_tools.servers.kinds import Kind
+from lockkit_tools.servers.temporary import shared_directory
 
 # Packages ask this program before they start a service; status 101 forbids it.
 POLICY = Path("/usr/sbin/policy-rc.d")

@@ -10,13 +10,13 @@ from functools import partial
 from typing import ClassVar
 
 from lockkit.testing.fork_servers import environment
-from lockkit.testing.temporary import TemporaryDirectory
 from lockkit.units import Seconds
 from lockkit_tools.bench.parts import now_ns, spread
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerFailed
 from lockkit_tools.bench.workloads.base import Figure, Measured, Workload
+from lockkit_tools.servers.temporary import TemporaryDirectory
 
 LIST_MODULES = """
 import sys

@@ -13,12 +13,12 @@ import pytest
 
 from lockkit.errors import ConfigurationError
 from lockkit.testing.fork_servers import environment
-from lockkit.testing.temporary import TemporaryDirectory, remove_abandoned, shared_directory
+from lockkit_tools.servers.temporary import TemporaryDirectory, remove_abandoned, shared_directory
 
 HOLDER = """
 import sys
 from pathlib import Path
-from lockkit.testing.temporary import TemporaryDirectory
+from lockkit_tools.servers.temporary import TemporaryDirectory
 directory = TemporaryDirectory("redis", Path(sys.argv[1]))
 (directory.path / "data").mkdir()
 print(directory.path, flush=True)

@@ -40,7 +40,7 @@ The modes of the SQL backends in which an open session of the database is the lo
 - A session that ends frees the lock, so a lease that lost its connection is lost: no other connection can confirm it.
 
 `SessionBackend` acquires, and its base `HoldingBackend` renews and releases. Beside them: `Locking` (what the modes and
-databases differ in), `LeaseTable`, `ClaimCleanup` (leaves the queue), `Sessions` (the pool).
+databases differ in), `LeaseTable`, `Sessions` (the pool; it also watches locks, and leaves the queue).
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ from lockkit.backend import (
     NamesPage,
     Option,
     Request,
-    decode_metadata,
-    granted_at,
 )
 from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS
 from lockkit.backends.sql.errors import CONFLICTS, Kind
@@ -195,42 +193,42 @@ class SessionBackend(HoldingBackend):
                     continue
                 if token is not None:
                     # A lease that is not renewed is lost without a notice.
-                    claim.session.valid_until = (started if anchor is None else anchor) + ttl
-                    self._sessions.hold(claim, claim.session, request.owner, ttl)
+                    valid_until = (started if anchor is None else anchor) + ttl
+                    self._sessions.hold(claim.session, request.owner, ttl, valid_until)
                     return Grant(request.name, request.owner, token, ttl, anchor, claim)
                 # Ended between the grant and now: this process was stopped, or it was done by force.
-                self._cleanup.lose(claim)
-        await self._cleanup.give_up(claim, request.answer_by)
+                self._sessions.lose(claim)
+        await self._sessions.give_up(claim, request.answer_by)
         return Busy(retry_after=0.0, poll=True)
 
     async def _first_attempt(self, request: Request, claim: Claim, limit: int) -> Taken | None:
         """Try at once, on a session of its own; None with a session: it is busy; None without: begin anew."""
         if claim.session is None:
-            await self._cleanup.end_left_waiting(request.answer_by)
+            await self._sessions.end_left_waiting(request.answer_by)
             claim.session = await self._sessions.take(request.answer_by)
         session = claim.session
         session.answer_by = request.answer_by
         try:
-            if not claim.has_key:
+            if not claim.sent:
                 key = await self._leases.key(session.run, request.name)
                 if key is None:
-                    await self._cleanup.give_up(claim, request.answer_by)
+                    await self._sessions.give_up(claim, request.answer_by)
                     await self._leases.make_tables(None, request.answer_by)
                     return None
                 claim.key = key._replace(shared=True) if request.mode == "shared" else key
             claim.sent = True
             return await self._locking.attempt(session, claim.key, limit, request)
         except LockError:  # of a statement on another connection; some are an OSError, as errors of drivers are
-            await self._cleanup.give_up(claim, request.answer_by)
+            await self._sessions.give_up(claim, request.answer_by)
             raise
         except self.database.driver_errors as error:
             kind = self.database.kind(error)
             if kind == "no table":
-                await self._cleanup.give_up(claim, request.answer_by)
+                await self._sessions.give_up(claim, request.answer_by)
                 await self._leases.make_tables(error, request.answer_by)
                 return None
             if kind in _NOT_GRANTED:
-                await self._cleanup.give_up(claim, request.answer_by)
+                await self._sessions.give_up(claim, request.answer_by)
                 if kind != "locked":
                     return None
             elif self._close_outdated(claim, session, kind):
@@ -240,7 +238,7 @@ class SessionBackend(HoldingBackend):
     def _close_outdated(self, claim: Claim, session: Session, kind: Kind) -> bool:
         """Close a session after an error."""
         kept = session.connection.used > 0
-        self._cleanup.lose(claim)
+        self._sessions.lose(claim)
         if kind == "read-only":
             self._sessions.drop_idle()
         return kept and kind in {"connection", "read-only"}
@@ -248,13 +246,13 @@ class SessionBackend(HoldingBackend):
     async def _enqueue(self, request: Request, claim: Claim, session: Session, limit: int) -> None:
         """The lock is busy: join the queue, or leave."""
         if not request.queue:
-            await self._cleanup.give_up(claim, request.answer_by)
+            await self._sessions.give_up(claim, request.answer_by)
             return
         claim.queued = True
         try:
             await self._locking.enqueue(session, claim.key, limit)
         except self.database.driver_errors as error:
-            self._cleanup.lose(claim)
+            self._sessions.lose(claim)
             raise self.database.translate(error) from error
 
     async def _left_queue(self, request: Request, claim: Claim, session: Session) -> float | None:
@@ -276,7 +274,7 @@ class SessionBackend(HoldingBackend):
         claim.check_at = now + request.ttl
         if not await self._locking.blocks_others(session, request.answer_by):
             return False
-        await self._cleanup.give_up(claim, request.answer_by)
+        await self._sessions.give_up(claim, request.answer_by)
         return True
 
     async def _lost_on_the_way(self, request: Request, claim: Claim, session: Session) -> bool:
@@ -297,7 +295,7 @@ class SessionBackend(HoldingBackend):
             return False
         log.info("the connection that waited for lock %r is dead: lockkit joins the queue again", request.name)
         await self._locking.end_waiter(session, claim.key, request.answer_by)  # it may have the lock, for nobody
-        self._cleanup.lose(claim)
+        self._sessions.lose(claim)
         return True
 
     async def _confirm_grant(self, request: Request, claim: Claim, session: Session, limit: int) -> Taken | None:
@@ -312,14 +310,14 @@ class SessionBackend(HoldingBackend):
             claim.queued = False
             kind = self.database.kind(error)
             if kind not in _NOT_GRANTED | {"timeout", "no table", "read-only"} or session.unanswered:
-                self._cleanup.lose(claim)
+                self._sessions.lose(claim)
                 raise self.database.translate(error) from error
             if kind == "no table":
-                await self._cleanup.give_up(claim, request.answer_by)
+                await self._sessions.give_up(claim, request.answer_by)
                 await self._leases.make_tables(error, request.answer_by)
             # A limit of the server's, or an administrator's cancel: the grant may have raced with that, so begin anew.
             # Or the server was demoted: a new session finds the one that took over.
-        await self._cleanup.give_up(claim, request.answer_by)
+        await self._sessions.give_up(claim, request.answer_by)
         return None
 
     async def _proven(self, request: Request, claim: Claim) -> bool:
@@ -335,10 +333,10 @@ class SessionBackend(HoldingBackend):
             await session.answer()
         except self.database.driver_errors as error:
             if session.unanswered or self.database.kind(error) not in _NOT_GRANTED | {"timeout"}:
-                self._cleanup.lose(claim)
+                self._sessions.lose(claim)
                 raise self.database.translate(error) from error
             # Cancelled by an administrator: that may have ended the transaction that was the lock.
-            await self._cleanup.give_up(claim, request.answer_by)
+            await self._sessions.give_up(claim, request.answer_by)
             return False
         return True
 
@@ -352,36 +350,26 @@ class SessionBackend(HoldingBackend):
     async def abandon(self, request: Request) -> None:
         claim: Claim | None = request.state
         if claim is not None:
-            await self._cleanup.give_up(claim, request.answer_by)
+            await self._sessions.give_up(claim, request.answer_by)
         request.state = None
 
     # -- about a lock ----------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        return [
-            Holder(
-                holder.owner,
-                holder.token,
-                None,
-                decode_metadata(holder.metadata),
-                holder.waiters,
-                "shared" if holder.shared else "exclusive",
-                since=granted_at(holder.token),
-            )
-            for holder in await self._leases.holders(await self._leases.key(self.database.run, name))
-        ]
+        found = await self._leases.holders(await self._leases.key(self.database.run, name))
+        return [holder for _, holder in found]
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`: ends the sessions that hold it."""
         key = await self._leases.key(self.database.run, name)
-        holding = {(holder.pid, holder.owner) for holder in await self._leases.holders(key)}
+        holding = {(pid, holder.owner) for pid, holder in await self._leases.holders(key)}
         if not holding:
             return False
         until = self._runtime.now() + BREAK_SECONDS
         for pid, _ in holding:
             await self._locking.end(pid, until)
         # The server does it in its own time.
-        while left := holding & {(now.pid, now.owner) for now in await self._leases.holders(key)}:
+        while left := holding & {(pid, holder.owner) for pid, holder in await self._leases.holders(key)}:
             if self._runtime.now() >= until:
                 message = f"session {min(left)[0]}, which holds it, has not ended within {BREAK_SECONDS:g} s"
                 raise BackendUnavailable(message)

@@ -10,11 +10,10 @@ from lockkit.backend import CALL_SECONDS, Gone, Grant, Host, Renewal, Renewed, U
 from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-from lockkit.backends.sql_session.cleanup import ClaimCleanup
 from lockkit.backends.sql_session.leases import LeaseTable
 from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.pool import Sessions
-from lockkit.backends.sql_session.session import Claim, SentRenewal, Session
+from lockkit.backends.sql_session.session import Claim, Session
 from lockkit.errors import BackendUnavailable, Unsupported
 
 RELEASE_ALL_SECONDS = 1.0
@@ -44,12 +43,7 @@ class HoldingBackend(SqlBackend):
         database.keepalive = options["keepalive"]
         self._leases = LeaseTable(database, locking, auto_create=options["auto_create"])
         size = options["pool_size"] or database.pool_size
-
-        def ended(owner: str) -> None:
-            host.lost(owner, "session")
-
-        self._sessions = Sessions(database, host.runtime, size, locking, ended=ended)
-        self._cleanup = ClaimCleanup(database, host.runtime, locking, self._sessions)
+        self._sessions = Sessions(database, host.runtime, size, locking, lambda owner: host.lost(owner, "session"))
         self._ttl_min = inf  # of all leases of this client
 
     # -- renew -----------------------------------------------------------------------------------------------------
@@ -94,36 +88,49 @@ class HoldingBackend(SqlBackend):
         """Send a renewal, unless the same one was sent before and is not answered; None if one is under way."""
         try:
             if session.unanswered:
-                if session.renewal is not None and session.renewal.limit == limit:
+                if session.renewing == limit:
                     return None
                 if not session.answered:
                     return Unknown(BackendUnavailable("the last request of this lease is not answered yet"))
-                await self._cleanup.discard_answer(session)
-            renewal = SentRenewal(self._runtime.now(), limit)
+                await self._sessions.discard_answer(session)
             self._locking.keep(session, limit)
-            session.renewal = renewal
+            session.renewing = limit
         except self.database.driver_errors as error:
             return self._failed(claim, error)
         return None
 
     async def _read_renewal(self, claim: Claim, session: Session, grant: Grant) -> Renewal:
-        renewal = session.renewal
-        assert renewal is not None, "sent before"
+        limit = session.renewing
+        assert limit is not None, "sent before"
         try:
             await session.answer()
         except self.database.driver_errors as error:
             return self._failed(claim, error)
-        ttl = self._locking.seconds(renewal.limit, grant.ttl)
-        session.valid_until = renewal.sent + ttl
-        return Renewed(renewal.sent, ttl)
+        ttl = self._locking.seconds(limit, grant.ttl)
+        session.valid_until = session.sent_at + ttl
+        return Renewed(session.sent_at, ttl)
 
     def _failed(self, claim: Claim, error: BaseException) -> Renewal:
         session = claim.session
         if session is not None and session.unanswered:
             return Unknown(self.database.translate(error))
         # The connection was the lock.
-        self._cleanup.lose(claim)
+        self._sessions.lose(claim)
         return Gone("session")
+
+    async def _take(self, claim: Claim, answer_by: float) -> Session | None:
+        """Take the turn of the session that is a lease; None: it has ended, or is another lock's by now."""
+        session = claim.session
+        if session is None:
+            return None
+        if not await session.turn.take(answer_by):
+            raise BackendUnavailable("a renewal of this lease is not answered")
+        if claim.session is session and not session.ended:
+            session.answer_by = answer_by
+            return session
+        self._sessions.lose(claim)
+        session.turn.give()
+        return None
 
     # -- downgrade -------------------------------------------------------------------------------------------------
 
@@ -132,30 +139,24 @@ class HoldingBackend(SqlBackend):
             return await super().downgrade(grant)
         answer_by = self._runtime.now() + CALL_SECONDS
         claim: Claim = grant.state
-        session = claim.session
-        if session is None:
-            return False
-        if session.pooled:
+        if claim.session is not None and claim.session.pooled:
             message = (
                 f"{self.database.url} is behind a pooler, where a write lease of {grant.name!r} cannot become a read "
                 "lease: release it, and acquire a read lease"
             )
             raise Unsupported(message, name=grant.name, backend=self.database.url)
-        if not await session.turn.take(answer_by):
-            raise BackendUnavailable("a renewal of this lease is not answered")
+        session = await self._take(claim, answer_by)
+        if session is None:
+            return False
         try:
-            if claim.session is not session or session.ended:
-                self._cleanup.lose(claim)
-                return False
-            session.answer_by = answer_by
-            await self._cleanup.discard_answer(session)
+            await self._sessions.discard_answer(session)
             # Before the answer, which may be lost: from here on the session has the shared lock, the other, or both.
             claim.key = claim.key._replace(shared=True)
             await self._locking.downgrade(session, claim.key, self._locking.limit(grant.ttl), grant.owner)
         except self.database.driver_errors as error:
             if session.unanswered:
                 raise self.database.translate(error) from error
-            self._cleanup.lose(claim)
+            self._sessions.lose(claim)
             return False
         finally:
             session.turn.give()
@@ -166,23 +167,17 @@ class HoldingBackend(SqlBackend):
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         answer_by = min(answer_by, self._runtime.now() + CALL_SECONDS)
         claim: Claim = grant.state
-        session = claim.session
+        session = await self._take(claim, answer_by)
         if session is None:
             return False
-        if not await session.turn.take(answer_by):
-            raise BackendUnavailable("a renewal of this lease is not answered")
         try:
-            if claim.session is not session or session.ended:
-                self._cleanup.lose(claim)
-                return False
-            session.answer_by = answer_by
-            await self._cleanup.discard_answer(session)
+            await self._sessions.discard_answer(session)
             held = await self._locking.free(session, claim.key)
             # Before the turn is given: a renewal that waits for it must see that the session is not this lock's.
-            claim.session = None
+            self._sessions.detach(claim)
         except self.database.driver_errors as error:
             lost_before = not session.unanswered and session.connection.ended_by_server(error)
-            self._cleanup.lose(claim)  # that frees the lock, but nobody can tell whether it was held until then
+            self._sessions.lose(claim)  # that frees the lock, but nobody can tell whether it was held until then
             if lost_before:
                 return False
             raise self.database.translate(error) from error
@@ -200,5 +195,5 @@ class HoldingBackend(SqlBackend):
             return
         # As when the interpreter exits: no answer can be read any more.
         for grant in grants:
-            self._cleanup.lose(grant.state)
+            self._sessions.lose(grant.state)
         self.database.drop_idle()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from math import inf
-from typing import NamedTuple
 
-from lockkit.backend import Request
+from lockkit.backend import Holder, Mode, Request, decode_metadata, granted_at
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import MissingTable
 from lockkit.backends.sql.schema import create
@@ -21,27 +20,6 @@ log = logging.getLogger("lockkit")
 
 KEYS_MAX = 1000
 """Keys of locks that a client remembers. More takes memory; fewer computes hashes more often."""
-
-
-class SessionHolder(NamedTuple):
-    """
-    Who holds a lock.
-
-    Attributes:
-        pid: The server's number for the session.
-        owner: The owner of the lease; ``session PID`` if that session has written none.
-        token: The lease's; None if there is no lease.
-        metadata: The lease's, encoded.
-        waiters: How many sessions wait for the lock; None: this login cannot see them.
-        shared: It reads.
-    """
-
-    pid: int
-    owner: str
-    token: int | None
-    metadata: str | None
-    waiters: int | None
-    shared: bool
 
 
 class LeaseTable:
@@ -80,7 +58,7 @@ class LeaseTable:
         if token == 0:
             # MariaDB returns no last id when the table has a trigger that writes.
             holders = await self.holders(key, request.answer_by)
-            token = next((holder.token for holder in holders if holder.owner == request.owner), None)
+            token = next((holder.token for _, holder in holders if holder.owner == request.owner), None)
         return token
 
     async def write(self, request: Request, key: Key, session: Session, identity: int) -> int | None:
@@ -104,8 +82,8 @@ class LeaseTable:
         except LockError as error:  # for want of the right, perhaps: they do no harm
             log.debug("deleting the leases of former readers at %s: %s", self._database.url, error)
 
-    async def holders(self, key: Key | None, answer_by: float = inf) -> list[SessionHolder]:
-        """Return who holds a lock; empty if nobody does, or if there is no table (`key` is None)."""
+    async def holders(self, key: Key | None, answer_by: float = inf) -> list[tuple[int, Holder]]:
+        """Return who holds a lock, each after its session's number; empty if there is no table (`key` is None)."""
         if key is None:
             return []
         parameters = self._locking.holder_parameters(key)
@@ -117,7 +95,9 @@ class LeaseTable:
         for pid, owner, token, metadata, waiters, shared in result.rows:
             # Without an owner it is a client of another kind, or one that was granted the lock in this moment.
             name = f"session {pid}" if owner is None else owner.decode() if isinstance(owner, bytes) else owner
-            found.append(SessionHolder(pid, name, token, metadata, waiters, bool(shared)))
+            mode: Mode = "shared" if shared else "exclusive"
+            told = decode_metadata(metadata)
+            found.append((pid, Holder(name, token, None, told, waiters, mode, since=granted_at(token))))
         return found
 
     async def make_tables(self, error: BaseException | None, answer_by: float) -> None:

@@ -22,7 +22,7 @@ from lockkit.backends.sql.connection import SessionConnection
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
-from lockkit.units import Instant
+from lockkit.units import Instant, Seconds
 
 _CLOSED = "the connection is closed"
 
@@ -62,19 +62,6 @@ class Turn:
         self._free.set()
 
 
-class SentRenewal(NamedTuple):
-    """
-    A renewal that was sent in a session.
-
-    Attributes:
-        sent: Before it was sent, client monotonic clock: from then on its ttl counts, however late the answer is read.
-        limit: How long the server lets the session idle from then on, in its unit.
-    """
-
-    sent: Instant
-    limit: int
-
-
 class Session:
     """
     One session.
@@ -87,8 +74,10 @@ class Session:
         planned: The statements that lock were prepared.
         doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
-        renewal: That statement, if it is a renewal.
-        sent_at: When a statement was sent last, client monotonic clock.
+        renewing: The limit in that statement, if it is a renewal.
+        sent_at: Before a statement was sent last, client monotonic clock: from then on the ttl of a renewal counts,
+            however late its answer is read.
+        owner: Of the lease, while it is a lock; so are `ttl` (seconds) and `valid_until`.
         valid_until: When it loses its lock unless renewed before, client monotonic clock.
         dropped: lockkit closed it, in whatever state it was.
         answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
@@ -104,9 +93,11 @@ class Session:
         self.planned = False
         self.doubled = False
         self.unanswered = False
-        self.renewal: SentRenewal | None = None
+        self.renewing: int | None = None
         self.sent_at = runtime.now()
-        self.valid_until = inf
+        self.owner = ""
+        self.ttl: Seconds = 0.0
+        self.valid_until: Instant = inf
         self.dropped = False
         self.answer_by = inf
         self.turn = Turn(runtime)
@@ -128,7 +119,7 @@ class Session:
         assert not self.unanswered
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
-        self.unanswered, self.renewal = True, None
+        self.unanswered, self.renewing = True, None
         self.sent_at = self._runtime.now()
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
@@ -226,30 +217,17 @@ class Claim:
         session: The session that waits or holds; None: there is none (any more).
         queued: The statement that waits was sent, and its answer was not read.
         sent: A session was asked for the lock, this one or one that has ended since.
+        key: The lock's key; set before `sent`.
         ask_at: When to ask the server whether the session still waits, client monotonic clock.
         check_at: When to check whether it blocks other work in the database, client monotonic clock.
     """
 
-    __slots__ = ("_key", "ask_at", "check_at", "queued", "sent", "session")
+    __slots__ = ("ask_at", "check_at", "key", "queued", "sent", "session")
+
+    key: Key
 
     def __init__(self) -> None:
         """Have no session yet."""
-        self._key: Key | None = None
         self.session: Session | None = None
         self.queued = self.sent = False
         self.ask_at = self.check_at = 0.0
-
-    @property
-    def has_key(self) -> bool:
-        """Whether the lock's key is known, and so a session may have locked it."""
-        return self._key is not None
-
-    @property
-    def key(self) -> Key:
-        """The lock's key; known once a session was told to lock it."""
-        assert self._key is not None
-        return self._key
-
-    @key.setter
-    def key(self, key: Key) -> None:
-        self._key = key

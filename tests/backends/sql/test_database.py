@@ -15,8 +15,7 @@ from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.sqlite import SqliteDriver
 from lockkit.backends.sql.statement import Statement
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
-from lockkit.units import Seconds
+from lockkit.runtime import AsyncioRuntime, Runtime
 from lockkit_tools.servers import wait_until
 
 PATIENCE = 60.0
@@ -94,36 +93,6 @@ class TestCancelled:
             await database.close()
 
         asyncio.run(main())
-
-
-class TestOtherWriters:
-    """Where another process has the file, a statement waits a little and is sent again."""
-
-    @pytest.mark.parametrize(("urgent", "longest"), [(False, 0.01), (True, 0.001)])
-    def test_a_renewal_waits_a_tenth_of_the_time(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, urgent: bool, longest: float
-    ) -> None:
-        """So it finds the file free before those of other processes do."""
-        path = tmp_path / "locks.db"
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("CREATE TABLE t (x)")
-        other.execute("BEGIN IMMEDIATE")
-        runtime = BlockingRuntime()
-        pauses: list[float] = []
-
-        async def sleep(seconds: Seconds) -> None:
-            pauses.append(seconds)
-            if len(pauses) == 20:
-                other.execute("COMMIT")
-
-        monkeypatch.setattr(runtime, "sleep", sleep)
-        database = opened(tmp_path, runtime)
-        drive(database.run(Statement("INSERT INTO t VALUES (1)"), urgent=urgent))
-        drive(database.close())
-        other.close()
-        assert len(pauses) == 20
-        assert longest / 2 <= min(pauses)
-        assert max(pauses) <= longest
 
 
 def opened(directory: Path, runtime: Runtime) -> Database:

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lockkit
-import lockkit.aio
 
 NOBODY = 65534
 
 
-def lock_blocking(url: str) -> None:
+def lock(url: str) -> None:
     """Take a lock."""
     with lockkit.connect(url) as client, client.lock("x"):
         pass
-
-
-def lock_asyncio(url: str) -> None:
-    """The same."""
-
-    async def lock() -> None:
-        async with await lockkit.aio.connect(url) as client, client.lock("x"):
-            pass
-
-    asyncio.run(lock())
-
-
-@pytest.fixture(params=[lock_blocking, lock_asyncio])
-def lock(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """With each API."""
-    function: Callable[[str], None] = request.param
-    return function
 
 
 @pytest.mark.parametrize(("query", "mode"), [("", 0o600), ("?group=1", 0o660)])
@@ -56,7 +36,7 @@ def test_new_file_is_for_this_user_alone(tmp_path: Path, query: str, mode: int) 
     assert modes == {"locks.db": mode, "locks.db-wal": mode, "locks.db-shm": mode}
 
 
-def test_new_file_behind_a_link_is_for_this_user_alone(tmp_path: Path, lock: Callable[[str], None]) -> None:
+def test_new_file_behind_a_link_is_for_this_user_alone(tmp_path: Path) -> None:
     """As where a deployment links to a volume for data, on which the file is not yet made."""
     data = tmp_path / "data"
     data.mkdir()
@@ -66,7 +46,7 @@ def test_new_file_behind_a_link_is_for_this_user_alone(tmp_path: Path, lock: Cal
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o660])
-def test_file_that_others_may_write_to_is_refused(tmp_path: Path, lock: Callable[[str], None], mode: int) -> None:
+def test_file_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     """They could free each lock."""
     path = tmp_path / "locks.db"
     path.touch()
@@ -76,7 +56,7 @@ def test_file_that_others_may_write_to_is_refused(tmp_path: Path, lock: Callable
     assert path.stat().st_size == 0
 
 
-def test_file_in_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, lock: Callable[[str], None]) -> None:
+def test_file_in_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     """They could replace the file, or its journal."""
     directory = tmp_path / "open"
     directory.mkdir()
@@ -88,7 +68,7 @@ def test_file_in_a_directory_that_others_may_write_to_is_refused(tmp_path: Path,
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 @pytest.mark.parametrize("planted", ["file", "link", "directory"])
-def test_file_of_another_user_is_refused(tmp_path: Path, lock: Callable[[str], None], planted: str) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path, planted: str) -> None:
     """Also a link of theirs, in a directory where everybody may make files."""
     tmp_path.chmod(0o1777)
     path = tmp_path / "locks.db"
@@ -107,7 +87,7 @@ def test_file_of_another_user_is_refused(tmp_path: Path, lock: Callable[[str], N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_group_is_that_of_a_directory_that_can_be_trusted(tmp_path: Path, lock: Callable[[str], None]) -> None:
+def test_group_is_that_of_a_directory_that_can_be_trusted(tmp_path: Path) -> None:
     """A member's file in a directory of ours is shared; a directory of another user, or above it, is not."""
     directory = tmp_path / "above" / "shared"
     directory.mkdir(parents=True)
@@ -124,7 +104,7 @@ def test_group_is_that_of_a_directory_that_can_be_trusted(tmp_path: Path, lock: 
         os.chown(theirs, 0, NOBODY)
 
 
-def test_group_shares_the_file_when_it_is_asked_for(tmp_path: Path, lock: Callable[[str], None]) -> None:
+def test_group_shares_the_file_when_it_is_asked_for(tmp_path: Path) -> None:
     """Its members are trusted then, and nobody else."""
     directory = tmp_path / "shared"
     directory.mkdir()

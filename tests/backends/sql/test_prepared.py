@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -129,27 +128,4 @@ def test_server_that_prepares_no_more_is_sent_the_text(mode: str, mariadb: Maria
 
     assert texts.count("PREPARE lockkit_1") == 1
     assert "EXECUTE lockkit_1" not in texts
-    assert tokens == sorted(set(tokens))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_asyncio_client_prepares_and_forgets(mode: str, mariadb: MariaServer) -> None:
-    """In a thread in mode=table, in the event loop in the others."""
-
-    async def main() -> list[int]:
-        async with await lockkit.aio.connect(mariadb.url, mode=mode) as client:
-            tokens = []
-            for turn in range(PREPARE_AFTER + 4):
-                async with client.lock("often", timeout=PATIENCE) as lease:
-                    tokens.append(lease.token)
-                if turn == PREPARE_AFTER + 1:
-                    prepared = [connection for connection in connections(client) if connection.prepared._forms]
-                    assert prepared
-                    for connection in prepared:
-                        await connection.run(FORGET)
-            assert not any(connection.prepared._forms for connection in connections(client))
-            return tokens
-
-    tokens = asyncio.run(main())
-
     assert tokens == sorted(set(tokens))

@@ -42,14 +42,6 @@ def test_pymysql_limit_holds_for_one_statement(connection: PymysqlConnection) ->
     assert time.monotonic() - began < PATIENCE / 2
 
 
-def test_pymysql_without_time_left_raises_its_own_error(connection: PymysqlConnection) -> None:
-    """A caller may be late."""
-    errors = connection.dbapi.Error
-
-    with pytest.raises(errors, match="timed out"):
-        drive(connection.run(Statement("SELECT SLEEP(60)"), (), 0.0))
-
-
 def test_pymysql_answer_is_read_later(connection: PymysqlConnection) -> None:
     """An answer that does not come in time leaves the connection as it is."""
     connection.send(Statement("SELECT SLEEP(1), $1, $2"), ["it's \N{SNOWMAN}", None])

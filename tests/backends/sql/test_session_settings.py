@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 import pytest
 
 import lockkit
 import lockkit.aio
+from lockkit.backends.sql.dialect import dialect_named
 from lockkit_tools.servers import MariaServer
+from lockkit_tools.servers.binaries import find_program
 from tests.tries import busy, until
 
 pytestmark = pytest.mark.timeout(120)
@@ -51,22 +55,11 @@ def test_end_of_a_transaction_ends_no_session(mariadb: MariaServer, completion: 
                 assert lease.confirm()
 
 
-def test_all_readers_are_shown(mariadb: MariaServer) -> None:
-    """Also where a SELECT returns one row unless it is told otherwise."""
+@pytest.mark.parametrize("settings", [{"sql_select_limit": "1"}, {"max_join_size": "1", "sql_big_selects": "0"}])
+def test_all_readers_are_shown(mariadb: MariaServer, settings: dict[str, str]) -> None:
+    """Also where a SELECT returns one row unless it is told otherwise, or is refused for the rows it might read."""
     with (
-        default(mariadb, sql_select_limit="1"),
-        lockkit.connect(mariadb.url, mode="row") as client,
-        lockkit.connect(mariadb.url, mode="row") as other,
-        client.rwlock(NAME, timeout=PATIENCE).read() as mine,
-        other.rwlock(NAME, timeout=PATIENCE).read() as theirs,
-    ):
-        assert {holder.owner for holder in client.holders(NAME)} == {mine.owner, theirs.owner}
-
-
-def test_statements_are_not_refused_for_what_they_might_read(mariadb: MariaServer) -> None:
-    """As the server refuses a SELECT with several tables where it guesses more than ``max_join_size`` rows."""
-    with (
-        default(mariadb, max_join_size="1", sql_big_selects="0"),
+        default(mariadb, **settings),
         lockkit.connect(mariadb.url, mode="row") as client,
         lockkit.connect(mariadb.url, mode="row") as other,
     ):
@@ -76,6 +69,20 @@ def test_statements_are_not_refused_for_what_they_might_read(mariadb: MariaServe
                 assert {holder.owner for holder in client.holders(NAME)} == {first.owner, second.owner}
             with mine.write() as lease:
                 assert [holder.owner for holder in other.holders(NAME)] == [lease.owner]
+
+
+def test_clock_does_not_follow_summer_time(mariadb: MariaServer) -> None:
+    """By the time of the wall a ttl would end an hour early in spring, and last an hour longer in autumn."""
+    program = str(find_program("mariadb-tzinfo-to-sql", "mysql_tzinfo_to_sql"))
+    zone = [program, "/usr/share/zoneinfo/Europe/Berlin", "Europe/Berlin"]
+    load = subprocess.run(zone, check=True, capture_output=True, text=True).stdout
+    mariadb.execute(f"USE mysql; {load}")
+    asked = "SET time_zone = 'Europe/Berlin', timestamp = {}; SELECT {}, HOUR(NOW())".format
+    for change, shown in (("2026-03-29 01:00Z", [1, 3, 3]), ("2026-10-25 01:00Z", [2, 2, 2])):
+        at = int(datetime.fromisoformat(change).timestamp())
+        for seconds, hour in zip((at - 1, at, at + 1800), shown, strict=True):
+            answer = mariadb.execute(asked(seconds, dialect_named("mariadb").now_us)).split()
+            assert answer == [f"{seconds}000000", str(hour)]
 
 
 @pytest.mark.parametrize("mode", ["row", "advisory"])

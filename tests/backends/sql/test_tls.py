@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeAlias
 
 import pytest
 
@@ -21,6 +21,9 @@ from lockkit_tools.servers.tls import make_certificates
 pytestmark = pytest.mark.timeout(180)
 
 SECRET = "s3cret&"  # noqa: S105 - a test server's
+
+Url: TypeAlias = Callable[[str, str, str], str]
+"""Makes a URL of a kind of server, a host and options."""
 
 
 def lock_blocking(url: str) -> None:
@@ -69,44 +72,65 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(tmp_path_factory.mktemp("stranger")).ca
 
 
+@pytest.fixture
+def url(request: pytest.FixtureRequest, stranger: Path) -> Url:
+    """The URL of a server under a name."""
+
+    def made(kind: str, host: str, options: str) -> str:
+        server: MariaServer | PostgresServer = request.getfixturevalue(kind)
+        files = server.certificates
+        query = options.format(ca=files.ca, stranger=stranger, cert=files.client, key=files.client_key)
+        name = "lockkit" if kind == "mariadb" else "postgres"  # of user and database
+        return f"{kind}://{name}:{SECRET.replace('&', '%26')}@{host}:{server.port}/{name}?{query}"
+
+    return made
+
+
+@FACES
+@pytest.mark.parametrize(
+    ("kind", "host", "options"),
+    [
+        ("mariadb", "localhost", "ssl_ca={ca}"),
+        ("mariadb", "127.0.0.1", "ssl_ca={ca}&ssl_verify_identity=0"),
+        ("mariadb", "127.0.0.1", "ssl_ca={stranger}&ssl_verify_cert=0"),
+        ("mariadb", "127.0.0.1", "ssl=1&ssl_verify_cert=0"),
+        ("mariadb", "localhost", "ssl_ca={ca}&ssl_cert={cert}&ssl_key={key}"),
+        ("postgresql", "localhost", "sslmode=verify-full&sslrootcert={ca}"),
+        ("postgresql", "127.0.0.1", "sslmode=verify-ca&sslrootcert={ca}"),
+        ("postgresql", "127.0.0.1", "sslmode=require"),
+        ("postgresql", "localhost", "sslrootcert={ca}"),
+        ("postgresql", "127.0.0.1", "sslmode=require&sslrootcert={ca}"),  # libpq then checks the authority alone
+    ],
+)
+def test_server_is_accepted(url: Url, lock: Callable[[str], None], kind: str, host: str, options: str) -> None:
+    """The host of the URL, or whom the URL says not to verify."""
+    lock(url(kind, host, options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "host", "options"),
+    [
+        ("mariadb", "127.0.0.1", "ssl_ca={ca}"),
+        ("mariadb", "127.0.0.1", "ssl_ca={ca}&ssl_verify_cert=1"),
+        ("mariadb", "localhost", "ssl_ca={stranger}"),
+        ("mariadb", "localhost", "ssl_ca={stranger}&ssl_verify_identity=0"),
+        ("mariadb", "localhost", "ssl=1"),
+        ("mariadb", "localhost", "ssl_verify_cert=1"),
+        ("postgresql", "127.0.0.1", "sslmode=verify-full&sslrootcert={ca}"),
+        ("postgresql", "127.0.0.1", "sslrootcert={ca}"),
+        ("postgresql", "localhost", "sslrootcert={stranger}"),
+        ("postgresql", "localhost", "sslmode=verify-ca&sslrootcert={stranger}"),
+        ("postgresql", "localhost", "sslmode=require&sslrootcert={stranger}"),  # libpq: as verify-ca
+    ],
+)
+def test_server_is_refused(url: Url, kind: str, host: str, options: str) -> None:
+    """Another host than its certificate's, or an authority that is not known."""
+    with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*(CERTIFICATE_VERIFY_FAILED|certificate)"):
+        lock_blocking(url(kind, host, options))
+
+
 class TestMariadb:
     """PyMySQL's names for the options."""
-
-    @FACES
-    @pytest.mark.parametrize(
-        ("host", "options"),
-        [
-            ("localhost", "ssl_ca={ca}"),
-            ("127.0.0.1", "ssl_ca={ca}&ssl_verify_identity=0"),
-            ("127.0.0.1", "ssl_ca={stranger}&ssl_verify_cert=0"),
-            ("127.0.0.1", "ssl=1&ssl_verify_cert=0"),
-            ("localhost", "ssl_ca={ca}&ssl_cert={cert}&ssl_key={key}"),
-        ],
-    )
-    def test_server_is_accepted(
-        self, mariadb: MariaServer, stranger: Path, lock: Callable[[str], None], host: str, options: str
-    ) -> None:
-        """The host of the URL, or whom the URL says not to verify."""
-        lock(self.url(mariadb, stranger, host, options))
-
-    @FACES
-    @pytest.mark.parametrize(
-        ("host", "options"),
-        [
-            ("127.0.0.1", "ssl_ca={ca}"),
-            ("127.0.0.1", "ssl_ca={ca}&ssl_verify_cert=1"),
-            ("localhost", "ssl_ca={stranger}"),
-            ("localhost", "ssl_ca={stranger}&ssl_verify_identity=0"),
-            ("localhost", "ssl=1"),
-            ("localhost", "ssl_verify_cert=1"),
-        ],
-    )
-    def test_server_is_refused(
-        self, mariadb: MariaServer, stranger: Path, lock: Callable[[str], None], host: str, options: str
-    ) -> None:
-        """Another host than its certificate's, or an authority that is not known."""
-        with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*CERTIFICATE_VERIFY_FAILED"):
-            lock(self.url(mariadb, stranger, host, options))
 
     @FACES
     def test_server_without_tls_is_refused(self, mariadb: MariaServer, lock: Callable[[str], None]) -> None:
@@ -130,10 +154,10 @@ class TestMariadb:
             lock(f"mariadb://lockkit:{SECRET}@{rogue.address}/lockkit")
         assert SECRET.encode() not in rogue.got
 
-    def test_connections_share_one_context(self, mariadb: MariaServer, stranger: Path) -> None:
+    def test_connections_share_one_context(self, url: Url) -> None:
         """To make one for each takes as long as twenty statements."""
-        url = self.url(mariadb, stranger, "localhost", "ssl_ca={ca}&mode=advisory")
-        for each in (url, url.replace("ssl_ca=", "program_name=")):
+        named = url("mariadb", "localhost", "ssl_ca={ca}&mode=advisory")
+        for each in (named, named.replace("ssl_ca=", "program_name=")):
             with lockkit.connect(each) as client, client.lock("a") as one, client.lock("b") as two:
                 contexts = {lease._record.grant.state.session.connection.dbapi.ctx for lease in (one, two)}
                 assert len(contexts) == 1
@@ -144,51 +168,9 @@ class TestMariadb:
         with pytest.raises(lockkit.ConfigurationError, match="ssl"):
             lockkit.connect(f"mariadb://lockkit@{mariadb.address}/lockkit?{option}")
 
-    @staticmethod
-    def url(server: MariaServer, stranger: Path, host: str, options: str) -> str:
-        """The URL of the server under a name."""
-        made = server.certificates
-        query = options.format(ca=made.ca, stranger=stranger, cert=made.client, key=made.client_key)
-        return f"mariadb://lockkit:{SECRET.replace('&', '%26')}@{host}:{server.port}/lockkit?{query}"
-
 
 class TestPostgresql:
     """libpq's options."""
-
-    @FACES
-    @pytest.mark.parametrize(
-        ("host", "options"),
-        [
-            ("localhost", "sslmode=verify-full&sslrootcert={ca}"),
-            ("127.0.0.1", "sslmode=verify-ca&sslrootcert={ca}"),
-            ("127.0.0.1", "sslmode=require"),
-            ("localhost", "sslrootcert={ca}"),
-            ("127.0.0.1", "sslmode=require&sslrootcert={ca}"),  # said so: libpq then checks the authority alone
-        ],
-    )
-    def test_server_is_accepted(
-        self, postgresql: PostgresServer, lock: Callable[[str], None], host: str, options: str
-    ) -> None:
-        """The host of the URL, or whom the URL says not to verify."""
-        lock(self.url(postgresql, host, options.format(ca=postgresql.certificates.ca)))
-
-    @FACES
-    @pytest.mark.parametrize(
-        ("host", "options"),
-        [
-            ("127.0.0.1", "sslmode=verify-full&sslrootcert={ca}"),
-            ("127.0.0.1", "sslrootcert={ca}"),
-            ("localhost", "sslrootcert={stranger}"),
-            ("localhost", "sslmode=verify-ca&sslrootcert={stranger}"),
-            ("localhost", "sslmode=require&sslrootcert={stranger}"),  # libpq: as verify-ca
-        ],
-    )
-    def test_server_is_refused(
-        self, postgresql: PostgresServer, stranger: Path, lock: Callable[[str], None], host: str, options: str
-    ) -> None:
-        """Another host than its certificate's, or an authority that is not known."""
-        with pytest.raises(lockkit.ConfigurationError, match=r"TLS.*certificate"):
-            lock(self.url(postgresql, host, options.format(ca=postgresql.certificates.ca, stranger=stranger)))
 
     @FACES
     def test_server_without_tls_is_refused(
@@ -209,11 +191,6 @@ class TestPostgresql:
             lock(f"postgresql://lockkit:{SECRET}@{rogue.address}/app")
         assert b"lockkit" in rogue.got
         assert SECRET.encode() not in rogue.got
-
-    @staticmethod
-    def url(server: PostgresServer, host: str, options: str) -> str:
-        """The URL of the server under a name."""
-        return f"postgresql://postgres:{SECRET.replace('&', '%26')}@{host}:{server.port}/postgres?{options}"
 
 
 class Rogue:

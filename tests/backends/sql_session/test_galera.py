@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 import lockkit
-import lockkit.aio
 from lockkit_tools.servers import MariaServer
 from tests.backends.sql.galera import galera_node, needs_galera
 from tests.backends.sql_session.support import MODES, PATIENCE
@@ -30,13 +28,6 @@ def test_locks_that_only_one_node_knows_are_refused(node: MariaServer, connect: 
     url = f"{node.url}?mode={mode}"
     with pytest.raises(lockkit.ConfigurationError, match=r"node of a Galera cluster.* use mode=table"):
         connect(url).lock("x").acquire(timeout=PATIENCE)
-
-    async def main() -> None:
-        async with lockkit.aio.connect(url) as client:
-            with pytest.raises(lockkit.ConfigurationError, match="node of a Galera cluster"):
-                await client.lock("x").acquire(timeout=PATIENCE)
-
-    asyncio.run(main())
 
 
 def test_lock_table_works_on_a_node(node: MariaServer, connect: Connect) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -50,21 +49,6 @@ class TestForgotten:
         (granted,) = got
         assert granted.confirm()
         granted.release()
-
-    def test_asyncio_waiter_gets_the_lock(self, place: ModeServer, proxy: FaultProxy, connect: Connect) -> None:
-        """The same."""
-        lease = connect(place.url).lock("x", ttl=LONG).acquire(PATIENCE)
-
-        async def wait() -> None:
-            async with await lockkit.aio.connect(through(proxy, place)) as waiter:
-                task = asyncio.create_task(waiter.lock("x", ttl=LONG).acquire())
-                await asyncio.to_thread(until_waiting, waiter, "x")
-                assert proxy.forget() > 0
-                await asyncio.to_thread(lease.release)
-                async with asyncio.timeout(PATIENCE):
-                    await (await task).release()
-
-        asyncio.run(wait())
 
     def test_waiter_that_is_only_slow_keeps_its_place(
         self, place: ModeServer, proxy: FaultProxy, connect: Connect

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
@@ -25,7 +23,7 @@ from lockkit.backends.sql.sqlite import SqliteDriver
 from lockkit.backends.sql.statement import Result
 from lockkit.sync import Client, Lease
 from lockkit.testing.stopwatch import Stopwatch
-from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
+from lockkit_tools.servers import MariaServer, PooledPostgres, PostgresServer, require, wait_until
 from tests.backends.sql_table.support import DRIVERS, Connect, Look, counted, demote, waits, with_driver
 from tests.tries import busy, until
 
@@ -72,20 +70,6 @@ def test_primary_that_was_demoted_is_left_for_the_one_that_took_over(connect: Co
             assert another.token > released.token
         lease.extend()
         lease.release()
-
-
-def test_release_and_renewal_outlive_an_idle_cut(kept: PostgresServer | MariaServer, connect: Connect) -> None:
-    """A kept connection that something on the way has cut is replaced, also for what is sent once."""
-    with FaultProxy(kept.host, kept.port) as proxy:
-        client = connect(kept.url.replace(kept.address, proxy.address))
-        lock = client.lock("x", ttl=600)
-        for reset in (True, False):
-            lease = lock.acquire(timeout=PATIENCE)
-            proxy.cut(reset=reset)
-            time.sleep(0.1)
-            lease.release()
-            proxy.cut(reset=reset)
-            time.sleep(0.1)
 
 
 SLACK = 1.5
@@ -200,22 +184,6 @@ class TestRefused:
         """By its name."""
         url = postgresql.url.removesuffix("/postgres") + "/nosuch"
         assert "nosuch" in self.refusal(connect(url))
-
-    def test_certificate_that_is_not_there(self, connect: Connect) -> None:
-        """The driver looks for it when the server offers TLS."""
-        require("postgresql", local=True)
-        with PostgresServer(tls=True) as server:
-            url = f"postgresql://postgres@{server.address}/postgres?sslmode=verify-full&sslrootcert=/nowhere/ca.pem"
-
-            assert "settings for TLS" in self.refusal(connect(url))
-
-    @pytest.mark.parametrize("kept", ["mariadb"], indirect=True)
-    def test_account_that_mariadb_refuses(self, kept: MariaServer, connect: Connect) -> None:
-        """With the right password: it is locked, or the password is too old."""
-        for user, state in (("locked", "ACCOUNT LOCK"), ("old", "PASSWORD EXPIRE")):
-            kept.execute(f"CREATE USER {user} IDENTIFIED BY 'right one' {state}")
-            kept.execute(f"GRANT ALL ON lockkit.* TO {user}")
-            assert "refuses the login" in self.refusal(connect(f"mariadb://{user}:right%20one@{kept.address}/lockkit"))
 
     def test_read_only_database(self, postgresql: PostgresServer, connect: Connect) -> None:
         """As on a replica."""
@@ -373,26 +341,6 @@ class TestSqlite:
             newest = client.lock("x").acquire(timeout=PATIENCE)
             assert newest.token > second.token > lease.token
             newest.release()
-
-    def test_file_that_is_removed_with_asyncio(self, tmp_path: Path) -> None:
-        """Also when the application's engine opens it, by a URI."""
-        path = tmp_path / "locks.db"
-        make_file(path, "WAL")
-
-        async def main() -> None:
-            engine = create_async_engine(f"sqlite+aiosqlite:///file:{path}?uri=true")
-            async with lockkit.aio.from_client(engine) as client:
-                lease = await client.lock("x", ttl=600, raise_on_lost=False).acquire()
-                remove_files(tmp_path)
-                with lockkit.connect(f"sqlite:///{path}") as other:
-                    second = other.lock("x", ttl=600).acquire(timeout=PATIENCE)
-                    with pytest.raises(lockkit.LockLost):
-                        await lease.extend()
-                    assert not lease.held
-                    second.release()
-            await engine.dispose()
-
-        asyncio.run(main())
 
     @pytest.mark.parametrize("journal", ["DELETE", "MEMORY", "OFF", "WAL"])
     def test_long_transaction_of_another_program(self, tmp_path: Path, connect: Connect, journal: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lockkit import url
-from lockkit.backend import Busy, Grant, LockBackend
+from lockkit.backend import Busy, LockBackend, Request
 from lockkit.backends.sql_table.pace import CONTENDED_SECONDS, NAMES_MAX, RATE_MIN, Pace, Paces
 from lockkit.configuration import registry
 from lockkit.runtime import drive
@@ -88,92 +87,32 @@ def test_names_are_forgotten() -> None:
     assert paces.find("1", 20.0) is not None
 
 
-class TestBackend:
-    """Of SQLite, on a clock that stands still."""
+def test_client_that_has_released_lets_others_go_first(tmp_path: Path) -> None:
+    """While it knows of others, and unless its caller has no time for that; on a clock that stands still."""
+    host = StubHost(FakeClock())
+    backend, other = (registry.open_backend(url.parse(f"sqlite:///{tmp_path}/x.db"), {}, host)[0] for _ in range(2))
 
-    @pytest.fixture
-    def host(self) -> StubHost:
-        """With such a clock."""
-        return StubHost(FakeClock())
+    def take(request: Request, of: LockBackend = backend) -> None:
+        assert drive(of.release(granted(drive(of.try_acquire(request)))))
 
-    @pytest.fixture
-    def backend(self, host: StubHost, tmp_path: Path) -> Iterator[LockBackend]:
-        """That of a client."""
-        backend, _ = registry.open_backend(url.parse(f"sqlite:///{tmp_path}/locks.db"), {}, host)
-        yield backend
-        drive(backend.close())
+    take(host.request())
+    take(host.request())
+    held, waiting = granted(drive(other.try_acquire(host.request()))), host.request()
+    assert isinstance(drive(backend.try_acquire(waiting)), Busy)
+    assert drive(other.release(held))
+    take(waiting)
 
-    @pytest.fixture
-    def other(self, host: StubHost, tmp_path: Path, backend: LockBackend) -> Iterator[LockBackend]:
-        """That of another."""
-        del backend
-        other, _ = registry.open_backend(url.parse(f"sqlite:///{tmp_path}/locks.db"), {}, host)
-        yield other
-        drive(other.close())
-
-    @staticmethod
-    def take(backend: LockBackend, host: StubHost) -> Grant:
-        """Take a lock at once, and give it back."""
-        grant = granted(drive(backend.try_acquire(host.request())))
-        assert drive(backend.release(grant))
-        return grant
-
-    def test_client_that_has_released_lets_others_go_first(
-        self, backend: LockBackend, other: LockBackend, host: StubHost
-    ) -> None:
-        """Once for each acquisition, and only while it knows of others."""
-        clock = host.runtime
-        assert isinstance(clock, FakeClock)
-        self.take(backend, host)
-        self.take(backend, host)
-        held, waiting = granted(drive(other.try_acquire(host.request()))), host.request()
-        assert isinstance(drive(backend.try_acquire(waiting)), Busy)
-        assert drive(other.release(held))
-        assert drive(backend.release(granted(drive(backend.try_acquire(waiting)))))
-
-        request = host.request()
-        busy = drive(backend.try_acquire(request))
-        assert isinstance(busy, Busy)
-        assert busy.poll
-        assert (busy.owner, busy.retry_after is not None) == (None, True)
-        assert drive(backend.release(granted(drive(backend.try_acquire(request)))))
-
-        clock.time += CONTENDED_SECONDS
-        self.take(backend, host)
-        self.take(backend, host)
-
-    def test_caller_with_little_time_takes_it_at_once(
-        self, backend: LockBackend, other: LockBackend, host: StubHost
-    ) -> None:
-        """One that tries once, and one whose timeout would be over."""
-        held, waiting = granted(drive(other.try_acquire(host.request()))), host.request()
-        assert isinstance(drive(backend.try_acquire(waiting)), Busy)
-        assert drive(other.release(held))
-        assert drive(backend.release(granted(drive(backend.try_acquire(waiting)))))
-
-        assert drive(backend.release(granted(drive(backend.try_acquire(host.request(queue=False))))))
-        short = host.request()
-        short.answer_by = host.runtime.now() + 0.5
-        granted(drive(backend.try_acquire(short)))
-
-    def test_waiter_looks_again_soon_while_the_lock_changes_hands(
-        self, backend: LockBackend, other: LockBackend, host: StubHost
-    ) -> None:
-        """Not if it stays in the same."""
-        clock = host.runtime
-        assert isinstance(clock, FakeClock)
-        waiting = host.request()
-
-        def left() -> float:
-            busy = drive(backend.try_acquire(waiting))
-            assert isinstance(busy, Busy)
-            assert busy.retry_after is not None
-            return busy.retry_after
-
-        held = granted(drive(other.try_acquire(host.request())))
-        assert left() > 1.0
-        assert drive(other.release(held))
-        granted(drive(other.try_acquire(host.request())))
-        assert left() < 0.1
-        clock.time += 0.2
-        assert left() > 1.0
+    request = host.request()
+    busy = drive(backend.try_acquire(request))
+    assert isinstance(busy, Busy)
+    assert busy.poll
+    assert (busy.owner, busy.retry_after is not None) == (None, True)
+    take(request)  # it has waited once
+    take(host.request(queue=False))
+    short = host.request()
+    short.answer_by = host.runtime.now() + 0.5
+    take(short)
+    host.runtime.time += CONTENDED_SECONDS  # type: ignore[attr-defined]
+    take(host.request())
+    for one in (backend, other):
+        drive(one.close())

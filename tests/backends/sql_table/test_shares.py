@@ -148,18 +148,6 @@ class TestRow:
         held.release()
         permit.release()
 
-    def test_clock_behind_the_last_token(self, url: str, connect: Connect) -> None:
-        """The token is the next one, in the row and in what a reader is told."""
-        client, look = connect(url), Look(url)
-        client.lock("x").acquire().release()
-        ahead = now_us() + 86_400_000_000
-        look.run("UPDATE lockkit_locks SET token = :ahead", ahead=ahead)
-
-        lease = read(client)
-
-        assert lease.token == ahead + 1 == look.row("x")[1] == stored(look)[lease.owner]["t"]
-        lease.release()
-
     def test_foreign_holder_keeps_readers_out(self, url: str, connect: Connect) -> None:
         """One that writes only the columns of the contract."""
         client, look = connect(url), Look(url)
@@ -261,15 +249,6 @@ class TestLeases:
             assert not drive(backend.release(lease._record.grant))
         assert not client.break_lock("x")
         assert not lease.confirm()
-
-    def test_lease_that_expired_is_taken_while_a_writer_has_the_lock(self, url: str, connect: Connect) -> None:
-        """It was not broken, and is only gone once the writer has released."""
-        client = connect(url)
-        backend = backend_of(client)
-        short = connect(url).rwlock("x", ttl=0.2, timeout=PATIENCE, renew=False).read().acquire()
-        with client.lock("x", timeout=PATIENCE):
-            assert drive(backend.renew([short._record.grant])) == [Gone("taken")]
-        assert drive(backend.renew([short._record.grant])) == [Gone("gone")]
 
     def test_downgrade_whose_answer_was_lost(self, url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
         """The lease goes on, renewed and released whichever it is; called again, it says what it is."""
@@ -388,23 +367,3 @@ def test_waiting_readers_of_one_client_are_all_woken(postgresql: PostgresServer,
         leases = [call.result(PATIENCE) for call in reading]
     for lease in leases:
         lease.release()
-
-
-def test_hundred_readers_and_permits_of_one_name(url: str, connect: Connect) -> None:
-    """Each has a token of its own; a slot in the middle is found again."""
-    client = connect(url)
-    leases = [read(client) for _ in range(100)]
-    assert len({lease.token for lease in leases}) == 100
-    for lease in leases:
-        lease.release()
-    semaphore = client.semaphore("s", limit=40, ttl=LONG)
-    permits = [semaphore.acquire(PATIENCE) for _ in range(40)]
-    assert [permit.slot for permit in permits] == list(range(40))
-    assert busy(semaphore)
-    permits[17].release()
-    permits[17] = semaphore.acquire(PATIENCE)
-    assert permits[17].slot == 17
-    assert sorted(holder.slot or 0 for holder in drive(backend_of(client).holders(apart("sem", "s")))) == list(
-        range(40)
-    )
-    client.close()

@@ -1,7 +1,7 @@
 """
 Databases, faces and other processes for the tests of what works inside an application's transactions.
 
-`start` starts one such process: see `work`, `hold` and `write`.
+`start` starts one such process: see `work` and `hold`.
 """
 
 from __future__ import annotations
@@ -162,33 +162,8 @@ def hold(url: str, name: str) -> None:
     say("committed")
 
 
-def write(url: str, journal: str, times: str) -> None:
-    """
-    Draw a token without any lock and write under the guard, again and again; say how often it was let.
-
-    The token goes to a file that all share before the transaction ends: so the file has them in the order of writes.
-    """
-    engine = sa.create_engine(url)
-    accepted = 0
-    say("ready")
-    sys.stdin.readline()
-    with Path(journal).open("a", buffering=1) as file:
-        for _ in range(int(times)):
-            with engine.begin() as connection:
-                token = lock_in(connection, "tokens").token
-            try:
-                with engine.begin() as connection:
-                    lockkit.fencing.SqlGuard(connection).accept("scope", token=token)
-                    file.write(f"{token}\n")
-            except lockkit.StaleToken:
-                continue
-            accepted += 1
-    engine.dispose()
-    say(accepted)
-
-
 def main() -> None:
     """Do what was ordered."""
     ordered, *given = arguments()
-    orders: dict[str, Callable[..., None]] = {"hold": hold, "work": work, "write": write}
+    orders: dict[str, Callable[..., None]] = {"hold": hold, "work": work}
     orders[ordered](*given)

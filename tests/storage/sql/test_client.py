@@ -37,6 +37,7 @@ def of_sqlite(name: str) -> Exception:
         (said("Deadlock found", errno=1213, sqlstate="40001"), "deadlock"),  # mariadb
         (said(1412, "Table definition has changed"), "new table"),
         (of_sqlite("SQLITE_BUSY"), "locked"),
+        (of_sqlite("SQLITE_BUSY_RECOVERY"), "locked"),  # another process recovers a write-ahead log
         (of_sqlite("SQLITE_BUSY_SNAPSHOT"), "stale"),
     ],
 )

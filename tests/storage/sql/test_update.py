@@ -91,25 +91,6 @@ def test_row_is_changed_inserted_and_deleted(change: Any, base: Base) -> None:  
     assert base.rows("SELECT name FROM product") == [("x",)]
 
 
-@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_change_in_between_is_seen_by_the_next_try(bases: dict[str, Base], isolation: str) -> None:
-    """Nothing of the rival's is overwritten, at any isolation level of PostgreSQL."""
-    base = prepared(bases["postgresql"])
-    asked = 0
-
-    def less(row: Any) -> dict[str, int]:  # noqa: ANN401 - a row
-        nonlocal asked
-        asked += 1
-        if asked <= 2:
-            base.rows("UPDATE product SET stock = stock - 3, version = version + 1")
-        return {"stock": row["stock"] - 1}
-
-    with base.engine(isolation_level=isolation) as engine:
-        update_row(engine, Product, "x", less)
-    assert asked == 3
-    assert stock(base) == (3, 4)
-
-
 def test_insert_that_is_refused_for_another_reason_is_the_application_s_error(change: Any) -> None:  # noqa: ANN401 - a fixture
     """It is not tried for ever."""
     with pytest.raises(exc.IntegrityError):
@@ -201,25 +182,6 @@ def test_deadlock_is_tried_again(bases: dict[str, Base], kind: str) -> None:
             thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
     assert asked == 3
-
-
-def test_transaction_older_than_a_table_is_tried_again(bases: dict[str, Base]) -> None:
-    """MariaDB refuses to read a table that is newer than the transaction's snapshot: error 1412."""
-    base = prepared(bases["mariadb"])
-    base.rows("DROP TABLE IF EXISTS newer")
-    asked = 0
-
-    def read(connection: sa.Connection) -> int:
-        nonlocal asked
-        asked += 1
-        connection.execute(sa.text("SELECT stock FROM product")).all()
-        if asked == 1:
-            base.rows("CREATE TABLE newer (n INTEGER)")
-        return len(connection.execute(sa.text("SELECT n FROM newer")).all())
-
-    with base.engine(isolation_level="REPEATABLE READ") as engine:
-        assert transact(engine, read) == 0
-    assert asked == 2
 
 
 def test_exception_of_the_function_rolls_back(base: Base) -> None:

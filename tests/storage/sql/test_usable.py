@@ -18,7 +18,7 @@ from lockkit.fencing import AsyncSqlGuard, SqlGuard
 from lockkit.runtime import drive
 from lockkit.sql import lock_in
 from tests.storage.sql.support import Base, Bases
-from tests.tries import busy, busy_async
+from tests.tries import busy_async
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,19 +30,18 @@ ACCOUNTS = sa.Table(
     sa.Column("fence", sa.BigInteger, nullable=False, server_default="0"),
 )
 
-BLOCKING = [
-    ("postgresql", "postgresql+psycopg", {"autocommit": True}),
-    ("postgresql", "postgresql+psycopg2", None),
-    ("postgresql", "postgresql+pg8000", None),
-    ("mariadb", "mariadb+pymysql", {"autocommit": True}),
-    ("sqlite", "sqlite+pysqlite", {"isolation_level": None}),
+DRIVERS = [
+    ("postgresql", "sync", "postgresql+psycopg", {"autocommit": True}),
+    ("postgresql", "sync", "postgresql+psycopg2", None),
+    ("postgresql", "sync", "postgresql+pg8000", None),
+    ("mariadb", "sync", "mariadb+pymysql", {"autocommit": True}),
+    ("sqlite", "sync", "sqlite+pysqlite", {"isolation_level": None}),
+    ("postgresql", "asyncio", "postgresql+psycopg", {"autocommit": True}),
+    ("mariadb", "asyncio", "mariadb+aiomysql", {"autocommit": True}),
+    ("mariadb", "asyncio", "mariadb+asyncmy", {"autocommit": True}),
+    ("sqlite", "asyncio", "sqlite+aiosqlite", {"isolation_level": None}),
 ]
-ASYNCIO = [
-    ("postgresql", "postgresql+psycopg", {"autocommit": True}),
-    ("mariadb", "mariadb+aiomysql", {"autocommit": True}),
-    ("mariadb", "mariadb+asyncmy", {"autocommit": True}),
-    ("sqlite", "sqlite+aiosqlite", {"isolation_level": None}),
-]
+"""The arguments that have a driver commit each statement, without a word to SQLAlchemy; None: its attribute does it."""
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +71,6 @@ def base(bases: Bases, request: pytest.FixtureRequest) -> Base:
     return base
 
 
-def driver_autocommit(engine: Any, arguments: dict[str, Any] | None) -> None:  # noqa: ANN401 - of either face
-    """Have the driver commit each statement, without a word to SQLAlchemy, if no argument of its does it."""
-    if arguments is None:
-
-        @sa.event.listens_for(engine, "connect")
-        def switch(connection: Any, _: object) -> None:  # noqa: ANN401 - any driver's
-            connection.autocommit = True
-
-
 def nothing_written(base: Base) -> bool:
     """Tell whether neither the application's data nor a table of lockkit's was written."""
     rows = 0
@@ -94,52 +84,37 @@ def nothing_written(base: Base) -> bool:
 
 CHANGE = sa.update(ACCOUNTS).where(ACCOUNTS.c.name == "a").values(balance=ACCOUNTS.c.balance - 1)
 
-USES: dict[str, Callable[[Any], object]] = {
-    "lock_in": lambda target: lock_in(target, "x"),
-    "accept": lambda target: SqlGuard(target).accept("x", token=5),
-    "execute": lambda target: SqlGuard(target).execute(CHANGE, token=5),
-}
-ASYNC_USES: dict[str, Callable[[Any], Any]] = {
-    "lock_in": lambda target: lock_in(target, "x"),
-    "accept": lambda target: AsyncSqlGuard(target).accept("x", token=5),
-    "execute": lambda target: AsyncSqlGuard(target).execute(CHANGE, token=5),
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "lock_in": lambda target, _: lock_in(target, "x"),
+    "accept": lambda target, guard: guard(target).accept("x", token=5),
+    "execute": lambda target, guard: guard(target).execute(CHANGE, token=5),
 }
 
 
-class TestAutocommitOfTheDriver:
-    """SQLAlchemy knows nothing of it: no lock would last, and half of a transaction could be kept."""
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("base", "face", "driver", "arguments"), DRIVERS, indirect=["base"])
+def test_autocommit_of_the_driver_is_refused_in_the_applications_transaction(
+    base: Base, face: str, driver: str, arguments: dict[str, Any] | None, use: str
+) -> None:
+    """SQLAlchemy knows nothing of it: no lock would last. On a connection and in a session, before it is written."""
 
-    @pytest.mark.parametrize("use", USES)
-    @pytest.mark.parametrize(("base", "driver", "arguments"), BLOCKING, indirect=["base"])
-    def test_is_refused_in_the_applications_transaction(
-        self, base: Base, driver: str, arguments: dict[str, Any] | None, use: str
-    ) -> None:
-        """On a connection and in a session, before anything is written."""
-        engine = sa.create_engine(f"{driver}://{base.place}", connect_args=arguments or {})
-        driver_autocommit(engine, arguments)
-        with engine.connect() as connection, pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
-            USES[use](connection)
-        with Session(engine) as session, pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
-            USES[use](session)
-        engine.dispose()
-
-        assert nothing_written(base)
-
-    @pytest.mark.parametrize("use", ASYNC_USES)
-    @pytest.mark.parametrize(("base", "driver", "arguments"), ASYNCIO, indirect=["base"])
-    def test_is_refused_with_asyncio(self, base: Base, driver: str, arguments: dict[str, Any], use: str) -> None:
-        """The same."""
-
-        async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
-            async with engine.connect() as connection:
+    async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
+        for opened in (engine.connect(), AsyncSession(engine)):
+            async with opened as target:
                 with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
-                    await ASYNC_USES[use](connection)
-            async with AsyncSession(engine) as session:
-                with pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
-                    await ASYNC_USES[use](session)
+                    await USES[use](target, AsyncSqlGuard)
 
+    if face == "asyncio":
         base.aio(main, driver=driver, connect_args=arguments)
-        assert nothing_written(base)
+    else:
+        engine = sa.create_engine(f"{driver}://{base.place}", connect_args=arguments or {})
+        if arguments is None:
+            sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "autocommit", True))
+        for opened in (engine.connect(), Session(engine)):
+            with opened as target, pytest.raises(lockkit.ConfigurationError, match="is in autocommit"):
+                USES[use](target, SqlGuard)
+        engine.dispose()
+    assert nothing_written(base)
 
 
 @pytest.mark.parametrize("base", ["postgresql", "mariadb", "sqlite"], indirect=True)
@@ -204,39 +179,17 @@ def made(bases: Bases, name: str, encoding: str) -> Base:
 class TestEncoding:
     """PostgreSQL converts what a client sends from the encoding that the client has named."""
 
-    @pytest.mark.parametrize(
-        ("mode", "driver"), [("table", "psycopg"), ("table", "psycopg2"), ("table", "pg8000"), ("row", "psycopg")]
-    )
-    def test_engine_in_another_encoding_excludes_the_others(self, bases: Bases, mode: str, driver: str) -> None:
-        """The name is the same whatever encoding the application's engine has."""
-        url = f"postgresql+{driver}://{bases['postgresql'].place}"
-        engine = sa.create_engine(url)
-        sa.event.listen(engine, "connect", in_latin1)
-        with (
-            lockkit.connect(f"{bases['postgresql'].url}?mode={mode}") as plain,
-            lockkit.from_client(engine, mode=mode) as adopted,
-        ):
-            for one, other in ((plain, adopted), (adopted, plain)):
-                with one.lock(NAME, ttl=60) as lease:
-                    assert busy(other.lock(NAME))
-                    assert [holder.owner for holder in other.holders(NAME)] == [lease.owner]
-        engine.dispose()
-
     @pytest.mark.parametrize("mode", ["table", "row"])
     def test_role_with_another_encoding_excludes_the_others(self, bases: Bases, mode: str) -> None:
         """With asyncio, and where the role has it."""
-        base = bases["postgresql"]
-        if not base.rows("SELECT 1 FROM pg_roles WHERE rolname = 'latin'"):
-            base.rows("CREATE ROLE latin SUPERUSER LOGIN")
-            base.rows("ALTER ROLE latin SET client_encoding = 'LATIN1'")
-        place = f"latin@{base.place.partition('@')[2] or base.place}"
+        latin = role(bases, "latin", "client_encoding = 'LATIN1'")
 
         async def main(engine: Any) -> None:  # noqa: ANN401 - an AsyncEngine
             async with lockkit.aio.from_client(engine, mode=mode) as client:
                 assert await busy_async(client.lock(NAME))
 
-        with lockkit.connect(f"{base.url}?mode={mode}") as plain, plain.lock(NAME, ttl=60):
-            Base("postgresql", place).aio(main)
+        with lockkit.connect(f"{bases['postgresql'].url}?mode={mode}") as plain, plain.lock(NAME, ttl=60):
+            latin.aio(main)
 
     @pytest.mark.parametrize("mode", ["table", "row"])
     def test_name_that_the_database_cannot_store_is_refused(self, latin: Base, mode: str) -> None:
@@ -276,54 +229,38 @@ class TestEncoding:
             lock_in(connection, "席位")
 
 
-def in_latin1(connection: Any, _: object) -> None:  # noqa: ANN401 - any driver's
-    """Speak LATIN1 from now on."""
-    change = getattr(connection, "set_client_encoding", None)
-    if change is not None:
-        change("LATIN1")
-    else:
-        connection.cursor().execute("SET client_encoding = 'LATIN1'")
-    connection.commit()
-
-
-class TestKindOfServer:
-    """CockroachDB speaks PostgreSQL's protocol, but its advisory locks do nothing."""
-
-    @pytest.fixture
-    def cockroach(self, bases: Bases) -> str:
-        """A server that says it is one."""
-        base = bases["postgresql"]
-        base.rows("CREATE SCHEMA IF NOT EXISTS roach")
-        base.rows(
-            "CREATE OR REPLACE FUNCTION roach.version() RETURNS text LANGUAGE sql AS "
-            "$$ SELECT 'CockroachDB CCL v23.1.11 (x86_64-pc-linux-gnu, built 2023/09/27, go1.19.10)' $$"
-        )
-        # Temporary, so that it is found before pg_catalog: for this role only.
-        if not base.rows("SELECT 1 FROM pg_roles WHERE rolname = 'roach'"):
-            base.rows("CREATE ROLE roach SUPERUSER LOGIN")
-            base.rows("ALTER ROLE roach SET search_path = roach, pg_catalog, public")
-        return f"roach@{base.place.partition('@')[2] or base.place}"
-
-    def test_all_locks_are_refused(self, cockroach: str) -> None:
-        """In every mode: it has no function that the lock table needs for a release, either."""
-        for mode in ("table", "row", "advisory"):
-            with (
-                lockkit.connect(f"postgresql://{cockroach}?mode={mode}") as client,
-                pytest.raises(lockkit.ConfigurationError, match=r"is CockroachDB CCL v23.1.11, on which"),
-            ):
-                client.lock("x").acquire()
+def test_all_locks_are_refused_on_cockroachdb(bases: Bases) -> None:
+    """It speaks PostgreSQL's protocol, but its advisory locks do nothing, and the lock table lacks a function there."""
+    bases["postgresql"].rows("CREATE SCHEMA IF NOT EXISTS roach")
+    bases["postgresql"].rows(
+        "CREATE OR REPLACE FUNCTION roach.version() RETURNS text LANGUAGE sql AS "
+        "$$ SELECT 'CockroachDB CCL v23.1.11 (x86_64-pc-linux-gnu, built 2023/09/27, go1.19.10)' $$"
+    )
+    # For this role only it is found before pg_catalog's.
+    base = role(bases, "roach", "search_path = roach, pg_catalog, public")
+    for mode in ("table", "row", "advisory"):
+        with (
+            lockkit.connect(f"postgresql://{base.place}?mode={mode}") as client,
+            pytest.raises(lockkit.ConfigurationError, match=r"is CockroachDB CCL v23.1.11, on which"),
+        ):
+            client.lock("x").acquire()
 
 
 def test_connections_are_at_read_committed_whatever_the_role_says(bases: Bases) -> None:
     """Otherwise PostgreSQL would give up statements that wait for one another, again and again."""
-    base = bases["postgresql"]
-    if not base.rows("SELECT 1 FROM pg_roles WHERE rolname = 'strict'"):
-        base.rows("CREATE ROLE strict SUPERUSER LOGIN")
-        base.rows("ALTER ROLE strict SET default_transaction_isolation = 'serializable'")
-    place = f"strict@{base.place.partition('@')[2] or base.place}"
-    assert Base("postgresql", place).rows("SHOW transaction_isolation") == [("serializable",)]
+    base = role(bases, "strict", "default_transaction_isolation = 'serializable'")
+    assert base.rows("SHOW transaction_isolation") == [("serializable",)]
     show = Statement("SHOW transaction_isolation")
-    with lockkit.connect(f"postgresql://{place}") as client:
+    with lockkit.connect(f"postgresql://{base.place}") as client:
         client.ping()
         backend: Any = client._engine.client.backend
         assert drive(backend.database.run(show)).rows == [("read committed",)]
+
+
+def role(bases: Bases, name: str, setting: str) -> Base:
+    """Make a role of PostgreSQL with a setting; return the database as that role sees it."""
+    base = bases["postgresql"]
+    if not base.rows(f"SELECT 1 FROM pg_roles WHERE rolname = '{name}'"):  # noqa: S608 - a test's own name
+        base.rows(f"CREATE ROLE {name} SUPERUSER LOGIN")
+        base.rows(f"ALTER ROLE {name} SET {setting}")
+    return Base("postgresql", f"{name}@{base.place.partition('@')[2] or base.place}")

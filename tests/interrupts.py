@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 import threading
@@ -87,36 +86,6 @@ class OpcodeStrike(_Strike):
         frame.f_trace_opcodes = True
         if event == "opcode":
             self._perhaps()
-        return self._look
-
-
-class CallStrike(OpcodeStrike):
-    """
-    Where CPython looks for signals in some functions: at their start, after calls, and where a loop goes back.
-
-    Nowhere else: between the last instruction in a ``with`` of a `threading.Lock` and its ``__exit__`` no signal comes.
-    """
-
-    CHECKED = ("CALL", "RESUME", "JUMP_BACKWARD")
-
-    def __init__(self, number: int, *codes: CodeType) -> None:
-        """As `_Strike`."""
-        super().__init__(number, *codes)
-        self._names = {code: {one.offset: one.opname for one in dis.get_instructions(code)} for code in codes}
-        self._former = ""
-
-    def _perhaps_at(self, frame: FrameType) -> None:
-        former, self._former = self._former, self._names[frame.f_code][frame.f_lasti]
-        if former.startswith(self.CHECKED):
-            self._perhaps()
-
-    def _look(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ANN401 - see sys.settrace
-        del argument
-        if frame.f_code not in self._names:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self._perhaps_at(frame)
         return self._look
 
 

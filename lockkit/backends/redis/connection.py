@@ -167,7 +167,9 @@ class Connection:
     async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
         """Wait for the replies to commands that were sent."""
         if sent.future is None:
-            self._await_replies(sent, until)
+            until = min(until, monotonic() + self.timeout)
+            while len(sent.replies) < sent.count:
+                self._wait(until - monotonic())
             return sent.replies
         if until != inf and (left_seconds := until - monotonic()) < self.timeout:
             # This caller gives up earlier, and the others keep the connection: the reply is dropped when it arrives, as
@@ -176,15 +178,6 @@ class Connection:
             timer = self._loop.call_later(left_seconds, _time_out, sent.future)
             sent.future.add_done_callback(lambda _: timer.cancel())
         return await sent.future
-
-    def _await_replies(self, sent: Sent, until: Instant) -> None:
-        """Read until all replies are there: sync only."""
-        replies, count = sent.replies, sent.count
-        if len(replies) == count:
-            return
-        until = min(until, monotonic() + self.timeout)
-        while len(replies) < count:
-            self._wait(until - monotonic())
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 

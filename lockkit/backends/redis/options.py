@@ -239,20 +239,12 @@ def check_async(clients: Sequence[object], kind: Kind) -> None:
     """Check that clients of redis-py are sync ones for the sync API, or async ones for the async API."""
     asyncio = kind == "asyncio"
     other = redis if asyncio else redis.asyncio
+    here, there = ("lockkit.aio", "lockkit") if asyncio else ("lockkit", "lockkit.aio")
+    wanted, given = ("redis.asyncio", "a sync") if asyncio else ("redis", "an async")
     for client in clients:
         if isinstance(client, (other.Redis, other.sentinel.Sentinel, other.RedisCluster)):
-            name = type(client).__name__
-            if asyncio:
-                message = (
-                    f"lockkit.aio.from_client needs a client of redis.asyncio: you passed a sync {name}. "
-                    "Use lockkit.from_client"
-                )
-            else:
-                message = (
-                    f"lockkit.from_client needs a client of redis: you passed an async {name}. "
-                    "Use lockkit.aio.from_client"
-                )
-            raise ConfigurationError(message)
+            message = f"{here}.from_client needs a client of {wanted}: you passed {given} {type(client).__name__}"
+            raise ConfigurationError(f"{message}. Use {there}.from_client")
 
 
 def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tuple[str, Topology] | None:

@@ -136,8 +136,6 @@ class DelayedRestart:
         return self._looking.start()
 
     async def _look(self) -> dict[int, _Look]:
-        # A node counts as missing if it does not answer now, not if it did not answer a while ago.
-        await self._nodes.retry()
         answers = await self._nodes.ask(LOOK, self._keys, ())
         looks = {
             index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if isinstance(answer, list)

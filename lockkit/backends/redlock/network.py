@@ -268,14 +268,6 @@ class NetworkNodes(Nodes):
             if not await node.settled.wait(left_seconds) and self._runtime.now() >= limit:
                 node.settled.set()
 
-    async def retry(self) -> None:
-        down = [node for node in self.all if not node.up]
-        for node in down:
-            node.connect_now()
-        await self._connect(
-            [node for node in down if not node.up], self._connect_by(self._runtime.now() + CALL_SECONDS)
-        )
-
     def queue_entries(self, request: Request) -> list[str]:
         found = []
         for node in self.all:
@@ -314,7 +306,6 @@ class NetworkNodes(Nodes):
 
     async def close(self) -> None:
         self.client.closed = True
-        self.client.closing.set()
         for node in self.all:
             node.close()
         if self._runtime.kind == "asyncio":

@@ -47,6 +47,7 @@ UNSENT_MAX = 1000
 """Commands kept for a node that is down. Fewer leaves keys to their ttl; more takes memory."""
 
 _UNKNOWN_RUN = bulk("")
+_ERRORS: tuple[type[BaseException], ...] = (LockError, *DRIVER_ERRORS)
 
 
 class ClientState:
@@ -62,7 +63,6 @@ class ClientState:
         ending: The last call was made to close the client, perhaps because its event loop ends: start nothing that
             outlives it, until there is another call.
         closed: The client is closed.
-        closing: Set with `closed`.
         keeping: Held while a connection is taken into use.
     """
 
@@ -74,7 +74,6 @@ class ClientState:
         self.used = self.runtime.now()
         self.ending = False
         self.closed = False
-        self.closing = self.runtime.event()
         self.keeping = self.runtime.mutex()
 
 
@@ -112,11 +111,10 @@ class RedlockNode:
         look = Handshake(client.host, votes=True, durable=client.durable)
         self.server = RedisNode(client.runtime, target, prefix, look)
         self.listener = self.server.listener
-        self._retry_now = client.runtime.event()
+        self._closing = client.runtime.event()
         self._mutex = client.runtime.mutex()
         self._unsent: dict[bytes, float] = {}
         self._connecting = SingleRun(client.runtime, "lockkit-redlock-connect", self._reconnect)
-        self._extending = SingleRun(client.runtime, "lockkit-redlock-connect", self._extend)
         self._subscribing = SingleRun(client.runtime, "lockkit-redlock-listen", self._subscribe)
         self._flushing = SingleRun(client.runtime, "lockkit-redlock-flush", self._flush_separately)
 
@@ -139,7 +137,7 @@ class RedlockNode:
     @property
     def opening(self) -> bool:
         """Whether a connection is being opened."""
-        return any(work.under_way for work in (self._connecting, self._extending, self._subscribing, self._flushing))
+        return any(work.under_way for work in (self._connecting, self._subscribing, self._flushing))
 
     def connect_soon(self) -> None:
         """Connect in the background, unless the node is up or that is in progress."""
@@ -149,55 +147,34 @@ class RedlockNode:
             self.wait_until = self._runtime.now() + FIRST_CONNECT_SECONDS
         self._connecting.start()
 
-    def connect_now(self) -> None:
-        """Connect in the background without waiting for the end of a pause; `settled` is set after that attempt."""
-        if self._client.closed or self._client.ending:
-            return
-        self.settled.clear()
-        self._retry_now.set()
-        self.connect_soon()
-        if self.up:
-            self.settled.set()  # connected in the meantime: nothing else would set it
-
     async def _reconnect(self) -> None:
+        """Open one connection, the first or one more, however often that takes."""
         client, pause_seconds = self._client, RECONNECT_SECONDS_MIN
         try:
             while not client.closed:
-                if await self._try_to_connect():
+                try:
+                    await self._open()
+                except _ERRORS as error:
+                    self.lost(error)
+                else:
                     return
-                self.settled.set()
                 now = self._runtime.now()
                 if now - client.used > RECONNECT_IDLE_SECONDS and not self._has_unsent(now):
                     return
-                await self._retry_now.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))
-                self._retry_now.clear()
+                await self._closing.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))
                 pause_seconds = min(2 * pause_seconds, RECONNECT_SECONDS_MAX)
         finally:
             self.settled.set()
 
-    async def _try_to_connect(self) -> bool:
-        """Try to connect once, and send what is unsent before the connection is used for calls."""
-        connection = None
+    async def _open(self) -> None:
+        """Open a connection, send what is unsent, and then take it into use for calls."""
+        connection = await self._connect()
         try:
-            connection = await self._connect()
             await self._flush(connection)
             self._keep(connection)
-        except BaseException as error:
-            if connection is not None:
-                connection.close()
-            if not isinstance(error, (LockError, *DRIVER_ERRORS)):
-                raise
-            self._note_unless_up(error)
-            return False
-        return True
-
-    def _note_unless_up(self, error: BaseException) -> None:
-        with self._mutex:
-            if not self.up:
-                self._note(self._translated(error))
-
-    def _translated(self, error: BaseException) -> LockError:
-        return error if isinstance(error, LockError) else translate(error, self.label)
+        except BaseException:
+            connection.close()
+            raise
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -217,18 +194,8 @@ class RedlockNode:
             await self.added.wait(until - now)
 
     def extend_soon(self) -> None:
-        """Open one more connection in the background, unless that is in progress; `added` is set at its end."""
-        self._extending.start()
-
-    async def _extend(self) -> None:
-        connection = None
-        try:
-            connection = await self._connect()
-            self._keep(connection)
-        except LockError as error:
-            self.lost(error, connection=connection)
-        finally:
-            self.added.set()
+        """Open one more connection in the background, unless that is in progress; `added` is set then."""
+        self._connecting.start()
 
     def _keep(self, connection: Connection) -> None:
         """Take a connection into use."""
@@ -285,7 +252,7 @@ class RedlockNode:
         """Mark the node as down and reconnect in the background."""
         with self._mutex:
             self.up = False
-            self._note(self._translated(error))
+            self._note(error if isinstance(error, LockError) else translate(error, self.label))
             # A server that ended its connections may be back already, and connecting shows that at once: the next call
             # waits for that. It does not wait again for a server that did not answer.
             if connection is not None and isinstance(error, ConnectionError):
@@ -322,7 +289,7 @@ class RedlockNode:
         """
         Send a command when the node is reached next, if that is within so many seconds.
 
-        It is sent until the node has confirmed it. An error reply does not confirm it.
+        An error reply does not confirm it: then it is sent again with the next connection.
         """
         assert seconds > 0, "a command that would never be sent"
         until = self._runtime.now() + seconds
@@ -340,51 +307,39 @@ class RedlockNode:
     def _has_unsent(self, now: float) -> bool:
         return any(until > now for until in tuple(self._unsent.values()))
 
-    async def _flush(self, connection: Connection) -> bool:
-        """Send what is unsent, oldest first, and forget what the node confirms; tell whether that is all of it."""
+    async def _flush(self, connection: Connection) -> None:
+        """Send what is unsent, oldest first, and forget what the node confirms."""
         tried: set[bytes] = set()
-        confirmed = True
         while True:
             now = self._runtime.now()
             with self._mutex:
                 self._unsent = {packed: until for packed, until in self._unsent.items() if until > now}
                 batch = list(islice((one for one in self._unsent.items() if one[0] not in tried), BATCH))
             if not batch:
-                return confirmed
+                return
             tried.update(packed for packed, _ in batch)
             replies = await connection.call_many(b"".join(packed for packed, _ in batch), len(batch))
-            assert len(replies) == len(batch)
             with self._mutex:
                 for (packed, until), reply in zip(batch, replies, strict=True):
-                    if isinstance(reply, ServerSaid):
-                        confirmed = False  # the server is loading its data, is out of memory, or denies a right
-                    elif self._unsent.get(packed) == until:
+                    # Else the server is loading its data, is out of memory, or denies a right.
+                    if not isinstance(reply, ServerSaid) and self._unsent.get(packed) == until:
                         del self._unsent[packed]
 
     async def _flush_separately(self) -> None:
-        """Send what is unsent on separate connections, while calls use the node, until all is confirmed."""
-        pause_seconds = RECONNECT_SECONDS_MIN
-        while self.up:
+        """Send what is unsent on a separate connection, while calls use the node."""
+        try:
+            connection = await self._connect()
             try:
-                connection = await self._connect()
-            except LockError as error:
-                self.lost(error)
-                return
-            try:
-                if await self._flush(connection):
-                    return
-            except DRIVER_ERRORS as error:
-                self.lost(error)
-                return
+                await self._flush(connection)
             finally:
                 connection.close()
-            await self._client.closing.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))
-            pause_seconds = min(2 * pause_seconds, RECONNECT_SECONDS_MAX)
+        except _ERRORS as error:
+            self.lost(error)
 
     def close(self) -> None:
         """Close all connections."""
         assert self._client.closed, "connections that are being opened would be kept"
-        self._retry_now.set()
+        self._closing.set()
         self.listener.close()
         with self._mutex:
             self.up = False

@@ -122,14 +122,6 @@ class Nodes(ABC):
         """
 
     @abstractmethod
-    async def retry(self) -> None:
-        """
-        Try to connect to nodes that are down, and wait for the outcome, at most as long as for an answer.
-
-        Before a decision that depends on which nodes are down: they were at the last attempt, and may be back since.
-        """
-
-    @abstractmethod
     async def ask_many(
         self,
         op: Op,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,7 +17,8 @@ from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
-from lockkit_tools.servers import RedisServer
+from lockkit_tools.servers import RedisCluster, RedisServer
+from lockkit_tools.servers.redis_groups import ClusterNode
 from tests.backends.support import StubHost
 
 Connect: TypeAlias = Callable[..., lockkit.Client]
@@ -55,6 +56,23 @@ def open_backend(url: str, host: StubHost, **given: object) -> RedisBackend:
     parsed = parse(url)
     _, options = split_options(RedisBackend, parsed, given)
     return RedisBackend.open(parsed, options, host)
+
+
+@contextmanager
+def moving(cluster: RedisCluster, name: str) -> Iterator[tuple[int, ClusterNode, ClusterNode]]:
+    """Give the slot of a lock, its node and one that it could move to; afterwards it is where it was."""
+    slot = cluster.slot_of(f"lockkit:{name}")
+    source = cluster.owner_of(slot)
+    target = next(node for node in cluster.nodes if node is not source)
+    try:
+        yield slot, source, target
+    finally:
+        if cluster.owner_of(slot) is not source:
+            cluster.move_slot(slot, source)
+        for node in (source, target):
+            with node.connect() as connection:
+                connection.call("CLUSTER", "SETSLOT", slot, "STABLE")
+                connection.call("FLUSHALL")
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -104,13 +103,6 @@ async def test_calls_end_in_time_at_a_server_that_hangs(host: StubHost) -> None:
             with frozen(server):
                 await every_call_ends_in_time(host, used, grant)
                 await every_call_ends_in_time(host, fresh, None)
-
-
-async def test_calls_end_in_time_at_a_silent_port(host: StubHost) -> None:
-    """It takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with backend_at(f"redis://127.0.0.1:{silent.getsockname()[1]}", host) as backend:
-            await every_call_ends_in_time(host, backend, None)
 
 
 ON_GEVENT = """
@@ -274,19 +266,6 @@ async def test_hung_master_keeps_no_other_lock_from_being_released(cluster: Redi
                     assert await other.holders(name) == []
         await backend.release_all(grants, host.runtime.now() + 20.0)
         assert await other.holders(names[0][0]) == []
-
-
-async def test_many_locks_are_released_together(host: StubHost) -> None:
-    """A thousand in a few pieces, not one by one."""
-    with RedisServer() as server:
-        async with backend_at(server.url, host) as backend:
-            grants = [granted(await backend.try_acquire(host.request(f"lock {index}"))) for index in range(1000)]
-            Keyspace(server)("SCRIPT", "FLUSH")
-
-            await backend.release_all(grants, host.runtime.now() + 20.0)
-
-            left = {key for key in Keyspace(server)("KEYS", "*") if not key.endswith(":fence")}
-            assert left == set()
 
 
 @sync_only

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,7 +14,6 @@ from lockkit.backends.redis import handshake
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.cluster import ClusterTopology, slot_of
 from lockkit.backends.redis.connection import Connection
-from lockkit.backends.redis.errors import translate
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import RedisNode
@@ -24,14 +21,12 @@ from lockkit.backends.redis.parallel import ask_first
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
 from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.sentinel import SentinelTopology
-from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit_tools.servers import RedisServer, wait_until
 from tests.backends.redis.faces import async_only, sync_only
-from tests.backends.redis.support import Keyspace, backend_at, busy_at, open_backend, queue_up, token_in, woken
+from tests.backends.redis.support import Keyspace, backend_at, busy_at, queue_up, token_in, woken
 from tests.backends.support import StubHost, granted
-from tests.interrupts import CallStrike
 
 
 @pytest.fixture
@@ -378,22 +373,6 @@ async def test_listening_thread_ends_when_nobody_waits(
         await backend.abandon(again)
 
 
-def test_concurrent_waiters_subscribe_once(server: RedisServer, redis: Keyspace) -> None:
-    """Threads that begin to wait in the same instant share one subscription."""
-    host = StubHost()
-
-    def wait(index: int) -> None:
-        drive(queue_up(backend, host.request(f"lock {index}")))
-
-    backend = open_backend(server.url, host)
-    for index in range(10):
-        granted(drive(backend.try_acquire(host.request(f"lock {index}"))))
-    with ThreadPoolExecutor(10) as pool:
-        list(pool.map(wait, range(10)))
-    until_one_subscribes(redis)
-    drive(backend.close())
-
-
 async def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
     """SCRIPT FLUSH between any two operations is not noticed, in a pipeline neither."""
     async with backend_at(server.url, host) as backend:
@@ -404,18 +383,9 @@ async def test_forgotten_scripts_are_loaded_again(server: RedisServer, redis: Ke
         granted(await backend.try_acquire(host.request()))
         redis("SCRIPT", "FLUSH")
         assert await backend.release(grants[0])
-
-
-def test_call_that_outlives_its_node_keeps_no_connection(server: RedisServer) -> None:
-    """As of a Sentinel whose answer was no longer needed, or a node that left the Cluster."""
-    node = RedisNode(BlockingRuntime(), Target.anywhere({}, tls=False).moved(server.host, server.port))
-    late = drive(node._connect(inf))
-    assert drive(node.call(pack("PING"))) == b"PONG"
-
-    drive(node.close())
-    node.give_back(late)
-
-    assert late.stale
+        redis("SCRIPT", "FLUSH")
+        await backend.release_all(grants[1:], host.runtime.now() + 20.0)
+        assert [key for key in sorted(redis.keys()) if not key.endswith(":fence")] == ["lockkit:x"]
 
 
 @async_only
@@ -434,66 +404,6 @@ async def test_node_that_is_closed_connects_no_more_in_the_async_api(server: Red
         await under_way
     with pytest.raises(BackendUnavailable, match="closed here"):
         await node.call(pack("PING"), resend=True)
-
-
-@async_only
-async def test_connection_that_opens_while_its_node_is_closed_is_closed(server: RedisServer, host: StubHost) -> None:
-    """It may have opened when there is nothing left to cancel."""
-    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
-    opened: list[Connection] = []
-
-    connecting = asyncio.Event()
-
-    async def keep(connection: Connection, until: float) -> None:
-        del until
-        opened.append(connection)
-        connecting.set()
-
-    node = RedisNode(host.runtime, target, "lockkit", keep)
-    call = asyncio.create_task(node.call(pack("PING")))
-    await connecting.wait()
-
-    await node.close()
-    await asyncio.wait([call])
-
-    assert opened[0].stale
-
-
-@async_only
-async def test_answer_that_is_no_number_ends_the_connection(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, host: StubHost
-) -> None:
-    """As of another program at that port: an error of lockkit's, in the async API too."""
-    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
-    node = RedisNode(host.runtime, target)
-    assert await node.call(pack("PING")) == b"PONG"
-    connection = node.shared
-    assert connection is not None
-    call = asyncio.create_task(node.call(pack("BLPOP", "nothing", 0)))
-    await asyncio.sleep(0)
-
-    monkeypatch.setattr(connection, "_recv", lambda _: b":one\r\n")
-    connection._readable()
-
-    with pytest.raises(BackendUnavailable, match="not the Redis protocol"):
-        await call
-    await node.close()
-
-
-async def test_listener_that_is_closed_while_it_subscribes_stays_closed(server: RedisServer, host: StubHost) -> None:
-    """As of a former master: nothing would end that subscription any more."""
-
-    async def close(connection: Connection, until: float) -> None:
-        del connection, until
-        await node.close()
-
-    target = Target.anywhere({}, tls=False).moved(server.host, server.port)
-    node = RedisNode(host.runtime, target, "lockkit", close)
-
-    with pytest.raises(BackendUnavailable, match="closed here"):
-        await node.listener.open()
-
-    assert node.listener.channel is None
 
 
 async def test_cluster_that_is_away_is_asked_once_for_all_leases(
@@ -553,49 +463,6 @@ def test_server_that_could_not_be_asked_is_compared_with_the_one_before() -> Non
         assert host.confirmations == confirmations
 
 
-def test_slot_that_moves_to_and_fro_is_said_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error does not advise redis+cluster:// to those who use it."""
-    topology = ClusterTopology([("h", 1)], Target.anywhere({}, tls=False), StubHost(BlockingRuntime()), "lockkit")
-    drive(topology._use_map([[0, 16383, [b"h", 1]]], topology._node_at(("h", 1))))
-    asked: list[str] = []
-
-    async def redirect(node: RedisNode, *_: object, **__: object) -> None:
-        asked.append(node.label)
-        said = ServerSaid(f"MOVED 16 h:{1 + len(asked) % 2}")
-        raise translate(said, node.label) from said
-
-    monkeypatch.setattr("lockkit.backends.redis.cluster._call", redirect)
-    with pytest.raises(BackendUnavailable, match=r"moving this slot .*from node to node.*MOVED") as caught:
-        drive(topology.run(Script("clock", keys=["lock"], arguments=0), "lockkit:x", b"", resend=True))
-
-    assert asked == ["h:1", "h:2"] * 4
-    assert "use redis+cluster" not in str(caught.value)
-
-
-def test_map_of_slots_that_is_older_closes_no_node_of_a_newer_one() -> None:
-    """Two threads ask for the slots: what one does not know, the other may be using by now."""
-    host = StubHost(BlockingRuntime())
-    topology = ClusterTopology([("127.0.0.1", 1)], Target.anywhere({}, tls=False), host, "lockkit")
-
-    def load(port: int) -> None:
-        slots = [[0, 16383, [b"127.0.0.1", port]]]
-        drive(topology._use_map(slots, topology._node_at(("127.0.0.1", port))))
-
-    def meanwhile() -> None:
-        host.confirm_soon = StubHost.confirm_soon.__get__(host)  # type: ignore[method-assign]
-        load(3)
-
-    load(1)
-    topology._node_at(("127.0.0.1", 3))  # a slot moved there
-    host.confirm_soon = meanwhile  # type: ignore[method-assign]
-    load(2)
-
-    node = drive(topology.node_for("x"))
-    assert node.label == "127.0.0.1:3"
-    assert not node._closed
-    assert list(topology._nodes.values()) == [node]
-
-
 def test_master_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the same reason. A thread that asked earlier does not bring back the master from before."""
     host = StubHost(BlockingRuntime())
@@ -617,24 +484,6 @@ def test_master_that_two_threads_find_at_once_is_one(monkeypatch: pytest.MonkeyP
 
     assert master is found[0] is drive(group.node_for("x"))
     assert master.label == "127.0.0.1:2"
-
-
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # called when the interrupt came
-def test_listener_can_subscribe_after_an_interrupt(server: RedisServer) -> None:
-    """Ctrl-C at any instant of its first try does not leave the later requests waiting for that, and polling."""
-    runtime = BlockingRuntime()
-    number, struck = 0, True
-    while struck:
-        node = RedisNode(runtime, Target.anywhere({}, tls=False).moved(server.host, server.port))
-        strike = CallStrike(number, WakeupListener.open.__code__)
-        strike.during(partial(drive, node.listener.open()))
-
-        drive(node.listener.open())
-
-        assert node.listener.channel is not None, number
-        drive(node.close())
-        number, struck = number + 1, strike.struck
-    assert number > 5
 
 
 @async_only

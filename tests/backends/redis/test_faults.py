@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from math import inf
 
 import pytest
@@ -25,10 +23,9 @@ from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.target import Face as ApiFace
 from lockkit.testing.target import Target as ApiTarget
 from lockkit_tools.servers import RedisCluster, RedisSentinels, RedisServer, require, wait_until
-from tests.backends.redis.faces import async_only
-from tests.backends.redis.support import Connect, Face, Nat, backend_at, queue_up, woken
+from tests.backends.redis.support import Connect, Face, Nat, backend_at, moving, queue_up, woken
 from tests.backends.support import StubHost, granted, play
-from tests.tries import busy, have_time_to_answer, until_async
+from tests.tries import busy, have_time_to_answer
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -64,28 +61,6 @@ class TestOneNode:
         client.ping()
 
         assert all(lease.wait_lost(PATIENCE) for lease in leases)
-
-    def test_full_memory_is_said_to_be_full(self, connect: Connect) -> None:
-        """With noeviction a full server grants nothing and says why; renewing and freeing still work, also by force."""
-        with RedisServer() as server:
-            client = connect(server.url)
-            lease = client.lock("x").acquire()
-            broken = client.lock("z", ttl=600).acquire()
-            with server.connect() as connection:
-                connection.call("CONFIG", "SET", "maxmemory", "1")
-                connection.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
-
-            lease.extend()
-            with pytest.raises(lockkit.BackendUnavailable, match="maxmemory"):
-                client.lock("y").acquire(timeout=0)
-            assert connect(server.url).break_lock("z")
-            client._engine.confirm_soon()
-            assert broken.wait_lost(PATIENCE)
-
-            with server.connect() as connection:
-                connection.call("CONFIG", "SET", "maxmemory", "0")
-            lease.release()
-            client.lock("y").acquire().release()
 
     def test_policy_that_may_evict_locks_is_warned_of_once(
         self, connect: Connect, caplog: pytest.LogCaptureFixture
@@ -303,25 +278,21 @@ class TestSentinel:
 
     def test_failover_while_held_and_while_waiting(self, connect: Connect) -> None:
         """Both go on at the promoted replica, which had the data."""
-        with RedisSentinels() as group:
+        with RedisSentinels() as group, ThreadPoolExecutor(1) as pool:
             holder, waiter = connect(group.url), connect(group.url)
             lease = holder.lock("x", ttl=120).acquire()
-            (replica,) = group.replicas
-            with replica.connect() as connection:
-                wait_until(lambda: None if connection.call("GET", "lockkit:x") else "not copied yet")
-            got: list[Lease] = []
-            thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
-            thread.start()
-            wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits yet")
+            until_copied(group.replicas[0], "lockkit:x")
+            waiting = pool.submit(waiter.lock("x").acquire, PATIENCE)
+            wait_until(lambda: None if waiters(holder, "x") == 1 else "nobody waits yet")
 
             group.failover()
 
             wait_until(lambda: None if confirmed(lease) else "not confirmed yet")
-            assert got == []
+            assert not waiting.done()
             lease.release()
-            thread.join(PATIENCE)
-            assert got[0].token > lease.token
-            got[0].release()
+            later = waiting.result(PATIENCE)
+            assert later.token > lease.token
+            later.release()
 
     async def test_master_that_was_demoted_is_not_believed(self, host: StubHost) -> None:
         """Sentinels still name it for a while. A replica tells what its master had, so it is not asked."""
@@ -433,51 +404,8 @@ def cluster() -> Iterator[RedisCluster]:
         yield group
 
 
-def clients_of(node: RedisServer) -> list[str]:
-    """Connections of clients, but for the one that asks."""
-    with node.connect() as connection:
-        clients = str(connection.call("CLIENT", "LIST", "TYPE", "normal")).splitlines()
-    return [client for client in clients if "cmd=client" not in client]
-
-
-@contextmanager
-def move_called_off(slot: int, *nodes: RedisServer) -> Iterator[None]:
-    """Call the move of a slot off."""
-    try:
-        yield
-    finally:
-        for node in nodes:
-            with node.connect() as connection:
-                connection.call("CLUSTER", "SETSLOT", slot, "STABLE")
-                connection.call("FLUSHALL")
-
-
 class TestCluster:
     """Three masters."""
-
-    def test_slot_that_moves_is_followed_while_held_and_while_waiting(
-        self, cluster: RedisCluster, connect: Connect
-    ) -> None:
-        """The lease goes on, and the waiter is told at the new node."""
-        holder, waiter = connect(cluster.url), connect(cluster.url)
-        lease = holder.lock("x", ttl=120).acquire()
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(waiter.lock("x").acquire(timeout=PATIENCE)))
-        thread.start()
-        wait_until(lambda: None if [one.waiters for one in holder.holders("x")] == [1] else "nobody waits yet")
-        slot = cluster.slot_of("lockkit:x")
-        source = cluster.owner_of(slot)
-        target = next(node for node in cluster.nodes if node is not source)
-
-        cluster.move_slot(slot, target)
-
-        lease.extend()
-        assert lease.confirm()
-        lease.release()
-        thread.join(PATIENCE)
-        assert got[0].token > lease.token
-        got[0].release()
-        cluster.move_slot(slot, source)
 
     def test_lock_in_a_slot_that_is_moving(
         self, cluster: RedisCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch
@@ -485,36 +413,27 @@ class TestCluster:
         """Scripts with several keys are refused meanwhile (TRYAGAIN): a held lease is not lost, a new one waits."""
         have_time_to_answer(monkeypatch)
         client = connect(cluster.url)
-        lease = client.lock("moving", ttl=120).acquire()
-        slot = cluster.slot_of("lockkit:moving")
-        source = cluster.owner_of(slot)
-        target = next(node for node in cluster.nodes if node is not source)
-        cluster.begin_move(slot, source, target)
-        with pytest.raises(lockkit.BackendUnavailable, match="moving this slot"):
-            client.lock("moving").acquire(timeout=0)
-        got: list[Lease] = []
-        thread = threading.Thread(target=lambda: got.append(client.lock("moving").acquire(timeout=PATIENCE)))
-        thread.start()
+        with moving(cluster, "moving") as (slot, source, target), ThreadPoolExecutor(1) as pool:
+            lease = client.lock("moving", ttl=120).acquire()
+            cluster.begin_move(slot, source, target)
+            with pytest.raises(lockkit.BackendUnavailable, match="moving this slot"):
+                client.lock("moving").acquire(timeout=0)
+            waiting = pool.submit(client.lock("moving").acquire, PATIENCE)
 
-        cluster.move_slot(slot, target)
+            cluster.move_slot(slot, target)
 
-        lease.extend()
-        lease.release()
-        thread.join(PATIENCE)
-        assert got[0].token > lease.token
-        got[0].release()
-        cluster.move_slot(slot, source)
+            lease.extend()
+            lease.release()
+            later = waiting.result(PATIENCE)
+            assert later.token > lease.token
+            later.release()
 
     @pytest.mark.parametrize("moved", ["nothing", "beside", "all"])
     async def test_lease_outlives_a_slot_that_moves_for_long(
         self, cluster: RedisCluster, host: StubHost, moved: str
     ) -> None:
         """Renewal and release need the lock's key alone, wherever the others are: at the old node, at the new one."""
-        slot = cluster.slot_of("lockkit:slow")
-        source = cluster.owner_of(slot)
-        target = next(node for node in cluster.nodes if node is not source)
-
-        with move_called_off(slot, source, target):
+        with moving(cluster, "slow") as (slot, source, target):
             async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
                 requests = [host.request("slow", ttl=60.0) for _ in range(3)]
                 first = granted(await backend.try_acquire(requests[0]))
@@ -564,26 +483,6 @@ class TestCluster:
 
             Face("sync").run(scenario)
             Face("asyncio").run(scenario)
-
-    @async_only
-    async def test_call_that_outlives_its_client_leaves_no_connection(
-        self, cluster: RedisCluster, host: StubHost
-    ) -> None:
-        """It fails, and does not look for the nodes anew: nobody would close those connections."""
-        owner = cluster.owner_of(cluster.slot_of("lockkit:x"))
-
-        async with backend_at(cluster.url, host) as backend:
-            await backend.holders("x")
-            node = await backend._topology.node_for("lockkit:x")
-            shared = node.shared
-            assert shared is not None
-            owner.pause()
-            asking = asyncio.create_task(backend.holders("x"))
-            await until_async(lambda: bool(shared._expected))
-        owner.resume()
-        with pytest.raises(lockkit.BackendUnavailable):
-            await asking
-        await until_async(lambda: not any(map(clients_of, cluster.nodes)))
 
     def test_replica_takes_over_while_held_and_while_waiting(self, connect: Connect) -> None:
         """After a failover the lease is confirmed at the new master, and a release there wakes the waiter."""

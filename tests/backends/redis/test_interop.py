@@ -264,37 +264,6 @@ def test_our_readers_keep_them_out_until_the_last_one_ends(ours: Client, theirs:
     lock.release()
 
 
-def test_dead_readers_keep_them_out_no_longer_than_their_ttl(ours: Client, theirs: redis.Redis) -> None:
-    """Nobody releases; the key ends with the last of them."""
-    locks = [ours.rwlock("x", ttl=ttl, renew=False).read() for ttl in (0.8, 0.4)]
-    leases = [lock.acquire(timeout=PATIENCE) for lock in locks]
-    assert int(theirs.pttl("lockkit:x")) <= 800
-
-    assert theirs.lock("lockkit:x", timeout=30, sleep=0.01).acquire(blocking_timeout=PATIENCE)
-    assert not any(lease.held for lease in leases)
-
-
-def test_our_readers_wait_for_their_lock(ours: Client, theirs: redis.Redis) -> None:
-    """They poll, and come in together."""
-    lock = theirs.lock("lockkit:x", timeout=30)
-    assert lock.acquire()
-    got: list[Lease] = []
-    read = ours.rwlock("x", ttl=30).read()
-    threads = [threading.Thread(target=lambda: got.append(read.acquire(timeout=PATIENCE))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.2)
-    assert got == []
-
-    lock.release()
-
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert [lease.held for lease in got] == [True] * 3
-    for lease in got:
-        lease.release()
-
-
 def test_their_release_does_not_end_our_readers(ours: Client, theirs: redis.Redis) -> None:
     """An expired holder of redis-py's finds readers there, and leaves them alone."""
     lock = theirs.lock("lockkit:x", timeout=0.1)

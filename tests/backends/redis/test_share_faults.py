@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Literal
 
 import pytest
@@ -14,8 +14,7 @@ from lockkit.backend import Gone, Grant, Renewed, Unknown
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit.sync import Client, Lease, Semaphore
 from lockkit_tools.servers import RedisCluster, RedisServer, require, wait_until
-from lockkit_tools.servers.redis_groups import ClusterNode
-from tests.backends.redis.support import Connect, backend_at, queue_up, woken
+from tests.backends.redis.support import Connect, backend_at, moving, queue_up, woken
 from tests.backends.support import StubHost, granted
 from tests.tries import busy, until
 
@@ -91,23 +90,6 @@ def cluster() -> Iterator[RedisCluster]:
         yield group
 
 
-@contextmanager
-def moving(cluster: RedisCluster) -> Iterator[tuple[ClusterNode, ClusterNode]]:
-    """Give the node that has the lock's slot and one that it could move to; afterwards it is where it was."""
-    slot = cluster.slot_of("lockkit:x")
-    source = cluster.owner_of(slot)
-    target = next(node for node in cluster.nodes if node is not source)
-    try:
-        yield source, target
-    finally:
-        if cluster.owner_of(slot) is not source:
-            cluster.move_slot(slot, source)
-        for node in (source, target):
-            with node.connect() as connection:
-                connection.call("CLUSTER", "SETSLOT", slot, "STABLE")
-                connection.call("FLUSHALL")
-
-
 async def hold(backend: RedisBackend, host: StubHost, count: int) -> list[Grant]:
     """Acquire the read side so many times."""
     grants = []
@@ -131,8 +113,7 @@ class TestCluster:
         needless = ["{lockkit:x}:broken"] if count == 1 else ["{lockkit:x}:fence"]
         keys: list[str] = {"nothing": [], "needless": needless, "all": [*needed, *needless, "lockkit:x"]}[moved]
 
-        slot = cluster.slot_of("lockkit:x")
-        with moving(cluster) as (source, target):
+        with moving(cluster, "x") as (slot, source, target):
             async with backend_at(cluster.url, host) as backend:
                 grants = await hold(backend, host, count)
                 cluster.begin_move(slot, source, target)
@@ -151,8 +132,7 @@ class TestCluster:
         self, cluster: RedisCluster, host: StubHost, mode: Literal["exclusive", "permit"]
     ) -> None:
         """With its last entry a key is gone, and the server takes it for one that has moved."""
-        slot = cluster.slot_of("lockkit:x")
-        with moving(cluster) as (source, target):
+        with moving(cluster, "x") as (slot, source, target):
             async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
                 requests = [host.request(ttl=60.0) for _ in range(3)]
                 for request in requests:
@@ -172,8 +152,7 @@ class TestCluster:
 
     async def test_shares_of_which_a_part_has_moved(self, cluster: RedisCluster, host: StubHost) -> None:
         """They can be neither renewed nor ended meanwhile, which is no loss; then they can. Others are not affected."""
-        slot = cluster.slot_of("lockkit:x")
-        with moving(cluster) as (source, target):
+        with moving(cluster, "x") as (slot, source, target):
             async with backend_at(cluster.url, host) as backend:
                 grants = await hold(backend, host, 2)
                 other = granted(await backend.try_acquire(host.request("y", ttl=60.0)))

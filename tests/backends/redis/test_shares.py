@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+import lockkit
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request
 from lockkit.backends.redis.backend import RedisBackend
 from lockkit_tools.servers import RedisServer, wait_until
-from tests.backends.redis.support import Keyspace, backend_at, token_in
+from tests.backends.redis.support import Keyspace, backend_at, busy_at, token_in, woken
 from tests.backends.support import StubHost, granted
 
 FREE = {"{lockkit:x}:fence"}
@@ -42,21 +43,9 @@ def permit(host: StubHost, limit: int, *, ttl: float = 30.0, queue: bool = True)
     return request
 
 
-async def busy(backend: RedisBackend, request: Request) -> Busy:
-    """Ask, and find no place."""
-    outcome = await backend.try_acquire(request)
-    assert isinstance(outcome, Busy), outcome
-    return outcome
-
-
 async def held(backend: RedisBackend, request: Request) -> Grant:
     """Ask, and get it."""
     return granted(await backend.try_acquire(request))
-
-
-async def woken(request: Request) -> bool:
-    """Wait for a wake-up, generously."""
-    return await request.wake.wait(20.0)
 
 
 async def test_commands_of_an_uncontended_pair(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
@@ -102,18 +91,18 @@ async def test_writer_and_then_the_readers_behind_it_are_let_in(
         reads = [await held(backend, reader(host)), await held(other, reader(host))]
         writer, last = host.request(), host.request()
         late = [reader(host) for _ in range(3)]
-        await busy(other, writer)
+        await busy_at(other, writer)
         for request in late:
-            await busy(backend, request)
-        await busy(backend, reader(host, queue=False))
-        await busy(backend, last)
+            await busy_at(backend, request)
+        await busy_at(backend, reader(host, queue=False))
+        await busy_at(backend, last)
 
         assert await backend.release(reads[0])
         assert not writer.wake.is_set()
         assert await other.release(reads[1])
         assert await woken(writer)
         assert redis("GET", "lockkit:x") == f"next:{writer.owner}"
-        await busy(backend, reader(host, queue=False))
+        await busy_at(backend, reader(host, queue=False))
         written = await held(other, writer)
         assert not any(request.wake.is_set() for request in late)
 
@@ -122,8 +111,8 @@ async def test_writer_and_then_the_readers_behind_it_are_let_in(
             assert await woken(request)
         for key in ("lockkit:x", "{lockkit:x}:shares"):
             assert 0 < redis("PTTL", key) <= 1000 + ROUNDED_MS
-        await busy(other, host.request(queue=False))
-        await busy(other, reader(host, queue=False))  # the last writer was here before
+        await busy_at(other, host.request(queue=False))
+        await busy_at(other, reader(host, queue=False))  # the last writer was here before
         assert await backend.holders("x") == []
         grants = [await held(backend, request) for request in late]
         assert [holder.waiters for holder in await backend.holders("x")] == [1] * 3
@@ -143,10 +132,10 @@ async def test_grant_by_an_entry_of_an_ended_subscription_leaves_no_other_entry(
         for make in kinds:
             granted(await other.try_acquire(host.request()))
             waiter, behind = make(), host.request()
-            await busy(backend, waiter)
-            await busy(other, behind)
+            await busy_at(backend, waiter)
+            await busy_at(other, behind)
             waiter.state.listener.drop()
-            await busy(backend, waiter)
+            await busy_at(backend, waiter)
             assert redis("LLEN", "{lockkit:x}:queue") == 3
             redis("DEL", "lockkit:x")  # as if the holder's ttl had ended
 
@@ -164,15 +153,15 @@ async def test_permits_have_the_lowest_free_numbers(server: RedisServer, host: S
         grants = [await held(backend, permit(host, 5)) for _ in range(5)]
         assert [grant.slot for grant in grants] == [0, 1, 2, 3, 4]
         first, second = permit(host, 5), permit(host, 5)
-        await busy(backend, first)
-        await busy(backend, second)
-        await busy(backend, permit(host, 6, queue=False))  # others came first
+        await busy_at(backend, first)
+        await busy_at(backend, second)
+        await busy_at(backend, permit(host, 6, queue=False))  # others came first
 
         assert await backend.release(grants[1])
         assert await backend.release(grants[3])
         assert await woken(first)
         assert await woken(second)
-        await busy(backend, permit(host, 5, queue=False))
+        await busy_at(backend, permit(host, 5, queue=False))
         later, earlier = await held(backend, second), await held(backend, first)
         assert (later.slot, earlier.slot) == (1, 3)
         assert {holder.slot for holder in await backend.holders("x")} == {0, 1, 2, 3, 4}
@@ -182,7 +171,7 @@ async def test_permits_have_the_lowest_free_numbers(server: RedisServer, host: S
         assert sixth.slot == 5
         for grant in (grants[0], grants[2], grants[4], later, earlier):
             assert await backend.release(grant)
-        await busy(backend, permit(host, 1, queue=False))
+        await busy_at(backend, permit(host, 1, queue=False))
         assert (await held(backend, permit(host, 2))).slot == 0
 
 
@@ -211,7 +200,7 @@ async def test_waiting_writer_learns_that_the_last_reader_ends_earlier(server: R
         await held(backend, reader(host, ttl=0.3))
         living = await held(backend, reader(host, ttl=60.0))
         writer = host.request()
-        assert ((await busy(backend, writer)).retry_after or 0.0) > 50.0
+        assert ((await busy_at(backend, writer)).retry_after or 0.0) > 50.0
 
         assert await backend.release(living)
 
@@ -254,7 +243,7 @@ async def test_downgrade_is_one_step_and_can_be_asked_for_again(server: RedisSer
         grant = await held(backend, host.request(ttl=40.0))
         first, writer, second = reader(host), host.request(), reader(host)
         for request in (first, writer, second):
-            await busy(backend, request)
+            await busy_at(backend, request)
 
         assert await backend.downgrade(grant)
         assert await backend.downgrade(grant)
@@ -304,15 +293,15 @@ async def test_writer_that_gives_up_lets_the_readers_behind_it_in(
     async with backend_at(server.url, host) as backend, backend_at(server.url, host) as dying:
         await held(backend, reader(host))
         writer, behind = host.request(), reader(host)
-        await busy(backend, writer)
-        await busy(backend, behind)
+        await busy_at(backend, writer)
+        await busy_at(backend, behind)
 
         await backend.abandon(writer)
 
         assert await woken(behind)
         await held(backend, behind)
         writer = host.request()
-        await busy(dying, writer)
+        await busy_at(dying, writer)
         channel = writer.state.channel
         await dying.close()
         wait_until(lambda: None if redis("PUBSUB", "NUMSUB", channel)[1] == 0 else "still there")
@@ -325,15 +314,15 @@ async def test_stopped_waiter_keeps_its_place_no_longer_than_its_offer(server: R
     async with backend_at(server.url, host) as backend:
         grants = [await held(backend, permit(host, 2)) for _ in range(2)]
         stopped, other = permit(host, 2, ttl=0.4), permit(host, 2)
-        await busy(backend, stopped)
-        await busy(backend, other)
+        await busy_at(backend, stopped)
+        await busy_at(backend, other)
 
         assert await backend.release(grants[0])
 
         assert await woken(stopped)
         assert await woken(other)
         await held(backend, other)
-        await busy(backend, stopped)
+        await busy_at(backend, stopped)
 
 
 async def test_removed_lock_is_lost_by_its_readers(server: RedisServer, redis: Keyspace, host: StubHost) -> None:
@@ -344,7 +333,7 @@ async def test_removed_lock_is_lost_by_its_readers(server: RedisServer, redis: K
             redis("DEL", "lockkit:x")
             writer, waiting = await held(other, host.request()), reader(host)
             if count == 1:  # else nobody waits, and the next reader finds the lock free
-                await busy(other, waiting)
+                await busy_at(other, waiting)
             assert await backend.renew(lost) == [Gone("taken")] * count
             assert await other.release(writer)
             new = await held(other, waiting)
@@ -361,12 +350,12 @@ async def test_reader_whose_lock_another_kind_of_client_took_stays_out(
     """Also when that client is gone, and the readers who waited for it are let in."""
     async with backend_at(server.url, host) as backend:
         await held(backend, host.request("y"))
-        await busy(backend, host.request("y"))  # subscribes, so that the readers below enter the queue
+        await busy_at(backend, host.request("y"))  # subscribes, so that the readers below enter the queue
         lost = await held(backend, reader(host))
         redis("SET", "lockkit:x", "theirs", "PX", "20000")
         requests = [reader(host), reader(host)]
         for request in requests:
-            await busy(backend, request)
+            await busy_at(backend, request)
         assert redis("LLEN", "{lockkit:x}:queue") == 2
         redis("DEL", "lockkit:x")
 
@@ -384,27 +373,31 @@ async def test_expired_lock_goes_to_the_readers_at_the_head_of_the_queue(
         await held(backend, host.request())
         first, second, writer = reader(host), reader(host), host.request()
         for request in (first, second, writer):
-            await busy(backend, request)
+            await busy_at(backend, request)
         redis("DEL", "lockkit:x")
 
         grants = [await held(backend, second)]
 
         assert await woken(first)
         grants.append(await held(backend, first))
-        await busy(backend, writer)
+        await busy_at(backend, writer)
         assert {holder.owner for holder in await backend.holders("x")} == {grant.owner for grant in grants}
 
 
 async def test_full_server_still_renews_and_releases_shares(
     server: RedisServer, redis: Keyspace, host: StubHost
 ) -> None:
-    """And hands over to waiters: only new grants take memory."""
+    """And hands over to waiters, and breaks locks: only new grants take memory."""
     async with backend_at(server.url, host) as backend:
         grants = [await held(backend, reader(host)) for _ in range(2)]
         writer = host.request()
-        await busy(backend, writer)
+        await busy_at(backend, writer)
+        await held(backend, host.request("y"))
         redis("CONFIG", "SET", "maxmemory", "1")
         try:
+            with pytest.raises(lockkit.BackendUnavailable, match="maxmemory"):
+                await backend.try_acquire(host.request("z"))
+            assert await backend.break_lock("y")
             assert await backend.renew(grants) == [Renewed()] * 2
             for grant in grants:
                 assert await backend.release(grant)

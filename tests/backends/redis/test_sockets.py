@@ -17,7 +17,6 @@ import pytest
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import open_connection
 from lockkit.backends.redis.resp import pack
-from lockkit.runtime import BlockingRuntime, drive
 from lockkit_tools.servers import RedisServer, require
 from tests.backends.support import StubHost
 
@@ -102,19 +101,3 @@ async def test_login_that_hangs_leaves_no_open_socket(server: RedisServer, host:
         with pytest.raises(TimeoutError):
             await open_connection(host.runtime, where, host.runtime.now() + 2.0)
         assert silent.client_has_gone.wait(PATIENCE)
-
-
-def test_interrupted_connect_leaves_no_open_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while the TCP connection is made."""
-    connecting: list[socket.socket] = []
-
-    def interrupt(sock: socket.socket, address: object) -> None:
-        del address
-        connecting.append(sock)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(socket.socket, "connect", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        drive(open_connection(BlockingRuntime(), Target.anywhere({}, tls=False).moved("127.0.0.1", 1)))
-
-    assert [sock.fileno() for sock in connecting] == [-1]

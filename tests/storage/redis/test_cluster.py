@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -96,22 +95,6 @@ def test_client_for_one_node_is_told_to_be_for_the_cluster(cluster: RedisCluster
             RedisGuard(single).set(stranger, "1", token=1)
         with pytest.raises(lockkit.ConfigurationError, match="RedisCluster client"):
             with_retry(single, stranger, lambda _: "1")
-
-
-def test_updates_of_many_threads_are_not_lost(client: redis.RedisCluster) -> None:
-    """Each key on the node that has it."""
-
-    def work() -> None:
-        for key in KEYS * 5:
-            with_retry(client, key, lambda now: int(now or 0) + 1, attempts=None, timeout=60)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert {client.get(key) for key in KEYS} == {"20"}
 
 
 @pytest.mark.parametrize("when", ["before", "between reading and writing"])

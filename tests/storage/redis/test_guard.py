@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,31 +21,16 @@ from tests.storage.redis import support
 from tests.storage.redis.support import Face
 
 
-def test_newer_and_equal_tokens_write_and_older_ones_are_refused(face: Face, data: redis.Redis) -> None:
-    """The newest token decides, and a refusal leaves everything as it was."""
-    face.guard(lambda guard: guard.set("x", "first", token=41))
-    face.guard(lambda guard: guard.set("x", "again", token=41))
-    face.guard(lambda guard: guard.set("x", "newer", token=42))
-
-    with pytest.raises(lockkit.StaleToken, match=r"to 'x' at .* token 42 .* yours, 41") as refusal:
-        face.guard(lambda guard: guard.set("x", "late", token=41))
-    with pytest.raises(lockkit.StaleToken):
-        face.guard(lambda guard: guard.delete("x", token=1))
-
-    assert refusal.value.name == "x"
-    assert refusal.value.backend == f"localhost:{data.connection_pool.connection_kwargs['port']}"
-    assert data.get("x") == "newer"
-    assert face.guard(lambda guard: guard.last("x")) == 42
-
-
 def test_delete_says_whether_it_was_there_and_keeps_the_mark(face: Face, data: redis.Redis) -> None:
     """Deleting is a change like others: the stale stay shut out."""
     face.guard(lambda guard: guard.set("x", "1", token=5))
 
     assert face.guard(lambda guard: guard.delete("x", token=6)) is True
     assert face.guard(lambda guard: guard.delete("x", token=6)) is False
-    with pytest.raises(lockkit.StaleToken):
+    with pytest.raises(lockkit.StaleToken, match=r"to 'x' at .* token 6 .* yours, 5") as refusal:
         face.guard(lambda guard: guard.set("x", "back", token=5))
+    assert refusal.value.name == "x"
+    assert refusal.value.backend == f"localhost:{data.connection_pool.connection_kwargs['port']}"
     assert data.get("x") is None
 
 
@@ -119,19 +105,28 @@ def test_prefix_and_bytes_name_the_mark(face: Face, data: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("key", ["x", "{x}", "{x}:y", "a{x}b", "{x", "x{", "{{x}}", "ü{é}", "}{x}"])
-def test_mark_is_in_the_slot_of_its_scope(key: str) -> None:
-    """A Cluster runs the script only if all keys are in one slot (checked with redis-py's own slots)."""
-    mark = mark_of("lockkit", key.encode())
+def test_marks_are_in_the_slot_of_their_scope(key: str) -> None:
+    """And differ from each other and from those of other scopes, whatever tag these have."""
+    own = [mark_of("lockkit", key), mark_of("lockkit", key, "guard-read")]
+    others = {"x", "{x}", "{x}:y", "x:y", "{x:y}", "guard:{x}", "read:x", "{read}", "guard-read:{x}"} - {key}
 
-    assert mark == str(mark_of("lockkit", key)).encode()
-    assert key_slot(mark) == key_slot(key.encode())
+    assert {key_slot(str(mark).encode()) for mark in own} == {key_slot(key.encode())}
+    assert len({*own, *(mark_of("lockkit", other) for other in others)}) == len(own) + len(others)
+    assert mark_of("lockkit", key.encode()) == str(own[0]).encode()
 
 
-def test_different_scopes_have_different_marks() -> None:
-    """A tag in a scope does not make it another one's."""
-    scopes = ["x", "{x}", "{x}:y", "x:y", "{x:y}", "guard:{x}"]
+def test_readers_have_a_mark_of_their_own(face: Face, data: redis.Redis) -> None:
+    """The one of writers keeps the name and the form of before, which a lockkit without readers reads."""
+    face.guard(lambda guard: guard.set("x", "1", token=5))
+    assert set(data.keys()) == {"x", "lockkit:guard:{x}"}
 
-    assert len({mark_of("lockkit", scope) for scope in scopes}) == len(scopes)
+    read = "return redis.call('GET', KEYS[1])"
+    assert face.guard(lambda guard: guard.run(read, keys=["x"], token=6, shared=True), keep=3600) in ("1", b"1")
+    assert (data.get("lockkit:guard:{x}"), data.get("lockkit:guard-read:{x}")) == ("5", "6")
+    assert 3_590_000 < int(data.pttl("lockkit:guard-read:{x}")) <= 3_600_000
+    face.guard(lambda guard: guard.set("x", "2", token=8))
+    with pytest.raises(lockkit.StaleToken, match=r"the read .* token 8 .* yours, 7"):
+        face.guard(lambda guard: guard.run(read, keys=["x"], token=7, shared=True))
 
 
 def test_forgotten_script_is_sent_again(face: Face, data: redis.Redis) -> None:
@@ -144,16 +139,25 @@ def test_forgotten_script_is_sent_again(face: Face, data: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("content", ["nonsense", "-1", "", ["a", "list"]])
-def test_foreign_content_of_a_mark_is_named(face: Face, data: redis.Redis, content: Any) -> None:  # noqa: ANN401 - two types
+@pytest.mark.parametrize("mark", ["guard", "guard-read"])
+def test_foreign_content_of_a_mark_is_named(face: Face, data: redis.Redis, mark: str, content: str | list[str]) -> None:
     """Nothing is written, and no other program's key is overwritten."""
+    key = f"lockkit:{mark}:{{x}}"
     if isinstance(content, list):
-        data.rpush("lockkit:guard:{x}", *content)
+        data.rpush(key, *content)
     else:
-        data.set("lockkit:guard:{x}", content)
+        data.set(key, content)
 
-    with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
-        face.guard(lambda guard: guard.set("x", "1", token=1))
-    assert data.get("x") is None
+    asks: list[Callable[[Any], object]] = [
+        lambda guard: guard.set("x", "1", token=1),
+        lambda guard: guard.run("return 1", keys=["x"], token=1, shared=True),
+    ]
+    if isinstance(content, str):
+        asks.append(lambda guard: guard.last("x"))
+    for ask in asks:
+        with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
+            face.guard(ask)
+    assert data.keys() == [key]
 
 
 @pytest.mark.parametrize(
@@ -255,76 +259,3 @@ def test_paused_holder_is_refused_after_the_next_one_has_written(server: RedisSe
 
     assert said.startswith("StaleToken: ")
     assert data.get("seat") == "Ben"
-
-
-# -- the mark of readers -----------------------------------------------------------------------------------------------
-
-READ = "return redis.call('GET', KEYS[1])"
-
-
-def test_readers_do_not_shut_out_one_another(face: Face, data: redis.Redis) -> None:
-    """Reader 7 and reader 6 hold the lock together; writer 5 came before them, writer 8 comes after."""
-    face.guard(lambda guard: guard.set("x", "1", token=5))
-    assert face.guard(lambda guard: guard.run(READ, keys=["x"], token=7, shared=True)) in ("1", b"1")
-    assert data.get("lockkit:guard:{x}") == "5"  # what a lockkit without readers has written and reads
-
-    face.guard(lambda guard: guard.accept("x", token=6, shared=True))
-    with pytest.raises(lockkit.StaleToken, match=r"the change to 'x' at .* token 7 .* yours, 5"):
-        face.guard(lambda guard: guard.set("x", "late", token=5))
-    with pytest.raises(lockkit.StaleToken):
-        face.guard(lambda guard: guard.delete("x", token=7))
-    assert face.guard(lambda guard: guard.last("x")) == 7
-    face.guard(lambda guard: guard.set("x", "2", token=8))
-    with pytest.raises(lockkit.StaleToken, match=r"the read .* token 8 .* yours, 7"):
-        face.guard(lambda guard: guard.run(READ, keys=["x"], token=7, shared=True))
-
-    assert data.get("x") == "2"
-    assert face.guard(lambda guard: guard.last("x")) == 8
-
-
-def test_guard_without_readers_keeps_one_mark(face: Face, data: redis.Redis) -> None:
-    """Under the name and in the form of before."""
-    face.guard(lambda guard: guard.set("x", "1", token=5))
-    assert set(data.keys()) == {"x", "lockkit:guard:{x}"}
-
-    face.guard(lambda guard: guard.accept("x", token=6, shared=True), keep=3600)
-    assert data.get("lockkit:guard-read:{x}") == "6"
-    assert 3_590_000 < int(data.pttl("lockkit:guard-read:{x}")) <= 3_600_000
-
-
-@pytest.mark.parametrize("content", ["nonsense", "-1", ["a", "list"]])
-def test_foreign_content_of_the_mark_of_readers_is_named(face: Face, data: redis.Redis, content: Any) -> None:  # noqa: ANN401 - two types
-    """Nothing is written."""
-    if isinstance(content, list):
-        data.rpush("lockkit:guard-read:{x}", *content)
-    else:
-        data.set("lockkit:guard-read:{x}", content)
-
-    for ask in (
-        lambda guard: guard.run(READ, keys=["x"], token=1, shared=True),
-        lambda guard: guard.set("x", "1", token=1),
-    ):
-        with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
-            face.guard(ask)
-    assert len(data.keys()) == 1
-
-
-@pytest.mark.parametrize("content", ["nonsense", "-1", ""])
-@pytest.mark.parametrize("mark", ["guard", "guard-read"])
-def test_foreign_content_of_a_mark_is_no_last_token(face: Face, data: redis.Redis, mark: str, content: str) -> None:
-    """Asking for the newest token names it, as a change does."""
-    data.set(f"lockkit:{mark}:{{x}}", content)
-
-    with pytest.raises(lockkit.ConfigurationError, match=r"mark of 'x' at .* does not hold a token"):
-        face.guard(lambda guard: guard.last("x"))
-
-
-@pytest.mark.parametrize("key", ["x", "{x}", "{x}:y", "a{x}b", "{x", "x{", "ü{é}"])
-def test_both_marks_are_in_the_slot_of_their_scope(key: str) -> None:
-    """And differ, also from the marks of other scopes."""
-    marks = {str(mark_of("lockkit", key)), str(mark_of("lockkit", key, "guard-read"))}
-
-    assert len(marks) == 2
-    assert {key_slot(mark.encode()) for mark in marks} == {key_slot(key.encode())}
-    for other in ("read:x", "read", "{read}", "-read:{x}", "guard-read:{x}"):
-        assert mark_of("lockkit", other) not in marks

@@ -36,21 +36,6 @@ class Rival:
         return f"{now.decode() if isinstance(now, bytes) else now}m"
 
 
-def test_function_gets_the_value_and_gives_the_next(face: Face, data: redis.Redis) -> None:
-    """None where there is nothing; the form that the client gives."""
-    seen: list[Any] = []
-
-    def add(now: Any) -> int:  # noqa: ANN401 - bytes or str
-        seen.append(now)
-        return int(now or 0) + 5
-
-    assert face.update("x", add) == 5
-    assert face.update("x", add) == 10
-
-    assert seen == [None, "5" if "decode_responses" in face.options else b"5"]
-    assert data.get("x") == "10"
-
-
 def test_expiry_is_kept_unless_told(face: Face, data: redis.Redis) -> None:
     """An update of a session does not make it eternal."""
     data.set("x", "1", px=60_000)
@@ -88,17 +73,6 @@ def test_any_touch_of_the_key_counts_as_a_change(face: Face, data: redis.Redis, 
 
     assert face.update("x", once_more) == ("none" if change == "expired" else "some")
     assert asked == 2
-
-
-def test_timeout_bounds_the_tries(face: Face, data: redis.Redis) -> None:
-    """A new try begins before it only."""
-    rival = Rival(data, times=10**9)
-    with pytest.raises(lockkit.LockTimeout):
-        face.update("x", rival, attempts=None, timeout=0.3)
-    if len(rival.asked) <= 2:  # the machine stood still during the first tries
-        with pytest.raises(lockkit.LockTimeout):
-            face.update("x", rival, attempts=None, timeout=PATIENCE / 2)
-    assert len(rival.asked) > 2
 
 
 def test_pauses_grow_and_are_random(server: RedisServer, data: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,9 +230,6 @@ class SimulatedNodes(Nodes):
             if not isinstance(await self._ask_one(index, op, lock, arguments), BackendUnavailable):
                 return
 
-    async def retry(self) -> None:
-        """See `Nodes.retry`. Each question is sent to all nodes anyway."""
-
     async def ask_many(
         self,
         op: Op,

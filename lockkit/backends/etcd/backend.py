@@ -313,18 +313,14 @@ class EtcdBackend(LockBackend):
         self._forget(request, contender)
         return None
 
-    def _grant(self, request: Request, contender: Contender) -> Grant | None:
-        """Grant what a contender holds; None if its session has just ended: start again."""
+    def _grant(self, request: Request, contender: Contender) -> Grant:
+        """Grant what a contender holds."""
         session = contender.session
         assert session is not None
         assert contender.create_revision > 0
         self._listener.unwatch(contender)
         if contender.wanted_until > -inf:
             contender.wanted_until = session.ends_at
-        if session.is_over:
-            # Before `wanted_until` was set, so nobody would notify the holder.
-            self._forget(request, contender)
-            return None
         if self._runtime.now() - contender.joined_at > SINCE_EXACT_SECONDS:
             self._correct_since(contender, request.metadata)
         return Grant(
@@ -388,13 +384,9 @@ class EtcdBackend(LockBackend):
         self._listener.unwatch(contender)
         session = contender.session
         if session is not None and not session.ended:
-            try:
-                revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
-                if not revoked:
-                    await self._sessions.delete_keys([contender], answer_by)
-            except LockError:
-                self._sessions.free_later(session)
-                raise
+            revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
+            if not revoked:
+                await self._sessions.delete_keys([contender], answer_by)
         self._sessions.detach(contender)
         request.state = None
 
@@ -524,13 +516,8 @@ class EtcdBackend(LockBackend):
         if contender.session is None or contender.session.ended:
             return False
         deletion = transactions.delete_key(contender.key, contender.compare_revision)
-        try:
-            answer = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
-        except BaseException:
-            # Not before: a heartbeat of another lock would delete the key, and this one would look lost.
-            contender.wanted_until = min(contender.wanted_until, self._runtime.now())
-            self._sessions.free_later(contender.session)
-            raise
+        # Without an answer, a heartbeat of the session deletes the key once its ttl is over.
+        answer = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         self._sessions.detach(contender)
         return bool(answer.succeeded)
 

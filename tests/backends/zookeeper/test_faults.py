@@ -25,7 +25,6 @@ from tests.backends.zookeeper.support import (
     holding,
     packets_count,
     sessions_of,
-    watches_count,
 )
 from tests.tries import until_renewed
 
@@ -179,23 +178,6 @@ class TestSessions:
         assert data is not None
         assert says_broken(data, str(BROKEN_MAX))
         assert not says_broken(data, "0")
-
-    def test_broken_leases_leave_no_watch(self, server: ZooKeeperServer, connect: Connect) -> None:
-        """Neither at the server nor in kazoo, also if they are broken before the server was asked to watch them."""
-        client, other = connect(server.url), connect(server.url)
-        before = watches_count(server)
-        for number in range(20):
-            lease = client.lock(f"leak {number}", ttl=LONG).acquire(PATIENCE)
-            if number % 2:
-                lease.extend()
-            assert other.break_lock(f"leak {number}")
-            client._engine.confirm_soon()
-            assert lease.wait_lost(PATIENCE)
-
-        (session,) = sessions_of(client)
-        assert watches_count(server) <= before
-        assert not any(session.client._data_watchers.values())
-        assert session.watches._leases == {}
 
 
 class TestCrowds:

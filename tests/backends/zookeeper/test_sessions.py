@@ -14,7 +14,7 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit import aio
-from lockkit.backend import Busy, Gone, Grant, Renewed, Request
+from lockkit.backend import Gone, Grant, Renewed, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
 from lockkit.backends.zookeeper.quirks import sync
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
@@ -25,7 +25,7 @@ from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Face
 from lockkit.url import parse
 from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.support import StubHost, granted, play, sent_to
+from tests.backends.support import StubHost, granted, play
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
@@ -225,26 +225,6 @@ def opened() -> Iterator[Callable[[str], Backend]]:
             return made
 
         yield make
-
-
-def test_acquisition_says_whether_it_was_sent(server: ZooKeeperServer, opened: Callable[[str], Backend]) -> None:
-    """Refused at connect: no, there is nothing to undo. Refused while a place in the queue is there: yes."""
-    holder = opened(server.url)
-    holder.acquire("sent")
-    with FaultProxy(server.host, server.port) as proxy:
-        ours = opened(f"zookeeper://{proxy.address}")
-        proxy.refuse()
-        request = ours.request("sent")
-        assert not sent_to(ours.backend, request)
-        assert request.state is None
-        proxy.heal()
-
-        waiting = ours.request("sent")
-        assert isinstance(ours.ask(waiting), Busy)
-        proxy.refuse()
-        proxy.cut()
-        assert sent_to(ours.backend, waiting)
-        proxy.heal()
 
 
 class TestWhatAnswersProve:

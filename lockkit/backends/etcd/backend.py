@@ -583,10 +583,7 @@ class EtcdBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. With ``prefix=``, applications may have keys below a lock's."""
-        try:
-            return await self._break(name)
-        except UnprovenKey as error:
-            raise unproven(self._url, name, f"no client of locks has made the key {str(error)!r}") from error
+        return await self._break(name)
 
     async def break_unproven(self, name: str) -> bool:
         return await self._break(name, proven=False)
@@ -597,7 +594,10 @@ class EtcdBackend(LockBackend):
     async def _break(self, name: str, *, slot: int | None = None, proven: bool = True) -> bool:
         prefix, marks = self._prefix_of(name), self._marks_of(name)
         is_semaphore = _is_semaphore(name)
-        return await self._inspection.break_lock(prefix, marks, is_semaphore=is_semaphore, slot=slot, proven=proven)
+        try:
+            return await self._inspection.break_lock(prefix, marks, is_semaphore=is_semaphore, slot=slot, proven=proven)
+        except UnprovenKey as error:
+            raise unproven(self._url, name, f"no client of locks has made the key {str(error)!r}") from error
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. A lock is held while there is a key below its prefix: the oldest holds."""

@@ -187,12 +187,10 @@ class TxnResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., succeeded: bool = ..., responses: _Optional[_Iterable[_Union[ResponseOp, _Mapping]]] = ...) -> None: ...
 
 class LeaseGrantRequest(_message.Message):
-    __slots__ = ("TTL", "ID")
+    __slots__ = ("TTL",)
     TTL_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     TTL: int
-    ID: int
-    def __init__(self, TTL: _Optional[int] = ..., ID: _Optional[int] = ...) -> None: ...
+    def __init__(self, TTL: _Optional[int] = ...) -> None: ...
 
 class LeaseGrantResponse(_message.Message):
     __slots__ = ("ID", "TTL")

@@ -50,6 +50,7 @@ from tests.tries import busy, have_time_to_answer, until_renewed
 
 TTL = 3.0
 LONG = 120.0
+LOGIN = 'grpc_method="Authenticate"'
 PATIENCE = 30.0
 
 
@@ -456,14 +457,14 @@ class TestLogin:
                 ends.callback(thread.join, PATIENCE)
             ends.callback(enough.set)
             wait_until(lambda: None if all(counts) else "not all have worked")
-            before = logins_of(member)
+            before = calls_of(member, LOGIN)
 
             change_password(member, "secret")
 
             done = [*counts]
             wait_until(lambda: None if all(n > m + 2 for n, m in zip(counts, done, strict=True)) else "not yet")
             # One of etcdctl, which changed it.
-            assert logins_of(member) - before <= 4
+            assert calls_of(member, LOGIN) - before <= 4
             until_renewed(*held)
             assert all(lease.confirm() for lease in held)
             for lease in held:
@@ -590,15 +591,6 @@ class OtherHost(EtcdServer):
         if (context := super()._tls_context()) is not None:
             context.check_hostname = False
         return context
-
-
-def logins_of(server: EtcdServer) -> int:
-    """Count the logins at the member."""
-    return sum(
-        int(float(value))
-        for name, value in server.metrics().items()
-        if name.startswith("grpc_server_started_total") and 'grpc_method="Authenticate"' in name
-    )
 
 
 def change_password(server: EtcdServer, password: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Renewed, apart
+from lockkit.backend import Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
 from lockkit.backends.etcd.connection import TXN, Method
 from lockkit.configuration.registry import split_options
@@ -21,7 +21,7 @@ from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.sync import Lease
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.url import parse
-from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, http2_call_ended, require, wait_until
+from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, require, wait_until
 from tests.backends.etcd.support import (
     Connect,
     Waiting,
@@ -31,17 +31,12 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
-from tests.backends.support import StubHost, broken_reason, granted, sent_to
-from tests.tries import until
+from tests.backends.support import StubHost, broken_reason, granted
 
 pytestmark = pytest.mark.timeout(120)
 
 TTL = 3.0
 PATIENCE = 30.0
-
-KEEP = 86_400
-KEEP_REQUEST = b"\x08\x80\xa3\x05"
-"""How a request for an etcd lease of so many seconds begins."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,15 +63,6 @@ def confirmed(lease: Lease) -> bool:
         return lease.confirm()
     except lockkit.BackendUnavailable:
         return False
-
-
-def answers(backend: EtcdBackend) -> bool:
-    """Tell whether the member answers."""
-    try:
-        drive(backend.ping())
-    except lockkit.BackendUnavailable:
-        return False
-    return True
 
 
 class TestLoss:
@@ -123,92 +109,41 @@ class TestLoss:
         lease.release()
         waiting.lease().release()
 
-    def test_deleted_key_notifies_the_holder(self, server: EtcdServer, connect: Connect) -> None:
-        """The next renewal reports that nobody holds the lock; other locks of the session stay."""
+    def test_holders_get_the_reason(self, server: EtcdServer, connect: Connect) -> None:
+        """A deleted key is gone; a lock or permit that was broken has a mark; other locks of the session stay."""
         client = connect(server.url)
-        lease, other = (client.lock(name, ttl=60).acquire() for name in ("deleted", "stays"))
-        reasons: list[str] = []
-        lease.on_lost(lambda _, reason: reasons.append(reason))
+        told: dict[str, str] = {}
+        leases = [client.lock(name, ttl=60).acquire() for name in ("stays", "deleted", "marked")]
+        leases.append(client.semaphore("permit", limit=2, ttl=60).acquire())
+        for lease in leases:
+            lease.on_lost(lambda lost, reason: told.update({lost.name: reason}))
 
         server.etcdctl("del", "--prefix", "lockkit/deleted/")
-        client._engine.confirm_soon()
-
-        assert lease.wait_lost(PATIENCE)
-        wait_until(lambda: None if reasons == ["gone"] else f"reasons: {reasons}")
-        assert other.confirm()
-        other.release()
-
-    def test_broken_lock_is_told_as_broken(self, server: EtcdServer, connect: Connect) -> None:
-        """By a mark that its own etcd lease removes; of a permit, too."""
-        client = connect(server.url)
-        lease, permit = client.lock("marked", ttl=60).acquire(), client.semaphore("marked", limit=2, ttl=60).acquire()
-        reasons: list[str] = []
-        for one in (lease, permit):
-            one.on_lost(lambda _, reason: reasons.append(reason))
-
         assert connect(server.url).break_lock("marked")
-        assert drive(client._engine.client.ready().break_lock(apart("sem", "marked")))
+        assert drive(client._engine.client.ready().break_lock(apart("sem", "permit")))
         client._engine.confirm_soon()
 
-        wait_until(lambda: None if reasons == ["broken"] * 2 else f"reasons: {reasons}")
+        expected = {"deleted": "gone", "marked": "broken", "permit": "broken"}
+        wait_until(lambda: None if told == expected else f"reasons: {told}")
+        assert leases[0].confirm()
+        leases[0].release()
         (mark,) = queue_of(server, "lockkit+broken/marked/")
-        assert session_of(server, mark)
+        assert session_of(server, mark)  # which ends it
         assert asyncio.run(broken_reason(server.url, "marked again", renewed=True)) == "broken"
 
 
-class TestLostAnswers:
-    """The member executed the request, and its answer was lost."""
+def test_note_that_is_replaced_leaves_no_lease(server: EtcdServer, connect: Connect) -> None:
+    """Its etcd lease would stay for as long as the note was to be kept: days, or years."""
+    client = connect(server.url)
+    lease, notes = client.lock("noted", ttl=30).acquire(), client._engine.notes
+    before = leases_of(server)
 
-    @pytest.mark.parametrize("lost", [KEEP_REQUEST, b"lockkit+note/noted"], ids=["lease", "note"])
-    def test_note_leaves_no_lease_without_it(
-        self, server: EtcdServer, proxy: FaultProxy, connect: Connect, lost: bytes
-    ) -> None:
-        """Neither that of an attempt whose answer was lost, nor that of the note which the next one replaces."""
-        client = connect(f"etcd://{proxy.address}")
-        lease, notes = client.lock("noted", ttl=30).acquire(), client._engine.notes
-        before = leases_of(server)
-        dropped = proxy.drop_next_reply(match=lost, until=http2_call_ended)
+    for text in ("first", "second"):
+        drive(notes.write(lease._record, text, 86_400))
 
-        drive(notes.write(lease._record, "first", KEEP))
-
-        assert dropped.wait(PATIENCE)
+        assert value_of(server, "lockkit+note/noted") == text.encode()
         assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
-        drive(notes.write(lease._record, "second", KEEP))
-        assert value_of(server, "lockkit+note/noted") == b"second"
-        assert leases_of(server) - before == {session_of(server, "lockkit+note/noted")}
-        lease.release()
-
-
-class TestWhatWasSent:
-    """The engine has nothing to undo if nothing was sent."""
-
-    def test_acquisition_says_whether_it_was_sent(self, server: EtcdServer, proxy: FaultProxy) -> None:
-        """Refused at connect: no. Unanswered, or refused while a place in the queue is there: yes."""
-        host = StubHost()
-        backend, other = backend_at(proxy.address, host), backend_at(server.address, host)
-        proxy.refuse()
-        request = host.request("sent")
-        assert not sent_to(backend, request)
-        assert request.state is None
-        proxy.heal()
-        until(lambda: answers(backend))  # grpc connects again after a pause
-
-        holder = host.request("sent")
-        grant = granted(drive(other.try_acquire(holder)))
-        waiting = host.request("sent")
-        assert isinstance(drive(backend.try_acquire(waiting)), Busy)
-        proxy.refuse()
-        proxy.cut()
-        assert sent_to(backend, waiting)
-        proxy.heal()
-        drive(backend.abandon(waiting))
-
-        proxy.blackhole(to_server=False)
-        assert sent_to(backend, host.request("unanswered"))
-        proxy.heal()
-        drive(other.release(grant))
-        for one in (backend, other):
-            drive(one.close())
+    lease.release()
 
 
 class TestUnknownOutcomes:

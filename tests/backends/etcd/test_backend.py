@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import ssl
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import etcd3gw
 import grpc
@@ -29,7 +26,6 @@ from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import drive, monotonic
-from lockkit.sync import Client
 from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.target import Face
 from lockkit_tools.servers import EtcdServer, require, wait_until
@@ -154,21 +150,6 @@ class TestKeys:
         assert leases_of(server) - before == set()
         assert queue_of(server, "shared ttl/") == []
         assert not any(lease.held for lease in leases)
-
-    def test_extension_to_another_ttl_keeps_key_and_token(self, server: EtcdServer, connect: Connect) -> None:
-        """The key moves to another etcd lease."""
-        client = connect()
-        lease = client.lock("moved", ttl=LONG).acquire()
-        (key,) = queue_of(server, "lockkit/moved/")
-        before = session_of(server, key)
-
-        lease.extend(LONG * 2)
-
-        assert queue_of(server, "lockkit/moved/") == [key]
-        assert session_of(server, key) != before
-        assert [holder.token for holder in client.holders("moved")] == [lease.token]
-        lease.release()
-        assert queue_of(server, "lockkit/moved/") == []
 
     def test_two_hundred_leases_are_renewed_in_batches(self, connect: Connect) -> None:
         """They need more operations than one transaction may have."""
@@ -639,30 +620,3 @@ class TestOptions:
             await (await driver.connect()).ping()
 
         play(face, server.url, body)
-
-
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-@pytest.mark.parametrize("face", ["sync", "async"])
-def test_client_that_is_dropped_leaves_no_connection(server: EtcdServer, face: str) -> None:
-    """A program that makes one for each task, and never closes any, does not run out of file descriptors."""
-
-    def channel_of(client: Client | lockkit.aio.Client) -> weakref.ref[Any]:
-        backend = client._engine.client.backend
-        assert isinstance(backend, EtcdBackend)
-        return weakref.ref(backend.cluster.connection()[0]._channel)
-
-    async def scenario() -> weakref.ref[Any]:
-        client = lockkit.aio.connect(server.url)
-        await client.ping()
-        return channel_of(client)
-
-    if face == "async":
-        channel = asyncio.run(scenario())
-    else:
-        client = lockkit.connect(server.url)
-        client.ping()
-        channel = channel_of(client)
-        del client
-    gc.collect()
-
-    assert channel() is None

@@ -80,31 +80,6 @@ class TestOrder:
             assert lease.token > readers[1].token
             lease.release()
 
-    def test_reader_that_waits_leaves_no_key(self, server: EtcdServer, connect: Connect) -> None:
-        """Neither after its timeout nor after a single try; the reader behind the same writer stays."""
-        client, other = connect(), connect()
-        lease = client.lock("left", ttl=LONG).acquire(PATIENCE)
-        stays = Waiting(other.rwlock("left", ttl=LONG).read())
-        until_waiting(client, "left")
-        for timeout in (0, 0.1):
-            with pytest.raises(lockkit.LockTimeout):
-                other.rwlock("left", ttl=LONG).read().acquire(timeout)
-
-        assert len(queue_of(server, "lockkit/left/")) == 2
-
-        lease.release()
-        stays.lease().release()
-        assert queue_of(server, "lockkit/left/") == []
-
-    def test_writer_that_gave_up_stops_no_readers(self, connect: Connect) -> None:
-        """They wait for those in front that still want the lock."""
-        client, other = connect(), connect()
-        with client.rwlock("passed", ttl=LONG).read().acquire(PATIENCE):
-            with pytest.raises(lockkit.LockTimeout):
-                other.lock("passed", ttl=LONG).acquire(0.1)
-
-            other.rwlock("passed", ttl=LONG).read().acquire(PATIENCE).release()
-
 
 class TestRequests:
     """What it costs at the server."""

@@ -313,18 +313,14 @@ class EtcdBackend(LockBackend):
         self._forget(request, contender)
         return None
 
-    def _grant(self, request: Request, contender: Contender) -> Grant | None:
-        """Grant what a contender holds; None if its session has just ended: start again."""
+    def _grant(self, request: Request, contender: Contender) -> Grant:
+        """Grant what a contender holds."""
         session = contender.session
         assert session is not None
         assert contender.create_revision > 0
         self._listener.unwatch(contender)
         if contender.wanted_until > -inf:
             contender.wanted_until = session.ends_at
-        if session.is_over:
-            # Before `wanted_until` was set, so nobody would notify the holder.
-            self._forget(request, contender)
-            return None
         if self._runtime.now() - contender.joined_at > SINCE_EXACT_SECONDS:
             self._correct_since(contender, request.metadata)
         return Grant(
@@ -388,13 +384,9 @@ class EtcdBackend(LockBackend):
         self._listener.unwatch(contender)
         session = contender.session
         if session is not None and not session.ended:
-            try:
-                revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
-                if not revoked:
-                    await self._sessions.delete_keys([contender], answer_by)
-            except LockError:
-                self._sessions.free_later(session)
-                raise
+            revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
+            if not revoked:
+                await self._sessions.delete_keys([contender], answer_by)
         self._sessions.detach(contender)
         request.state = None
 
@@ -524,13 +516,8 @@ class EtcdBackend(LockBackend):
         if contender.session is None or contender.session.ended:
             return False
         deletion = transactions.delete_key(contender.key, contender.compare_revision)
-        try:
-            answer = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
-        except BaseException:
-            # Not before: a heartbeat of another lock would delete the key, and this one would look lost.
-            contender.wanted_until = min(contender.wanted_until, self._runtime.now())
-            self._sessions.free_later(contender.session)
-            raise
+        # Without an answer, a heartbeat of the session deletes the key once its ttl is over.
+        answer = await self._cluster.call(TXN, deletion, resend=False, answer_by=answer_by)
         self._sessions.detach(contender)
         return bool(answer.succeeded)
 
@@ -596,10 +583,7 @@ class EtcdBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. With ``prefix=``, applications may have keys below a lock's."""
-        try:
-            return await self._break(name)
-        except UnprovenKey as error:
-            raise unproven(self._url, name, f"no client of locks has made the key {str(error)!r}") from error
+        return await self._break(name)
 
     async def break_unproven(self, name: str) -> bool:
         return await self._break(name, proven=False)
@@ -610,7 +594,10 @@ class EtcdBackend(LockBackend):
     async def _break(self, name: str, *, slot: int | None = None, proven: bool = True) -> bool:
         prefix, marks = self._prefix_of(name), self._marks_of(name)
         is_semaphore = _is_semaphore(name)
-        return await self._inspection.break_lock(prefix, marks, is_semaphore=is_semaphore, slot=slot, proven=proven)
+        try:
+            return await self._inspection.break_lock(prefix, marks, is_semaphore=is_semaphore, slot=slot, proven=proven)
+        except UnprovenKey as error:
+            raise unproven(self._url, name, f"no client of locks has made the key {str(error)!r}") from error
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. A lock is held while there is a key below its prefix: the oldest holds."""

@@ -121,8 +121,6 @@ class Contender:
     watch: Watch | None = None  # that wakes it
     joined_at: float = inf  # when the request came
     since: float = 0.0  # when it was granted, Unix time, as the value says; until it has waited, when the request came
-    # Ids of the etcd leases, by ttl, of an attempt to write a note that was not answered: the next one uses them again.
-    note_leases: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.value_now = self.value

@@ -14,10 +14,6 @@ class LeaseEnded(BackendUnavailable):
     """The etcd lease in the request has expired or was revoked. The backend handles it."""
 
 
-class LeaseExists(BackendUnavailable):
-    """An etcd lease with the id in the request was granted before. The backend handles it."""
-
-
 NO_ANSWER = "did not answer in time: is it overloaded, stopped or cut off?"
 
 _NO_SPACE = (
@@ -31,7 +27,6 @@ _NO_RIGHTS = "denies this user a right: grant read and write on the keys below t
 # etcd's messages (api/v3rpc/rpctypes/error.go), the same since 3.3; the class of the error, and what to say.
 _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
     ("requested lease not found", LeaseEnded, "the lease has ended"),
-    ("lease already exists", LeaseExists, "the lease was granted before"),
     ("database space exceeded", BackendUnavailable, _NO_SPACE),
     ("permission denied", ConfigurationError, f"it {_NO_RIGHTS}"),
     ("invalid user ID or password", ConfigurationError, f"it {_LOGIN_REFUSED}: user name or password is wrong"),

@@ -4,9 +4,6 @@ Who holds a lock on etcd, how to free it without being the holder, and the notes
 A note is the key ``PREFIX+note/NAME``, attached to an etcd lease of its own, which is not kept alive and ends it. When
 another member becomes the leader, the leases of notes start again: a note may live longer than it should, never
 shorter.
-
-The client chooses the id of the lease. So a request that is sent again, because its answer was lost, finds the lease of
-the first one, and none stays without a note for the days for which that would have been kept.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from lockkit.backend import CALL_SECONDS, Gone, Holder, Note, decode_metadata, s
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import Cluster
-from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, RANGE, REVOKE, TIME_TO_LIVE, TXN
+from lockkit.backends.etcd.connection import GRANT, RANGE, REVOKE, TIME_TO_LIVE, TXN
 from lockkit.backends.etcd.contender import Contender
-from lockkit.backends.etcd.errors import LeaseExists
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
@@ -136,32 +132,18 @@ class Inspection:
 
     async def write_note(self, contender: Contender, key: bytes, text: str, ttl: int, answer_by: Instant) -> bool:
         """See `LockBackend.write_note`."""
-        lease_id = contender.note_leases.setdefault(ttl, int(self._runtime.owner()[:15], 16) + 1)
-        await self._grant_note_lease(lease_id, ttl, answer_by)
+        grant = rpc.LeaseGrantRequest(TTL=ttl)
+        lease_id = (await self._cluster.call(GRANT, grant, resend=True, answer_by=answer_by)).ID
         put = rpc.PutRequest(key=key, value=text.encode(), lease=lease_id, prev_kv=True)
         request = rpc.TxnRequest(compare=[contender.compare_revision], success=[rpc.RequestOp(request_put=put)])
         answer = await self._cluster.call(TXN, request, resend=True, answer_by=answer_by)
-        contender.note_leases.clear()
         if not answer.succeeded:
             await self._revoke(lease_id, answer_by)
             return False
         former_id = answer.responses[0].response_put.prev_kv.lease
-        if former_id not in {0, lease_id}:
+        if former_id not in {0, lease_id}:  # not of this request, whose first answer was lost
             await self._revoke(former_id, answer_by)
         return True
-
-    async def _grant_note_lease(self, lease_id: int, ttl: int, answer_by: Instant) -> None:
-        """Have an etcd lease whose ttl begins now, also if an earlier request for it was executed."""
-        while True:
-            try:
-                wanted = rpc.LeaseGrantRequest(TTL=ttl, ID=lease_id)
-                await self._cluster.call(GRANT, wanted, resend=True, answer_by=answer_by)
-            except LeaseExists:
-                beat = rpc.LeaseKeepAliveRequest(ID=lease_id)
-                kept = await self._cluster.call(KEEP_ALIVE, beat, resend=True, answer_by=answer_by)
-                if kept.TTL <= 0:
-                    continue  # it has just ended
-            return
 
     async def _revoke(self, lease_id: int, answer_by: Instant) -> None:
         """End an etcd lease in which there is no note; if that fails, its ttl ends it."""

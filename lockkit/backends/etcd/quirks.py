@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,10 @@ class WallClockTimeout(float):
     A timeout for a call, seconds, that does not depend on ``time.time``.
 
     grpc's Python part adds the timeout to ``time.time()``, and its C core subtracts the system clock. Where the two
-    differ (an application's tests freeze or move Python's clock) every call would time out at once, or never.
+    differ (freezegun in an application's tests) every call would time out at once, or never.
 
     Relies on: grpc computes ``time.time() + timeout`` with the object that it was given.
-    Fails without it: TestOptions.test_calls_do_not_depend_on_the_wall_clock_of_python
+    Fails without it: test_wall_clock_decides_nothing_at_the_client, of the conformance suite
     """
 
     __slots__ = ()
@@ -40,23 +39,7 @@ class WallClockTimeout(float):
     def __radd__(self, now: float) -> float:
         """Take the place of ``time.time() + timeout``."""
         del now
-        return _system_time() + float(self)
-
-
-_COARSE_CLOCK = 5
-"""Linux's CLOCK_REALTIME_COARSE, some milliseconds behind the system clock. Python has no name for it, and so
-time-machine, which moves CLOCK_REALTIME, leaves it alone."""
-
-_COARSE_SECONDS_MAX = 0.1
-
-
-def _system_time() -> float:
-    """Read the system clock, also while an application's tests move Python's."""
-    now = time.clock_gettime(time.CLOCK_REALTIME)
-    if sys.platform != "linux":
-        return now
-    coarse = time.clock_gettime(_COARSE_CLOCK)
-    return now if abs(now - coarse) < _COARSE_SECONDS_MAX else coarse
+        return time.clock_gettime(time.CLOCK_REALTIME) + float(self)
 
 
 def free_locks(channel: Any) -> None:  # noqa: ANN401 - a grpc.Channel

@@ -13,20 +13,18 @@ class ResponseHeader(_message.Message):
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
 class KeyValue(_message.Message):
-    __slots__ = ("key", "create_revision", "mod_revision", "version", "value", "lease")
+    __slots__ = ("key", "create_revision", "mod_revision", "value", "lease")
     KEY_FIELD_NUMBER: _ClassVar[int]
     CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
     MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     create_revision: int
     mod_revision: int
-    version: int
     value: bytes
     lease: int
-    def __init__(self, key: _Optional[bytes] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ..., version: _Optional[int] = ..., value: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ..., value: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class RangeRequest(_message.Message):
     __slots__ = ("key", "range_end", "limit", "sort_order", "sort_target", "keys_only", "max_create_revision")
@@ -41,15 +39,9 @@ class RangeRequest(_message.Message):
     class SortTarget(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KEY: _ClassVar[RangeRequest.SortTarget]
-        VERSION: _ClassVar[RangeRequest.SortTarget]
         CREATE: _ClassVar[RangeRequest.SortTarget]
-        MOD: _ClassVar[RangeRequest.SortTarget]
-        VALUE: _ClassVar[RangeRequest.SortTarget]
     KEY: RangeRequest.SortTarget
-    VERSION: RangeRequest.SortTarget
     CREATE: RangeRequest.SortTarget
-    MOD: RangeRequest.SortTarget
-    VALUE: RangeRequest.SortTarget
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANGE_END_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -95,76 +87,60 @@ class PutRequest(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., lease: _Optional[int] = ..., prev_kv: bool = ..., ignore_value: bool = ..., ignore_lease: bool = ...) -> None: ...
 
 class PutResponse(_message.Message):
-    __slots__ = ("header", "prev_kv")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("prev_kv",)
     PREV_KV_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
     prev_kv: KeyValue
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., prev_kv: _Optional[_Union[KeyValue, _Mapping]] = ...) -> None: ...
+    def __init__(self, prev_kv: _Optional[_Union[KeyValue, _Mapping]] = ...) -> None: ...
 
 class DeleteRangeRequest(_message.Message):
-    __slots__ = ("key", "range_end", "prev_kv")
+    __slots__ = ("key", "range_end")
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANGE_END_FIELD_NUMBER: _ClassVar[int]
-    PREV_KV_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     range_end: bytes
-    prev_kv: bool
-    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ..., prev_kv: bool = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ...) -> None: ...
 
 class DeleteRangeResponse(_message.Message):
-    __slots__ = ("header", "deleted", "prev_kvs")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("deleted",)
     DELETED_FIELD_NUMBER: _ClassVar[int]
-    PREV_KVS_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
     deleted: int
-    prev_kvs: _containers.RepeatedCompositeFieldContainer[KeyValue]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., deleted: _Optional[int] = ..., prev_kvs: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class Compare(_message.Message):
-    __slots__ = ("result", "target", "key", "version", "create_revision", "mod_revision", "value", "lease", "range_end")
+    __slots__ = ("result", "target", "key", "create_revision", "mod_revision", "value", "range_end")
     class CompareResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         EQUAL: _ClassVar[Compare.CompareResult]
         GREATER: _ClassVar[Compare.CompareResult]
         LESS: _ClassVar[Compare.CompareResult]
-        NOT_EQUAL: _ClassVar[Compare.CompareResult]
     EQUAL: Compare.CompareResult
     GREATER: Compare.CompareResult
     LESS: Compare.CompareResult
-    NOT_EQUAL: Compare.CompareResult
     class CompareTarget(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         VERSION: _ClassVar[Compare.CompareTarget]
         CREATE: _ClassVar[Compare.CompareTarget]
         MOD: _ClassVar[Compare.CompareTarget]
         VALUE: _ClassVar[Compare.CompareTarget]
-        LEASE: _ClassVar[Compare.CompareTarget]
     VERSION: Compare.CompareTarget
     CREATE: Compare.CompareTarget
     MOD: Compare.CompareTarget
     VALUE: Compare.CompareTarget
-    LEASE: Compare.CompareTarget
     RESULT_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
     MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
     RANGE_END_FIELD_NUMBER: _ClassVar[int]
     result: Compare.CompareResult
     target: Compare.CompareTarget
     key: bytes
-    version: int
     create_revision: int
     mod_revision: int
     value: bytes
-    lease: int
     range_end: bytes
-    def __init__(self, result: _Optional[_Union[Compare.CompareResult, str]] = ..., target: _Optional[_Union[Compare.CompareTarget, str]] = ..., key: _Optional[bytes] = ..., version: _Optional[int] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ..., value: _Optional[bytes] = ..., lease: _Optional[int] = ..., range_end: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, result: _Optional[_Union[Compare.CompareResult, str]] = ..., target: _Optional[_Union[Compare.CompareTarget, str]] = ..., key: _Optional[bytes] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ..., value: _Optional[bytes] = ..., range_end: _Optional[bytes] = ...) -> None: ...
 
 class RequestOp(_message.Message):
     __slots__ = ("request_range", "request_put", "request_delete_range", "request_txn")
@@ -211,24 +187,18 @@ class TxnResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., succeeded: bool = ..., responses: _Optional[_Iterable[_Union[ResponseOp, _Mapping]]] = ...) -> None: ...
 
 class LeaseGrantRequest(_message.Message):
-    __slots__ = ("TTL", "ID")
+    __slots__ = ("TTL",)
     TTL_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
     TTL: int
-    ID: int
-    def __init__(self, TTL: _Optional[int] = ..., ID: _Optional[int] = ...) -> None: ...
+    def __init__(self, TTL: _Optional[int] = ...) -> None: ...
 
 class LeaseGrantResponse(_message.Message):
-    __slots__ = ("header", "ID", "TTL", "error")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ID", "TTL")
     ID_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
     ID: int
     TTL: int
-    error: str
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
 
 class LeaseRevokeRequest(_message.Message):
     __slots__ = ("ID",)
@@ -237,10 +207,8 @@ class LeaseRevokeRequest(_message.Message):
     def __init__(self, ID: _Optional[int] = ...) -> None: ...
 
 class LeaseRevokeResponse(_message.Message):
-    __slots__ = ("header",)
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class LeaseKeepAliveRequest(_message.Message):
     __slots__ = ("ID",)
@@ -249,34 +217,22 @@ class LeaseKeepAliveRequest(_message.Message):
     def __init__(self, ID: _Optional[int] = ...) -> None: ...
 
 class LeaseKeepAliveResponse(_message.Message):
-    __slots__ = ("header", "ID", "TTL")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("TTL",)
     TTL_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
-    ID: int
     TTL: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
+    def __init__(self, TTL: _Optional[int] = ...) -> None: ...
 
 class LeaseTimeToLiveRequest(_message.Message):
-    __slots__ = ("ID", "keys")
+    __slots__ = ("ID",)
     ID_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
     ID: int
-    keys: bool
-    def __init__(self, ID: _Optional[int] = ..., keys: bool = ...) -> None: ...
+    def __init__(self, ID: _Optional[int] = ...) -> None: ...
 
 class LeaseTimeToLiveResponse(_message.Message):
-    __slots__ = ("header", "ID", "TTL", "grantedTTL")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("TTL",)
     TTL_FIELD_NUMBER: _ClassVar[int]
-    GRANTEDTTL_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
-    ID: int
     TTL: int
-    grantedTTL: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ..., grantedTTL: _Optional[int] = ...) -> None: ...
+    def __init__(self, TTL: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("create_request", "cancel_request")
@@ -291,9 +247,7 @@ class WatchCreateRequest(_message.Message):
     class FilterType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NOPUT: _ClassVar[WatchCreateRequest.FilterType]
-        NODELETE: _ClassVar[WatchCreateRequest.FilterType]
     NOPUT: WatchCreateRequest.FilterType
-    NODELETE: WatchCreateRequest.FilterType
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANGE_END_FIELD_NUMBER: _ClassVar[int]
     START_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -313,22 +267,20 @@ class WatchCancelRequest(_message.Message):
     def __init__(self, watch_id: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("header", "watch_id", "created", "canceled", "compact_revision", "cancel_reason", "events")
+    __slots__ = ("header", "watch_id", "created", "canceled", "cancel_reason", "events")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WATCH_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     CANCELED_FIELD_NUMBER: _ClassVar[int]
-    COMPACT_REVISION_FIELD_NUMBER: _ClassVar[int]
     CANCEL_REASON_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     watch_id: int
     created: bool
     canceled: bool
-    compact_revision: int
     cancel_reason: str
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., watch_id: _Optional[int] = ..., created: bool = ..., canceled: bool = ..., compact_revision: _Optional[int] = ..., cancel_reason: _Optional[str] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., watch_id: _Optional[int] = ..., created: bool = ..., canceled: bool = ..., cancel_reason: _Optional[str] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("type", "kv")
@@ -353,12 +305,10 @@ class AuthenticateRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., password: _Optional[str] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
-    __slots__ = ("header", "token")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("token",)
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    header: ResponseHeader
     token: str
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("isLearner",)

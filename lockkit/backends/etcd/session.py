@@ -15,9 +15,6 @@ A session must not keep alive what nobody wants any more:
   finds no lease. If it has, that stays where it is, and every heartbeat deletes the key that may have come late, for as
   long as the session lives. What is held never depends on a request for another lock.
 
-After an outage the cluster starts the ttl of each lease anew, also of one that was over for its client. So a session
-with an unanswered request is freed when it is over, however long the outage lasts (`Sessions.free_later`).
-
 Rule: the client never revokes a session that has a wanted contender, and every contender that relies on a session is in
 it before anything is sent. Both are decided under one mutex (`Sessions.revoke_if_unused`).
 """
@@ -28,14 +25,13 @@ import logging
 from collections.abc import Callable, Sequence
 from math import ceil, inf
 
-from lockkit.backend import CALL_SECONDS, Host
+from lockkit.backend import Host
 from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd import transactions, values
 from lockkit.backends.etcd.cluster import Cluster, SharedAttempts, settle_by
 from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, REVOKE, TXN
 from lockkit.backends.etcd.contender import Contender, Session
 from lockkit.backends.etcd.errors import LeaseEnded
-from lockkit.background import Background
 from lockkit.errors import BackendUnavailable, LockError
 
 log = logging.getLogger("lockkit")
@@ -43,10 +39,6 @@ log = logging.getLogger("lockkit")
 CLOSE_SECONDS = 0.2
 """Longest time to revoke one session when a client is closed; after the first without an answer, the others are left.
 Longer delays the close when the cluster hangs; shorter leaves sessions of a slow cluster to their ttl."""
-
-FREE_PAUSE_SECONDS = 0.5
-"""Between two tries to free what an outage has left. Longer keeps others from a lock that nobody holds; shorter asks
-more often while the cluster is down."""
 
 
 def round_up(ttl: float) -> int:
@@ -65,8 +57,6 @@ class Sessions:
         self._all: list[Session] = []
         self._opening = SharedAttempts(host.runtime)
         self._warned_ttls: set[int] = set()
-        self._left: dict[Session, float] = {}  # to be freed, with the last anchor at that time
-        self._freeing = Background(host.runtime, "lockkit-etcd-free", self._free_left)
 
     # -- open --------------------------------------------------------------------------------------------------------
 
@@ -148,13 +138,9 @@ class Sessions:
         with self._mutex:
             unwanted = [one for one in session.contenders if one.wanted_until <= now]
         request = rpc.LeaseKeepAliveRequest(ID=session.id)
-        try:
-            await self.delete_keys(unwanted, answer_by)
-            started = self._runtime.now()
-            answer = await self._cluster.call(KEEP_ALIVE, request, resend=True, answer_by=answer_by)
-        except LockError:
-            self.free_later(session)
-            raise
+        await self.delete_keys(unwanted, answer_by)
+        started = self._runtime.now()
+        answer = await self._cluster.call(KEEP_ALIVE, request, resend=True, answer_by=answer_by)
         if answer.TTL <= 0:
             self.end(session)
         else:
@@ -184,54 +170,6 @@ class Sessions:
     def _remove(self, contender: Contender) -> None:
         for session in self._all:
             session.contenders.discard(contender)
-
-    # -- free after an outage ------------------------------------------------------------------------------------------
-
-    def free_later(self, session: Session) -> None:
-        """Free what is left in a session once it is over, unless a heartbeat is answered before."""
-        with self._mutex:
-            self._left.setdefault(session, session.anchor)
-        self._freeing.wake()
-        try:
-            self._freeing.start()
-        except RuntimeError as error:  # the next unanswered request tries again
-            log.warning("cannot start a thread that frees locks after an outage: %s", error)
-
-    async def _free_left(self) -> None:
-        while True:
-            self._freeing.clear()
-            now = self._runtime.now()
-            with self._mutex:
-                for session, anchor in tuple(self._left.items()):
-                    if session.ended or session.anchor > anchor:
-                        del self._left[session]  # a heartbeat deletes what is not wanted
-                if not self._left:
-                    return
-                first = min(self._left, key=lambda session: session.ends_at)
-            if first.ends_at > now:
-                await self._freeing.wait(first.ends_at - now)
-                continue
-            try:
-                await self._free(first, now + CALL_SECONDS)
-            except BackendUnavailable as error:
-                log.debug("session %x is not freed yet: %s", first.id, error)
-                await self._freeing.wait(FREE_PAUSE_SECONDS)
-                continue
-            except LockError as error:
-                log.debug("session %x is left to its ttl: %s", first.id, error)
-            with self._mutex:
-                self._left.pop(first, None)
-
-    async def _free(self, session: Session, answer_by: float) -> None:
-        """Revoke a session that is over; if others still wait in it, only delete what was held."""
-        with self._mutex:
-            if self._runtime.now() < session.ends_at:
-                return  # a heartbeat has just been answered
-            lost = [one for one in session.contenders if one.session is session and one.wanted_until < inf]
-            for contender in lost:
-                contender.wanted_until = -inf
-        if not await self.revoke_if_unused(session, answer_by):
-            await self.delete_keys(lost, answer_by)
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
@@ -274,10 +212,8 @@ class Sessions:
         """Revoke all sessions, best effort: the others end by their ttl."""
         with self._mutex:
             now = self._runtime.now()
-            sessions = [*(one for one in self._all if now < one.ends_at), *(one for one in self._left if not one.ended)]
-            self._left.clear()
-        self._freeing.wake()
-        for session in dict.fromkeys(sessions):
+            sessions = [one for one in self._all if now < one.ends_at]
+        for session in sessions:
             try:
                 await self._revoke(session, self._runtime.now() + CLOSE_SECONDS)
             except LockError as error:

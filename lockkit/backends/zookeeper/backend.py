@@ -209,11 +209,6 @@ class ZooKeeperBackend(LockBackend):
         node.ttl = self._sessions.granted_ttl(session, request.ttl)
         node.remove_at = self._runtime.now() + node.ttl
         session.held[request.owner] = node
-        if session.id != node.session_id:
-            # It ended after the answer, and nobody would notify the holder any more.
-            session.held.pop(request.owner, None)
-            message = f"the session at {self._label} has just ended"
-            raise BackendUnavailable(message)
         self._short_leases.add(node)
         if self._runtime.now() - node.joined_at > SINCE_EXACT_SECONDS:
             node.since = wall_clock()
@@ -303,10 +298,9 @@ class ZooKeeperBackend(LockBackend):
     async def _renewed(self, grant: Grant, check: Any, started: float, until: Instant) -> Renewal:  # noqa: ANN401 - kazoo's
         node: LockNode = grant.state
         session = node.session
-        stat = None
         if check is not None:
             try:
-                _, stat = await session.answer(check, until)
+                await session.answer(check, until)
             except NoNodeError:
                 session.forget_lease(node.path, node.owner)
             except LockError as error:
@@ -315,8 +309,6 @@ class ZooKeeperBackend(LockBackend):
             return Gone("session")
         if node.owner not in session.held:
             return Gone(await session.why_gone(node.directory, node.owner, until))
-        if stat is not None and stat.ephemeralOwner != node.session_id:
-            return Gone("taken")
         granted_seconds = session.granted_seconds
         if grant.ttl > granted_seconds + MILLISECOND:
             if grant.ttl > node.ttl:

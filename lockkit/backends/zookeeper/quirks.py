@@ -29,10 +29,6 @@ EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 WAKE_UPS_MAX = 65_536
 """Bytes in the socket pair that wakes kazoo's thread, at most: they are read at once."""
 
-READ_BYTES = 65_536
-"""Read at once, at most. Must be more than a record of TLS: `select` sees nothing of what is left of one. Much more is
-copied often while many small answers are taken out of it."""
-
 _LENGTH = struct.Struct("!i")
 _XID_AND_TYPE = struct.Struct("!ii")
 
@@ -171,7 +167,6 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
 
     _xid: Any
     _socket: Any
-    _received = b""  # and not read yet
 
     def zk_loop(self) -> None:
         """Run, in kazoo's thread. Afterwards close the socket pair."""
@@ -206,38 +201,12 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
             queue.popleft()
         self._write(bytes(frames), connect_timeout)
 
-    def _write(self, msg: bytes, timeout: Seconds) -> None:
-        """Send; wait only while the socket takes no more. kazoo waits before each time."""
-        while msg:
-            msg = msg[self._on_socket("send", msg, timeout) :]
-
     def _read_socket(self, read_timeout: Seconds) -> Any:  # noqa: ANN401 - kazoo's
-        """Read all answers that have come. kazoo waits before each of them."""
+        """Read an answer, and those that came in the same record of TLS: `select` does not see them."""
         response = super()._read_socket(read_timeout)
-        while self._received and response is None:
+        while response is None and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             response = super()._read_socket(read_timeout)
         return response
-
-    def _read(self, length: int, timeout: Seconds) -> bytes:
-        """Take so many bytes; wait only for those that have not come. kazoo waits for each part of each answer."""
-        while len(self._received) < length:
-            part: bytes = self._on_socket("recv", READ_BYTES, timeout)
-            if not part:
-                raise ConnectionDropped("socket connection broken")
-            self._received += part
-        found, self._received = self._received[:length], self._received[length:]
-        return found
-
-    def _on_socket(self, what: str, argument: object, timeout: Seconds) -> Any:  # noqa: ANN401 - what the socket gives
-        call, ends = getattr(self._socket, what), ([], [self._socket]) if what == "send" else ([self._socket], [])
-        while True:
-            try:
-                return call(argument)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                if not any(self.handler.select(*ends, [], timeout)):
-                    raise KazooTimeoutError(f"socket time-out during {what}") from None
-            except OSError as error:
-                raise ConnectionDropped(f"socket connection error: {error}") from error
 
     def _expand_client_hosts(self) -> Any:  # noqa: ANN401 - kazoo's
         found = super()._expand_client_hosts()
@@ -270,7 +239,6 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         member answers. So if that comes before what this client has seen, the majority has lost it.
         """
         client, seconds = self.client, self.handler.answer_seconds
-        self._received = b""
         self._socket.close()
         try:
             with self._socket_error_handling():
@@ -286,7 +254,6 @@ class BoundedConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazo
         return bool(0 < header.zxid < client.last_zxid)
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:  # noqa: ANN401 - kazoo's
-        self._received = b""
         timeouts = super()._connect(host, hostip, port)
         if self.client._stopped.is_set():  # noqa: SLF001 - kazoo looks at it between connections only
             raise ConnectionDropped("stopped while connecting")

@@ -24,7 +24,6 @@ from typing import Any
 
 from lockkit.backends.zookeeper.node import LockNode
 from lockkit.background import Background
-from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import Runtime
 
 log = logging.getLogger("lockkit")
@@ -33,10 +32,7 @@ LINGER_SECONDS = 10.0
 """How long the coroutine stays without work. Shorter starts threads more often; longer keeps a dropped client."""
 
 RETRY_PAUSE_SECONDS = 0.5
-"""Between two tries to remove a node. Longer keeps others waiting after an outage."""
-
-REFUSED_PAUSE_SECONDS = 10.0
-"""The same where the server refuses, for lack of access rights. Shorter asks in vain more often."""
+"""Between two tries to remove a node. Longer keeps others waiting after an outage; shorter asks in vain more often."""
 
 
 class ShortLeases:
@@ -106,13 +102,9 @@ class ShortLeases:
     async def _try_to_remove(self, node: LockNode) -> None:
         try:
             removed = await self._remove(node)
-        except LockError as error:
-            log.debug("removing the node of a lease that has ended: %s", error)
-            unavailable = isinstance(error, BackendUnavailable)
-            node.remove_at = self._runtime.now() + (RETRY_PAUSE_SECONDS if unavailable else REFUSED_PAUSE_SECONDS)
-        except Exception:
-            log.exception("removing the node of a lease that has ended")
-            node.remove_at = self._runtime.now() + REFUSED_PAUSE_SECONDS
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node must go: without it the others wait
+            log.debug("removing the node of a lease that has ended: %r", error)
+            node.remove_at = self._runtime.now() + RETRY_PAUSE_SECONDS
         else:
             if removed:
                 self.forget(node)

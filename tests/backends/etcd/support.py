@@ -78,12 +78,12 @@ def until_waiting(client: lockkit.Client, name: str, waiters_count: int = 1) -> 
     )
 
 
-def calls_of(server: EtcdServer) -> int:
-    """Count the unary calls at the member."""
+def calls_of(server: EtcdServer, label: str = 'grpc_type="unary"') -> int:
+    """Count the unary calls at the member, or those with another label."""
     return sum(
         int(float(value))
         for name, value in server.metrics().items()
-        if name.startswith("grpc_server_started_total") and 'grpc_type="unary"' in name
+        if name.startswith("grpc_server_started_total") and label in name
     )
 
 

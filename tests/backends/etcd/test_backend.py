@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import ssl
 import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any
 
 import etcd3gw
 import grpc
@@ -26,13 +21,11 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import apart
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import Cluster, Login
-from lockkit.backends.etcd.connection import RANGE, WATCH
+from lockkit.backends.etcd.connection import WATCH
 from lockkit.backends.etcd.contender import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
-from lockkit.runtime import BlockingRuntime, drive, monotonic
-from lockkit.sync import Client
+from lockkit.runtime import drive, monotonic
 from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.target import Face
 from lockkit_tools.servers import EtcdServer, require, wait_until
@@ -53,6 +46,7 @@ from tests.tries import busy, have_time_to_answer, until_renewed
 
 TTL = 3.0
 LONG = 120.0
+LOGIN = 'grpc_method="Authenticate"'
 PATIENCE = 30.0
 
 
@@ -157,21 +151,6 @@ class TestKeys:
         assert queue_of(server, "shared ttl/") == []
         assert not any(lease.held for lease in leases)
 
-    def test_extension_to_another_ttl_keeps_key_and_token(self, server: EtcdServer, connect: Connect) -> None:
-        """The key moves to another etcd lease."""
-        client = connect()
-        lease = client.lock("moved", ttl=LONG).acquire()
-        (key,) = queue_of(server, "lockkit/moved/")
-        before = session_of(server, key)
-
-        lease.extend(LONG * 2)
-
-        assert queue_of(server, "lockkit/moved/") == [key]
-        assert session_of(server, key) != before
-        assert [holder.token for holder in client.holders("moved")] == [lease.token]
-        lease.release()
-        assert queue_of(server, "lockkit/moved/") == []
-
     def test_two_hundred_leases_are_renewed_in_batches(self, connect: Connect) -> None:
         """They need more operations than one transaction may have."""
         client = connect()
@@ -231,44 +210,6 @@ class TestDeadlines:
             assert leases[-1]._record.valid_until >= began + 12 - drift_margin(12)
         for lease in leases:
             lease.release()
-
-
-EXITS = {
-    "thread": "client = lockkit.connect(url); leases = [client.lock(f'{n}', ttl=60).acquire() for n in numbers]",
-    "sys.exit in the loop": """
-async def main():
-    client = await lockkit.aio.connect(url)
-    leases = [await client.lock(f'{n}', ttl=60).acquire() for n in numbers]
-    sys.exit(0)
-asyncio.run(main())
-""",
-    "loop left behind": """
-async def main():
-    global client, leases
-    client = await lockkit.aio.connect(url)
-    leases = [await client.lock(f'{n}', ttl=60).acquire() for n in numbers]
-asyncio.new_event_loop().run_until_complete(main())
-""",
-}
-
-
-class TestEnding:
-    """A client is closed, or its interpreter ends."""
-
-    @pytest.mark.parametrize("how", EXITS)
-    def test_exit_releases_a_thousand_locks(self, server: EtcdServer, how: str) -> None:
-        """All at once: the exit allows one second for everything, and here more, as the machine may stand still."""
-        code = (
-            "import asyncio, sys, lockkit, lockkit.aio, lockkit.engine.engine as engine\n"
-            f"engine.EXIT_SECONDS = {PATIENCE}; url = sys.argv[1]; numbers = range(1000)\n"
-        )
-        before = calls_of(server)
-
-        url = f"{server.url}?prefix=exits"
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code + EXITS[how], url], check=True, timeout=4 * PATIENCE)
-
-        assert queue_of(server, "exits/") == []
-        assert calls_of(server) - before < 1000 + 100
 
 
 class TestForeignClients:
@@ -497,59 +438,18 @@ class TestLogin:
                 ends.callback(thread.join, PATIENCE)
             ends.callback(enough.set)
             wait_until(lambda: None if all(counts) else "not all have worked")
-            before = logins_of(member)
+            before = calls_of(member, LOGIN)
 
             change_password(member, "secret")
 
             done = [*counts]
             wait_until(lambda: None if all(n > m + 2 for n, m in zip(counts, done, strict=True)) else "not yet")
             # One of etcdctl, which changed it.
-            assert logins_of(member) - before <= 4
+            assert calls_of(member, LOGIN) - before <= 4
             until_renewed(*held)
             assert all(lease.confirm() for lease in held)
             for lease in held:
                 lease.release()
-
-    # An interrupt may strike after a coroutine was made and before it is awaited.
-
-    def test_login_of_another_thread_that_hangs(self) -> None:
-        """A caller that waits for it asks the next member, as the one that logs in does."""
-        stop, asked, runtime = threading.Event(), threading.Event(), BlockingRuntime()
-
-        class Member(SimpleNamespace):
-            """One that hangs during the login, or one that answers anything with a token."""
-
-            async def call(self, *_: object) -> SimpleNamespace:
-                if self.label == "hangs":
-                    asked.set()
-                    stop.wait(PATIENCE)
-                return SimpleNamespace(token=self.label)
-
-        def connect(label: str) -> Any:  # noqa: ANN401 - as much of a connection as is needed
-            return Member(label=label, is_outdated=lambda: False)
-
-        cluster = Cluster(runtime, ["hangs", "works"], connect, Login(runtime, "root", "secret"))
-        cluster._index = 0
-        first = threading.Thread(target=lambda: drive(cluster.call(RANGE, None, resend=True)))
-        first.start()
-        assert asked.wait(PATIENCE)
-
-        answer = drive(cluster.call(RANGE, None, resend=True, answer_by=runtime.now() + 1))
-
-        assert answer.token == "works"  # noqa: S105 - the member's name
-        stop.set()
-        first.join(PATIENCE)
-
-    def test_only_the_token_that_failed_is_forgotten(self) -> None:
-        """A late answer to a call with the old token says nothing about the new one."""
-        login = Login(BlockingRuntime(), "root", "secret")
-        old, new = (("token", "old"),), (("token", "new"),)
-        login.metadata = new
-
-        login.discard(old)
-        assert login.metadata == new
-        login.discard(new)
-        assert login.metadata is None
 
     def test_login_that_the_cluster_does_not_require(self, server: EtcdServer, connect: Connect) -> None:
         """It is no error."""
@@ -674,15 +574,6 @@ class OtherHost(EtcdServer):
         return context
 
 
-def logins_of(server: EtcdServer) -> int:
-    """Count the logins at the member."""
-    return sum(
-        int(float(value))
-        for name, value in server.metrics().items()
-        if name.startswith("grpc_server_started_total") and 'grpc_method="Authenticate"' in name
-    )
-
-
 def change_password(server: EtcdServer, password: str) -> None:
     """Set the password of root, which ends all its logins; to the same, so that clients can log in again."""
     subprocess.run(
@@ -715,34 +606,6 @@ class TestOptions:
         with pytest.raises(lockkit.ConfigurationError, match=problem):
             lockkit.connect(url)
 
-    @pytest.mark.parametrize("moment", [0.0, 4e9], ids=["past", "future"])
-    @pytest.mark.parametrize("face", ["sync", "async"])
-    def test_calls_do_not_depend_on_the_wall_clock_of_python(
-        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: str, moment: float
-    ) -> None:
-        """An application's tests may freeze it: freezegun replaces `time.time`, time-machine CLOCK_REALTIME as well."""
-        read = time.clock_gettime
-        fake = lambda clock: moment if clock == time.CLOCK_REALTIME else read(clock)  # noqa: E731
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client, client.lock("frozen", ttl=LONG):
-                pass
-
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time", lambda: moment)
-            patch.setattr(time, "clock_gettime", fake)
-            if face == "async":
-                asyncio.run(scenario())
-            else:
-                with lockkit.connect(server.url) as client, client.lock("frozen", ttl=LONG):
-                    pass
-            server.pause()
-            try:
-                with lockkit.connect(server.url) as client, pytest.raises(lockkit.BackendUnavailable):
-                    client.ping()  # its timeout still ends it
-            finally:
-                server.resume()
-
     @pytest.mark.parametrize("face", FACES)
     def test_proxy_for_the_web_is_not_used(
         self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch, face: Face
@@ -757,30 +620,3 @@ class TestOptions:
             await (await driver.connect()).ping()
 
         play(face, server.url, body)
-
-
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-@pytest.mark.parametrize("face", ["sync", "async"])
-def test_client_that_is_dropped_leaves_no_connection(server: EtcdServer, face: str) -> None:
-    """A program that makes one for each task, and never closes any, does not run out of file descriptors."""
-
-    def channel_of(client: Client | lockkit.aio.Client) -> weakref.ref[Any]:
-        backend = client._engine.client.backend
-        assert isinstance(backend, EtcdBackend)
-        return weakref.ref(backend.cluster.connection()[0]._channel)
-
-    async def scenario() -> weakref.ref[Any]:
-        client = lockkit.aio.connect(server.url)
-        await client.ping()
-        return channel_of(client)
-
-    if face == "async":
-        channel = asyncio.run(scenario())
-    else:
-        client = lockkit.connect(server.url)
-        client.ping()
-        channel = channel_of(client)
-        del client
-    gc.collect()
-
-    assert channel() is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from math import inf
 from typing import cast
 
@@ -19,7 +17,7 @@ from lockkit.backends.etcd.contender import Contender
 from lockkit.engine import semaphore
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
-from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, wait_until
+from lockkit_tools.servers import EtcdServer, FaultProxy, wait_until
 from tests.backends.etcd.support import (
     Connect,
     Waiting,
@@ -82,31 +80,6 @@ class TestOrder:
             assert lease.token > readers[1].token
             lease.release()
 
-    def test_reader_that_waits_leaves_no_key(self, server: EtcdServer, connect: Connect) -> None:
-        """Neither after its timeout nor after a single try; the reader behind the same writer stays."""
-        client, other = connect(), connect()
-        lease = client.lock("left", ttl=LONG).acquire(PATIENCE)
-        stays = Waiting(other.rwlock("left", ttl=LONG).read())
-        until_waiting(client, "left")
-        for timeout in (0, 0.1):
-            with pytest.raises(lockkit.LockTimeout):
-                other.rwlock("left", ttl=LONG).read().acquire(timeout)
-
-        assert len(queue_of(server, "lockkit/left/")) == 2
-
-        lease.release()
-        stays.lease().release()
-        assert queue_of(server, "lockkit/left/") == []
-
-    def test_writer_that_gave_up_stops_no_readers(self, connect: Connect) -> None:
-        """They wait for those in front that still want the lock."""
-        client, other = connect(), connect()
-        with client.rwlock("passed", ttl=LONG).read().acquire(PATIENCE):
-            with pytest.raises(lockkit.LockTimeout):
-                other.lock("passed", ttl=LONG).acquire(0.1)
-
-            other.rwlock("passed", ttl=LONG).read().acquire(PATIENCE).release()
-
 
 class TestRequests:
     """What it costs at the server."""
@@ -131,25 +104,6 @@ class TestRequests:
             assert calls_of(server) - before == 1, what
             lease.release()
             assert calls_of(server) - before == 2, what
-
-    def test_readers_whose_metadata_are_long(self, server: EtcdServer, connect: Connect) -> None:
-        """Their list is longer than gRPC takes by default, 4 MiB."""
-        client, count = connect(ttl=LONG), 1100
-        client.ping()
-        backend = cast("EtcdBackend", client._engine.client.backend)
-        for number in range(count):
-            put = rpc.PutRequest(
-                key=b"lockkit/long/r%x-%032x" % (number, number), value=b"%032x " % number + b"x" * 4000
-            )
-            request = rpc.TxnRequest(success=[rpc.RequestOp(request_put=put)])
-            drive(backend.cluster.call(TXN, request, resend=True))
-
-        async def ask() -> int:
-            async with lockkit.aio.connect(server.url) as other:
-                return len(await other.holders("long"))
-
-        assert (len(client.holders("long")), asyncio.run(ask())) == (count, count)
-        client.break_lock("long")
 
 
 class TestDowngrade:
@@ -225,25 +179,6 @@ class TestDowngrade:
 
 class TestUpdate:
     """The metadata of a held lock."""
-
-    def test_lost_answer(self, server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-        """The client asks again; the key can still be moved, renewed and released."""
-        client = connect(f"etcd://{proxy.address}")
-        lease = client.lock("lost update", ttl=LONG).acquire(PATIENCE)
-        (key,) = queue_of(server, "lockkit/lost update/")
-        dropped = proxy.drop_next_reply(match=b"lost update", until=http2_call_ended)
-
-        lease.update({"step": 1})
-
-        assert dropped.wait(PATIENCE)
-        owner, _, metadata = value_of(server, key).decode().partition(" ")
-        assert (owner, json.loads(metadata)["step"]) == (lease.owner, 1)
-        lease.extend(LONG + 1)
-        lease.update({"step": 2})
-        assert b'"step":2' in value_of(server, key).replace(b" ", b"")
-        assert lease.confirm()
-        lease.release()
-        assert queue_of(server, "lockkit/lost update/") == []
 
     def test_late_update_changes_nothing(self, server: EtcdServer, connect: Connect) -> None:
         """Sent before a downgrade, and executed after it: the lease would hold for writing again."""

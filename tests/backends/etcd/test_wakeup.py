@@ -148,7 +148,7 @@ class TestWatchesThatStay:
 def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[BlockingRuntime | AsyncioRuntime]) -> None:
     """A client that was dropped without `close()` leaves neither thread nor task, nor the connection."""
 
-    async def begin() -> weakref.ref[WakeupListener]:
+    async def begin() -> tuple[weakref.ref[WakeupListener], weakref.ref[Any]]:
         host, url = StubHost(runtime()), parse(server.url)
         backend = EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
         contender = Contender("x", "owner", b"x/", b"value", host.runtime.event())
@@ -161,18 +161,19 @@ def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[Blockin
                 break
             await host.runtime.sleep(0.01)
         assert watch.since
-        return weakref.ref(backend._listener)
+        return weakref.ref(backend._listener), weakref.ref(backend.cluster.connection()[0]._channel)
 
     async def scenario() -> None:
         before = len(streams())
-        listener = await begin()
+        listener, channel = await begin()
         gc.collect()
         assert listener() is None
         for _ in range(int(PATIENCE / 0.01)):
-            if len(streams()) <= before:
+            gc.collect()
+            if len(streams()) <= before and channel() is None:
                 return
             await asyncio.sleep(0.01)
-        pytest.fail("the stream goes on")
+        pytest.fail(f"the stream goes on, or the connection stays: {streams()}, {channel()}")
 
     def streams() -> list[threading.Thread | asyncio.Task[Any]]:
         running = asyncio.all_tasks() if runtime is AsyncioRuntime else threading.enumerate()

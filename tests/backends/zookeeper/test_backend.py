@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -519,19 +518,3 @@ def test_client_that_is_dropped_leaves_no_thread(
         return f"{thread} is left" if thread.is_alive() else None
 
     wait_until(problem, timeout=PATIENCE)
-
-
-def test_forked_child_that_collects_a_client_leaves_the_parent_s_connection(
-    server: ZooKeeperServer, connect: Connect
-) -> None:
-    """Ending it would end the parent's: they share the socket."""
-    client = connect(server.url)
-    client.ping()
-    (session,) = sessions_of(client)
-    assert session._connection is not None
-
-    session._connection.drop(os.getpid() + 1)
-
-    client.lock("parent", ttl=LONG).acquire(PATIENCE).release()
-    assert session.watches.connections_count == 1
-    assert session.usable

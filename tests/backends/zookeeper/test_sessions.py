@@ -7,40 +7,31 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kazoo.exceptions import ConnectionLoss
 
 import lockkit
 import lockkit.aio
 from lockkit import aio
-from lockkit.backend import Busy, Gone, Grant, Renewed, Request
+from lockkit.backend import Gone, Grant, Renewed, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
-from lockkit.backends.zookeeper.connection import Answer, outcome
-from lockkit.backends.zookeeper.node import LockNode
-from lockkit.backends.zookeeper.queue import LockQueue
 from lockkit.backends.zookeeper.quirks import sync
-from lockkit.backends.zookeeper.session import Session
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
-from lockkit.backends.zookeeper.short_leases import ShortLeases
-from lockkit.backends.zookeeper.wakeup import Watches
 from lockkit.configuration.registry import split_options
-from lockkit.runtime import BlockingRuntime, drive, monotonic
+from lockkit.runtime import drive, monotonic
 from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Face
 from lockkit.url import parse
 from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
-from tests.backends.support import StubHost, granted, play, sent_to
+from tests.backends.support import StubHost, granted, play
 from tests.backends.zookeeper.support import (
     PATIENCE,
     Tree,
     answer,
     end_session,
     holding,
-    kazoo_client,
     sessions_of,
 )
 
@@ -50,34 +41,6 @@ LONG = 60.0
 
 CLOSING = 6.5
 """What `close` may take: five seconds, and what a busy machine adds."""
-
-
-class TestShortLeases:
-    """Nodes are removed later, whatever happens to the task or thread that does it."""
-
-    def test_error_of_one_node_is_logged_and_keeps_no_other(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """Each is tried again."""
-        monkeypatch.setattr("lockkit.backends.zookeeper.short_leases.REFUSED_PAUSE_SECONDS", 0.01)
-        session: Any = SimpleNamespace(id=1, ended=False)
-        removed: list[str] = []
-        failures = iter([RuntimeError("odd"), lockkit.ConfigurationError("no right")])
-
-        async def remove(node: LockNode) -> bool:
-            if node.owner == "a" and (failure := next(failures, None)) is not None:
-                raise failure
-            removed.append(node.owner)
-            return True
-
-        short_leases = ShortLeases(BlockingRuntime(), remove)
-        for owner in ("a", "b"):
-            short_leases.remove_now(LockNode(session, owner, "/x"))
-
-        wait_until(lambda: None if len(removed) == 2 else f"{removed}", timeout=PATIENCE)
-        assert sorted(removed) == ["a", "b"]
-        assert "odd" in caplog.text
-        short_leases.close()
 
 
 class TestManySessions:
@@ -91,21 +54,6 @@ class TestManySessions:
         for ttl in (1, 1.5, 2, 5, 10, 20, 30, 60, 120, 600):
             assert session_timeout(ttl) == ttl
         assert len({session_timeout(4 + number / 100) for number in range(3600)}) == 11
-
-    def test_two_hundred_ttls_fit_into_the_connections_of_a_host(self) -> None:
-        """ZooKeeper takes 60 from one host by default, and other programs need theirs."""
-        require("zookeeper", local=True)
-        with (
-            ZooKeeperServer(settings={"maxClientCnxns": "60"}) as limited,
-            lockkit.connect(limited.url) as client,
-            holding(client.lock(f"x{number}", ttl=10 + number / 7) for number in range(200)) as leases,
-        ):
-            assert len(sessions_of(client)) <= SESSIONS_MAX
-            with kazoo_client(limited.address) as other:
-                assert other.exists("/lockkit")
-            for number, lease in enumerate(leases):
-                assert lease.ttl == pytest.approx(10 + number / 7)
-                assert lease.confirm()
 
     def test_ttls_outside_of_the_server_s_bounds(self, caplog: pytest.LogCaptureFixture) -> None:
         """They share a session. A longer lease is cut, the client ends a shorter one; each is warned of once."""
@@ -239,14 +187,6 @@ class TestKazoosThread:
                         client.lock("x").acquire(timeout=1)
                     assert "did not answer" not in str(raised.value)
 
-    def test_whatever_kazoo_hands_over_is_one_of_its_errors(self) -> None:
-        """An answer that it cannot read ends in any exception."""
-        result = Answer()
-        result.set_exception(RuntimeError("xids do not match"))
-
-        with pytest.raises(ConnectionLoss, match="xids"):
-            drive(outcome(BlockingRuntime(), result))
-
 
 class Backend:
     """A backend of its own, without an engine, and what the engine would do with it."""
@@ -287,26 +227,6 @@ def opened() -> Iterator[Callable[[str], Backend]]:
         yield make
 
 
-def test_acquisition_says_whether_it_was_sent(server: ZooKeeperServer, opened: Callable[[str], Backend]) -> None:
-    """Refused at connect: no, there is nothing to undo. Refused while a place in the queue is there: yes."""
-    holder = opened(server.url)
-    holder.acquire("sent")
-    with FaultProxy(server.host, server.port) as proxy:
-        ours = opened(f"zookeeper://{proxy.address}")
-        proxy.refuse()
-        request = ours.request("sent")
-        assert not sent_to(ours.backend, request)
-        assert request.state is None
-        proxy.heal()
-
-        waiting = ours.request("sent")
-        assert isinstance(ours.ask(waiting), Busy)
-        proxy.refuse()
-        proxy.cut()
-        assert sent_to(ours.backend, waiting)
-        proxy.heal()
-
-
 class TestWhatAnswersProve:
     """What an answer proves, and what it does not."""
 
@@ -330,59 +250,6 @@ class TestWhatAnswersProve:
             with pytest.raises(lockkit.BackendUnavailable, match="session"):
                 ours.ask(request)
 
-    def test_node_that_somebody_else_made_in_our_place_is_no_renewal(
-        self, tree: Tree, server: ZooKeeperServer, opened: Callable[[str], Backend]
-    ) -> None:
-        """Of the same name, and still not ours."""
-        ours = opened(server.url)
-        grant = ours.acquire("replaced")
-        (node,) = tree.nodes("/lockkit/replaced")
-        tree.client.delete(f"/lockkit/replaced/{node}")
-        tree.client.create(f"/lockkit/replaced/{node}")
-
-        assert list(drive(ours.backend.renew([grant]))) == [Gone("taken")]
-
-    def test_session_that_has_ended_grants_and_renews_nothing(
-        self, server: ZooKeeperServer, opened: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Not even if it ends between the answer and the grant, when there is no holder to notify yet."""
-        ours = opened(server.url)
-        grant = ours.acquire("held")
-        request = ours.request("just ended")
-        session: Session = grant.state.session
-        attempt = LockQueue.attempt
-
-        async def attempt_and_end(queue: LockQueue) -> object:
-            found = await attempt(queue)
-            replace_session(server, session)
-            return found
-
-        monkeypatch.setattr(LockQueue, "attempt", attempt_and_end)
-        with pytest.raises(lockkit.BackendUnavailable, match="just ended"):
-            ours.ask(request)
-
-        assert session.held == {}
-        assert list(drive(ours.backend.renew([grant]))) == [Gone("session")]
-        wait_until(lambda: None if ours.host.losses else "not told", timeout=PATIENCE)
-        assert ours.host.losses == [(grant.owner, "session")]
-        drive(ours.backend.abandon(request))
-
-    @pytest.mark.parametrize("interrupted", [True, False])
-    def test_grant_that_the_caller_does_not_take_is_given_back(
-        self, tree: Tree, server: ZooKeeperServer, opened: Callable[[str], Backend], *, interrupted: bool
-    ) -> None:
-        """The answer came too late to be believed, or Ctrl-C struck just after it, or before the lease was made."""
-        ours = opened(server.url)
-        request = ours.request("not taken")
-        grant = granted(ours.ask(request))
-        if interrupted:
-            request.state = grant.state
-
-        drive(ours.backend.abandon(request))
-
-        assert grant.state.session.held == {}
-        tree.until_empty("/lockkit/not taken")
-
     def test_member_with_a_shorter_session_timeout_shortens_a_lease(
         self, server: ZooKeeperServer, opened: Callable[[str], Backend]
     ) -> None:
@@ -392,39 +259,6 @@ class TestWhatAnswersProve:
         grant.state.session._connection.session_seconds = 20.0
 
         assert list(drive(ours.backend.renew([grant]))) == [Renewed(ttl=20.0)]
-
-    def test_node_that_goes_during_a_heartbeat_is_no_renewal(
-        self, tree: Tree, server: ZooKeeperServer, opened: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The member reports that before it answers the heartbeat, so no other question is needed."""
-        ours = opened(server.url)
-        grant = ours.acquire("goes")
-        session: Session = grant.state.session
-        assert list(drive(ours.backend.renew([grant]))) == [Renewed(ttl=grant.ttl)]
-        watches_lease = Watches.watches_lease
-
-        def ask_and_delete(watches: Watches, path: str, owner: str) -> bool:
-            found = watches_lease(watches, path, owner)
-            tree.client.delete(path)
-            wait_until(lambda: "not reported" if session.held else None, timeout=PATIENCE)
-            return found
-
-        monkeypatch.setattr(Watches, "watches_lease", ask_and_delete)
-        assert list(drive(ours.backend.renew([grant]))) == [Gone("gone")]
-
-    def test_loss_during_an_outage_is_known_soon_after_it(self, server: ZooKeeperServer) -> None:
-        """And not at the next renewal, which is due after a third of the ttl."""
-        with (
-            FaultProxy(server.host, server.port) as proxy,
-            lockkit.connect(server.url) as other,
-            lockkit.connect(f"zookeeper://{proxy.address}") as client,
-        ):
-            lease = client.lock("gone", ttl=120).acquire()
-            proxy.refuse()
-            proxy.cut()
-            assert other.break_lock("gone")
-            proxy.heal()
-            assert lease.wait_lost(20)
 
 
 @pytest.fixture(scope="module")
@@ -529,13 +363,6 @@ def test_deadline_of_a_grant_counts_from_what_the_leader_has_answered(
 
     assert after.anchor is not None
     assert after.anchor <= (answered_by if share else asked_by)
-
-
-def replace_session(server: ZooKeeperServer, session: Session) -> None:
-    """Have the server end a session, and wait until the client is in the next one."""
-    before = session.id
-    end_session(server, session)
-    wait_until(lambda: None if session.id not in {0, before} else "not noticed", timeout=PATIENCE)
 
 
 def heal(proxy: FaultProxy) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
 
 import pytest
 from kazoo.client import KazooClient
@@ -16,19 +15,13 @@ from lockkit_tools.bench.catalog import ENTRIES, Entry
 from lockkit_tools.bench.redis_connection import connect_to, node_urls
 from lockkit_tools.bench.server import watch
 from lockkit_tools.servers import EtcdServer, MariaServer, PostgresServer, RedisNodes, RedisServer, ZooKeeperServer
+from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.resp import encode
 from tests.bench.test_command import report
 from tests.bench.test_honesty import SHORT, measure
 from tests.tries import until
 
-
-class Running(Protocol):
-    """One server, or several."""
-
-    url: str
-
-
-SERVERS: dict[str, Callable[[], AbstractContextManager[Running]]] = {
+SERVERS: dict[str, Callable[[], Service]] = {
     "redis": lambda: RedisServer(password="p@ss:word"),  # noqa: S106 - of a throw-away server
     "redlock": lambda: RedisNodes(3),
     "etcd": EtcdServer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -129,14 +128,6 @@ class Hanging(Adapter):
         del name
         threading.Event().wait()
         raise NotImplementedError
-
-
-class Orphaning(Good):
-    """Ends the process that started it."""
-
-    async def open(self) -> None:
-        """See `Adapter.open`."""
-        os.kill(os.getppid(), signal.SIGKILL)
 
 
 class Chatty(Flock):

@@ -60,14 +60,6 @@ def test_json_says_everything_that_a_reader_needs() -> None:
     assert len(pair["rounds"]) == 4
 
 
-def test_length_of_every_part_can_be_given() -> None:
-    """A run that must end soon can still have all workloads."""
-    few = ["--workload", "pair", "--rounds", "3", "--long-rounds", "1", "--idle-seconds", "1.5", "--seconds", "0.02"]
-    found = report("memory://", *few, "--no-peers")["settings"]
-
-    assert (found["rounds"], found["rounds_max_long"], found["idle_seconds"]) == (3, 1, 1.5)
-
-
 def test_table_has_a_row_for_each_subject() -> None:
     """With the sentence that says what the figures mean."""
     status, text = bench("memory://", "--workload", "pair", "--face", "async", *FEW)
@@ -78,16 +70,6 @@ def test_table_has_a_row_for_each_subject() -> None:
     assert "Uncontended acquire + release" in text
     assert "What a lock costs without contention" in text
     assert "--seed" in text
-
-
-def test_table_follows_the_width_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipe, as on a terminal."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    status, text = bench("memory://", "--workload", "pair", "--face", "async", *FEW)
-
-    assert status == 0
-    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path) -> None:
@@ -110,16 +92,6 @@ def test_same_url_twice_gives_two_entries() -> None:
         "lockkit #2 (blocking) at memory://",
         "threading.Lock (blocking) at memory://",
     ]
-
-
-def test_only_those_who_have_what_is_measured_are_listed() -> None:
-    """A lock of the standard library has no permits; lockkit is always there."""
-    found = report("memory://", "--workload", "permits", "--face", "sync", "--processes", "2", *FEW)
-
-    assert {row["subject"]: row["status"] for row in found["workloads"][0]["results"]} == {
-        "lockkit (blocking) at memory://": "ok",
-        "threading.Semaphore (blocking) at memory://": "ok",
-    }
 
 
 def test_lockkit_that_lacks_what_is_measured_says_why() -> None:
@@ -178,15 +150,6 @@ def test_wrong_or_silent_url_is_told_before_servers_are_started(monkeypatch: pyt
 
     assert bench("nonsense://h", "--servers", "local") == (78, "")
     assert bench("redis://127.0.0.1:1", "--servers", "local", "--workload", "pair") == (69, "")
-
-
-def test_workload_that_is_given_twice_is_measured_once() -> None:
-    """As a user does who edits a long command line."""
-    twice = ["--workload", "pair", "--workload", "pair"]
-    found = report("memory://", *twice, "--face", "sync", "--no-peers", *FEW)
-
-    (pair,) = found["workloads"]
-    assert [row["subject"] for row in pair["results"]] == ["lockkit (blocking) at memory://"]
 
 
 def test_workload_without_anything_to_measure_says_why() -> None:
@@ -265,14 +228,6 @@ def test_page_is_written_beside_the_table(tmp_path: Path) -> None:
     assert "Uncontended" in text
     assert "Uncontended" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert bench(*few, "--html", str(tmp_path / "none" / "page.html")) == (2, "")
-
-
-def test_page_that_cannot_be_written_loses_no_report() -> None:
-    """The disk may have filled up during the run."""
-    status, text = bench("memory://", "--workload", "pair", *FEW, "--html", "/dev/full")
-
-    assert status == 78
-    assert "Uncontended" in text
 
 
 def test_page_is_written_although_the_table_cannot_be(tmp_path: Path) -> None:

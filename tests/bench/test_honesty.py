@@ -134,18 +134,6 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
     assert reason in failing.failed
 
 
-@pytest.mark.parametrize("workload", ["pair", "contention"])
-def test_subject_that_ends_the_process_it_was_forked_from_harms_nobody_else(tmp_path: Path, workload: str) -> None:
-    """Others of its kind are forked from a new one, and nothing is left of the old one's."""
-    one, other = subject("Good", tmp_path), subject("Good", tmp_path, number=2)
-
-    with nothing_left():
-        outcome = measure([one, subject("Orphaning", tmp_path), other], workload, settings=replace(SHORT, rounds=3))
-
-    assert [cell.status for cell in outcome.cells if cell.subject.label == "Good"] == ["ok", "ok"]
-    assert [len(cell.rounds) for cell in outcome.cells if cell.subject.label == "Good"] == [3, 3]
-
-
 def test_one_process_that_fails_is_noticed_while_the_other_waits_for_it(tmp_path: Path) -> None:
     """The giver of a hand-off would wait for its taker until the limit."""
     outcome = measure([subject("RaisingSometimes", tmp_path)], "handoff", settings=replace(SHORT, patience=3600))
@@ -178,23 +166,6 @@ def test_lost_leases_are_reported(tmp_path: Path) -> None:
     row = rows(outcome, "held")["Losing"]
     assert row.figures["lost"] == 5
     assert row.notes == ["5 of 10 leases were lost"]
-
-
-def test_two_entries_of_one_subject_are_measured_by_the_same_path(tmp_path: Path) -> None:
-    """A/A: same job, same figures, only the name differs, and each is measured against the other."""
-    one = subject("Good", tmp_path, renews=True)
-    names = ["pair", "contention", "handoff", "idle", "held"]
-
-    outcome = measure([one, replace(one, number=2)], *names)
-
-    for first, second in zip(outcome.cells[::2], outcome.cells[1::2], strict=True):
-        assert first.status == second.status == "ok"
-        assert first.rounds[0].figures.keys() == second.rounds[0].figures.keys()
-    mine, others = (dict(cell.subject.to_worker()) for cell in outcome.cells[:2])
-    assert mine.pop("number") != others.pop("number")
-    assert mine == others
-    (pair, *_) = Report(outcome, {}).sections
-    assert [list(row.ratios["min_us"]) for row in pair.rows] == [[pair.rows[1].subject.key], [pair.rows[0].subject.key]]
 
 
 @pytest.mark.parametrize("url", ["memory://", "file:"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockkit_tools.bench.page.choice import PLOTS, written
+from lockkit_tools.bench.page.choice import PLOTS
 from lockkit_tools.bench.page.markup import Html, tag
 from lockkit_tools.bench.page.page import page
 from lockkit_tools.bench.page.plots import QUANTILES
@@ -199,30 +199,3 @@ def test_every_value_has_its_place_on_the_axis(values: list[float], logarithmic:
     assert ticks == sorted(set(ticks))
     assert scale.low * (1 - 1e-9) <= ticks[0]
     assert ticks[-1] <= scale.high * (1 + 1e-9)
-
-
-def test_length_of_a_bar_is_in_proportion_to_its_value() -> None:
-    """It begins at zero."""
-    scale = Scale.linear([3.0, 60.0])
-
-    assert (scale.at(0), scale.at(30), scale.at(60)) == (0, 50, 100)
-    assert Scale.linear([0.0]).at(0.0) == 0
-    assert Scale.log([0.0]).at(0.0) == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (0.214, "us", "0.21 µs"),
-        (76.14, "us", "76.1 µs"),
-        (2238.0, "us", "2.24 ms"),
-        (0.5, "ms", "500 µs"),
-        (1500.0, "ms", "1.5 s"),
-        (12345.6, "per_s", "12,346/s"),
-        (1.0, "share", "1"),
-        (-3.0, "us", "-3 µs"),
-    ],
-)
-def test_values_are_written_with_three_figures(value: float, unit: Any, text: str) -> None:  # noqa: ANN401 - a literal
-    """More do not repeat."""
-    assert written(value, unit) == text

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.runtime import drive
 from lockkit_tools.bench import catalog
-from lockkit_tools.bench.adapters.own import Blocking
 from lockkit_tools.bench.run import Cell, Outcome, Run
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads import WORKLOADS
-from lockkit_tools.bench.workloads.primitives import NAMES
 from lockkit_tools.servers import EtcdServer, RedisServer, ZooKeeperServer
 from tests.bench.fakes import subject
 from tests.bench.test_honesty import SHORT
@@ -113,19 +110,6 @@ def test_etcd_by_hand_has_all_but_once() -> None:
     assert measured(outcome) == {"gRPC, by hand": {"read", "write", "readers", "permits", "locks", "election"}}
 
 
-def test_backend_without_a_primitive_is_skipped_with_the_reason() -> None:
-    """Redlock has neither read locks nor notes; nothing is sent to find out."""
-    (ours,) = catalog.subjects(["redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"], faces=["blocking"], peers=False)
-
-    outcome = Run([ours], [WORKLOADS[name] for name in ("read", "readers", "once")], SETTINGS, seed=1).outcome
-
-    assert [cell.skipped for cell in outcome.cells] == [
-        "the backend has no read locks (capabilities.shared_mode is False)",
-        "the backend has no read locks (capabilities.shared_mode is False)",
-        "the backend has no notes, which once needs (capabilities.notes is False)",
-    ]
-
-
 def test_library_without_a_primitive_is_skipped_with_the_reason(tmp_path: Path) -> None:
     """By its own name."""
     outcome = Run([subject("Good", tmp_path)], [WORKLOADS["permits"]], SETTINGS, seed=1).outcome
@@ -144,43 +128,3 @@ def test_lock_that_lets_all_in_is_broken(tmp_path: Path, workload: str) -> None:
         assert not cell.failed
         if cell.broken:
             return
-
-
-def test_several_locks_are_taken_in_both_numbers() -> None:
-    """The figures of two and of ten are apart."""
-    outcome = measure(catalog.subjects(["memory://"], faces=["blocking"], peers=False), "locks")
-    (cell,) = outcome.cells
-
-    assert all(cell.rounds[0].figures[f"min_us_{count}"] > 0 for count in NAMES)
-
-
-def test_adapter_of_lockkit_makes_every_kind() -> None:
-    """What is entered is what users get."""
-    adapter = Blocking("memory://bench-primitives", 10.0)
-    drive(adapter.open())
-    with adapter.primitive("read", "a") as one, adapter.primitive("read", "a") as other:
-        assert one.mode == other.mode == "shared"
-    with adapter.primitive("write", "a") as lease:
-        assert lease.mode == "exclusive"
-    with adapter.primitive("permit", "a", 2) as permit:
-        assert permit.slot == 0
-    with adapter.primitive("locks", "a", 3) as leases:
-        assert len(leases.tokens) == 3
-    with adapter.primitive("election", "a") as term:
-        assert term.token > 0
-    once = adapter.primitive("once", "a")
-    with once as attempt:
-        assert attempt.first
-    with once as attempt:
-        assert not attempt.first
-    drive(adapter.close())
-
-
-def test_subject_keeps_its_kinds_in_a_report(tmp_path: Path) -> None:
-    """And a run of before has locks only."""
-    one = replace(subject("Good", tmp_path), kinds=("lock", "read"), lacks={"once": "no notes"})
-    data = one.to_json()
-
-    assert Subject.from_json(data).kinds == ("lock", "read")
-    del data["kinds"], data["lacks"]
-    assert Subject.from_json(data).kinds == ("lock",)

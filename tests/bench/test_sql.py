@@ -1,4 +1,4 @@
-"""Every library and baseline on the lock table, on real databases."""
+"""What is particular to SQL: connections, and tables that are removed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ from tests.bench.test_honesty import SHORT
 from tests.tries import until
 
 DATABASES = ("postgresql", "mariadb", "sqlite")
-CASES = [
-    pytest.param(scheme, entry, id=f"{scheme}-{entry.target}")
-    for scheme in DATABASES
-    for entry in ENTRIES
-    if scheme in entry.schemes and entry.mode in {None, "table"}
-]
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +32,6 @@ def servers() -> Iterator[dict[str, str]]:
     require("postgresql", "mariadb", local=True)
     with PostgresServer() as postgresql, MariaServer() as mariadb:
         yield {"postgresql": postgresql.url, "mariadb": mariadb.url}
-
-
-@pytest.mark.parametrize(("scheme", "entry"), CASES)
-def test_subject_locks_and_excludes(servers: dict[str, str], tmp_path: Path, scheme: str, entry: Entry) -> None:
-    """Alone and among contenders; the witness sees nobody beside it."""
-    url = servers.get(scheme, f"sqlite:///{tmp_path}/bench.db")
-    subject = entry.subject(url, "here")
-    assert not subject.missing
-
-    outcome = Run([subject], [WORKLOADS["pair"], WORKLOADS["contention"]], SHORT, seed=1).go(lambda *_: None)
-
-    assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
-    assert {cell.workload.name for cell in outcome.cells if cell.rounds} == {"pair", "contention"}
 
 
 DLOCKS = [entry for entry in ENTRIES if entry.target.startswith("sql:Dlock") and entry.mode == "advisory"]
@@ -130,12 +111,3 @@ def test_leases_that_take_a_connection_each_are_no_more_than_a_server_lets_in(se
     assert not cell.failed
     assert cell.rounds[0].figures["leases"] == SESSIONS_MAX
     assert cell.rounds[0].note == f"{SESSIONS_MAX} leases only: each of them takes a connection"
-
-
-def test_baselines_are_those_of_the_mode() -> None:
-    """A lock table is not compared with an advisory lock by hand."""
-    found = {subject.target for subject in subjects(["postgresql://localhost/db"], faces=["blocking"])}
-
-    assert "lockkit_tools.bench.adapters.sql:RawPostgresqlTable" in found
-    other = subjects(["sqlite:///x.db"], faces=["blocking"])
-    assert {subject.role for subject in other} == {"lockkit", "baseline"}

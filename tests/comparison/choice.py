@@ -202,9 +202,6 @@ NEEDS = (
         "a cron job of one server must not overlap with itself", "one twice machine directory", "file", "one efficiency"
     ),
     _need("a desktop tool keeps its data in SQLite", "one store machine sqlite", "sqlite", "one guard"),
-    _need(
-        "three servers with Redis have the same crontab", "one twice machines redis single", "redis", "one efficiency"
-    ),
     _need("seats are rows in PostgreSQL, sold in one transaction", "database", "transaction", ""),
     _need(
         "pods update a stock in PostgreSQL, with a version in each row",
@@ -217,12 +214,6 @@ NEEDS = (
     _need("a shop on MariaDB, thousands of orders", "one store machines mysql my-table", "mariadb", "one guard"),
     _need("a leader in a cluster that runs ZooKeeper", "leader store machines zookeeper", "zookeeper", "leader guard"),
     _need(
-        "a fleet of controllers that have an etcd of their own",
-        "leader twice machines etcd",
-        "etcd",
-        "leader efficiency",
-    ),
-    _need(
         "only Redis, on five independent machines, and locks must survive one of them",
         *("one store machines redis five", "redlock", "one guard"),
     ),
@@ -230,15 +221,8 @@ NEEDS = (
         "only one Redis, but locks must survive its loss",
         *("one outside machines redis survive", "etcd", "one outside"),
     ),
-    _need("nothing runs yet, and a repeated job is no harm", "one twice machines none no", "redis", "one efficiency"),
     _need(
         "tickets are sold on Redis with Sentinel", "one store machines redis sentinel", "redis-sentinel", "one guard"
-    ),
-    _need(
-        "a Redis Cluster, and five calls to a partner",
-        "permits load machines redis cluster",
-        "redis-cluster",
-        "permits efficiency",
     ),
     _need(
         "ElastiCache, and imports that must not overlap",
@@ -250,48 +234,11 @@ NEEDS = (
         "Celery workers with a Redis broker charge cards", "once outside machines redis single", "redis", "once outside"
     ),
     _need(
-        "payments, and somebody has heard of Redlock and runs five servers",
-        *("once outside machines redis five", "etcd", "once outside"),
-    ),
-    _need(
-        "payments under a plain lock, by workers with PostgreSQL that are often killed",
-        *("one outside machines postgresql", "postgresql", "one outside"),
-    ),
-    _need(
-        "two machines of five may write to MySQL, each to its part",
-        *("permits slot machines mysql", "mariadb", "permits slots"),
-    ),
-    _need(
-        "mails by three workers at most, and locks must survive one of five Redis servers",
-        *("permits excess-outside machines redis five", "etcd", "permits outside"),
-    ),
-    _need(
         "seats on a Redis with two replicas, which Kubernetes promotes",
         *("one store machines redis replicas", "redis-replicas", "one guard"),
     ),
     _need(
-        "payments under a plain lock, on five Redis servers", "one outside machines redis five", "etcd", "one outside"
-    ),
-    _need(
-        "webhooks arrive twice at a Django app on PostgreSQL",
-        "once store machines postgresql",
-        "postgresql",
-        "once guard",
-    ),
-    _need(
-        "a nightly report on MariaDB, once a day on three machines",
-        "once twice machines mysql",
-        "mariadb",
-        "once efficiency",
-    ),
-    _need(
         "a catalogue on MySQL with many readers, woken at once",
         *("readers store machines mysql my-advisory", "mariadb-row", "readers guard"),
-    ),
-    _need(
-        "readers of a configuration on five Redis servers",
-        "readers twice machines redis five",
-        "etcd",
-        "readers efficiency",
     ),
 )

@@ -39,12 +39,12 @@ PEERS = (
             (
                 "The holder learns of its loss only when it releases.",
                 "test_redis_py_holder_hears_of_its_loss_when_it_releases",
-                "test_lockkit_holder_is_told_of_its_loss",
+                "test_broken_lock_is_told_by_the_next_renewal",
             ),
             (
                 "There is no token by which storage could reject a paused holder.",
                 "test_paused_holder_overwrites_what_the_next_one_wrote",
-                "test_lockkit_token_keeps_the_paused_holder_from_writing",
+                "test_paused_holder_is_refused_after_the_next_one_has_written",
             ),
         ),
     ),
@@ -162,7 +162,7 @@ PEERS = (
             (
                 "An `AsyncFileLock` belongs to its object: two tasks that share one both get in.",
                 "test_filelock_object_shared_by_two_tasks_lets_both_in",
-                "test_lockkit_object_shared_by_two_tasks_lets_one_in",
+                "test_lock_object_shared_by_two_keeps_their_leases_apart",
             ),
         ),
         ttl=False,

@@ -9,9 +9,8 @@ import pytest
 
 from lockkit.configuration import registry
 from lockkit.url import parse
-from tests.comparison.capability_page import BACKENDS
 from tests.comparison.choice import NEEDS, Need, load, paths
-from tests.comparison.choice_page import PAGE, install, limits, promises
+from tests.comparison.choice_page import PAGE, install
 from tests.docs.story import ROOT
 
 CHOICE = load()
@@ -45,21 +44,6 @@ def test_need_leads_to_its_backend(need: Need) -> None:
         advice += [answer.advice] * bool(answer.advice)
 
     assert (name, advice) == (need.backend, need.advice)
-
-
-def test_twenty_needs_are_tried() -> None:
-    """Of many kinds, among them each thing that can be wanted."""
-    assert len(NEEDS) >= 20
-    assert len({need.backend for need in NEEDS}) >= 12
-    assert {need.answers[0] for need in NEEDS} == {answer.id for answer in CHOICE.questions["want"].answer}
-
-
-def test_ids_of_answers_are_unique() -> None:
-    """`instead` goes by them."""
-    ids = [answer.id for question in CHOICE.questions.values() for answer in question.answer]
-
-    assert len(ids) == len(set(ids))
-    assert {given for answers, _ in PATHS for answer in answers for given in answer.instead} <= set(ids)
 
 
 def test_payments_end_at_a_key_once_and_a_guard() -> None:
@@ -101,15 +85,6 @@ def test_wrong_data_come_with_what_keeps_them_right() -> None:
         assert "condition" in text
         assert "unique constraint" in text
         assert "compare the token" in text
-
-
-def test_transaction_shows_its_own_code() -> None:
-    """A reader who needs no lock service is not shown how to connect to one."""
-    section = section_of("transaction")
-
-    assert 'lock_in(session, "invoice:2026")' in section.partition("```python")[2].partition("```")[0]
-    assert "lockkit.connect" not in section
-    assert {answer.advice for answers, end in PATHS if end == "transaction" for answer in answers} == {""}
 
 
 def test_django_settings_come_with_the_client_that_reads_them() -> None:
@@ -182,28 +157,6 @@ def test_backend_has_what_the_answers_require(answers: tuple, end: str) -> None:
             assert getattr(CHOICE.backends[end].capabilities, capability) in allowed, answer.text
 
 
-def test_answers_that_need_a_capability_say_so() -> None:
-    """The test above has something to check: where machines contend, and where a lock must survive."""
-    required = {capability for answers, _ in PATHS for answer in answers for capability in answer.requires}
-
-    assert required == {"scope", "survives_node_loss", "crash_release", "fair", "wakeup", "notes", "shared_mode"}
-
-
-@pytest.mark.parametrize("name", WITH_URL)
-def test_page_promises_what_the_backend_declares(name: str) -> None:
-    """Each promise and each limit stands in the section of its backend, and no promise is also a limit."""
-    backend = CHOICE.backends[name]
-    section = section_of(name)
-    said = re.findall(r"^- (.*)$", section.replace("\n  ", " "), re.MULTILINE)
-    can = backend.capabilities
-
-    declared = [*promises(can), *limits(can)]
-    assert said[: len(declared)] == declared
-    assert ("A held lock stays exclusive when a minority of the servers is lost." in said) == can.survives_node_loss
-    assert ("Tokens keep increasing after the data are lost." in said) == can.survives_data_loss
-    assert ("Clients are served first come, first served." in said) == can.fair
-
-
 @pytest.mark.parametrize("name", CHOICE.backends)
 def test_alternatives_are_others(name: str) -> None:
     """Each backend names what else to look at, and never itself."""
@@ -212,13 +165,3 @@ def test_alternatives_are_others(name: str) -> None:
     assert others
     assert name not in others
     assert set(others) <= CHOICE.backends.keys()
-
-
-def test_capability_page_and_choice_have_the_same_kinds() -> None:
-    """A backend that is compared is also recommended."""
-    compared = {registry.find(url.scheme, dict(url.query).get("mode")) for url in (parse(b.url) for b in BACKENDS)}
-    chosen = {
-        registry.find(url.scheme, dict(url.query).get("mode")) for url in (parse(b.url) for b in WITH_URL.values())
-    }
-
-    assert chosen == compared

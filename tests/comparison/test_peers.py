@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
 from importlib import import_module
@@ -17,9 +16,6 @@ import redis.exceptions
 import redis.retry
 import sqlalchemy
 
-import lockkit
-import lockkit.aio
-from lockkit.sync import Client
 from lockkit_tools.servers import EtcdServer, FaultProxy, PostgresServer, RedisServer, wait_until
 from tests.backends.etcd.support import leases_of
 from tests.comparison.support import LONG, PATIENCE, run_out
@@ -47,13 +43,6 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
         yield connected
 
 
-@pytest.fixture
-def ours(server: RedisServer) -> Iterator[Client]:
-    """Give lockkit on the same Redis."""
-    with lockkit.connect(server.url) as connected:
-        yield connected
-
-
 # -- Redis -------------------------------------------------------------------------------------------------------------
 
 
@@ -69,16 +58,6 @@ def test_redis_py_holder_hears_of_its_loss_when_it_releases(client: redis.Redis)
     with pytest.raises(redis.exceptions.LockNotOwnedError):
         first.release()
     assert second.owned()
-
-
-def test_lockkit_holder_is_told_of_its_loss(client: redis.Redis, ours: Client) -> None:
-    """Somebody took the key away: the next renewal says so, and the callback is called."""
-    told = threading.Event()
-    with ours.lock("seat", ttl=3, timeout=PATIENCE, on_lost=lambda *_: told.set(), raise_on_lost=False) as lease:
-        assert client.delete("lockkit:seat")
-
-        assert told.wait(PATIENCE)
-        assert lease.lost
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # how its thread ends
@@ -219,10 +198,3 @@ async def test_filelock_object_shared_by_two_tasks_lets_both_in(tmp_path: Path) 
     lock: Any = import_module("filelock").AsyncFileLock(tmp_path / "seat.lock")
 
     assert await most_inside(lock, PATIENCE) == 2
-
-
-@pytest.mark.asyncio
-async def test_lockkit_object_shared_by_two_tasks_lets_one_in(tmp_path: Path) -> None:
-    """The lease owns the lock, not the object."""
-    async with lockkit.aio.connect(f"file://{tmp_path}") as client:
-        assert await most_inside(client.lock("seat", ttl=LONG), 0.05) == 1

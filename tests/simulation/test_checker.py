@@ -309,15 +309,6 @@ def test_history_without_a_look_at_the_server_is_not_valid() -> None:
     assert check([*FIRST, Ended(30.0)], LIMITS).word == "invalid"
 
 
-def test_check_changes_nothing() -> None:
-    """The same history gives the same verdict again."""
-    history: History = [*HELD, *SECOND, *END]
-    before = list(history)
-
-    assert check(history, LIMITS) == check(history, LIMITS)
-    assert history == before
-
-
 def test_describe_is_one_line_for_each_event() -> None:
     """With the time first, and names for the numbers."""
     text = describe([Granted(1.25, "a", "x", "0123456789abcdef", 7, 2.5), Quiet(3.0, True, (("a", "0123456789"),), ())])

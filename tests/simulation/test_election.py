@@ -8,7 +8,7 @@ import pytest
 
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.primitives.election import Tenure
-from tests.simulation.election import Act, Acts, hold_elections, overlaps, stale_acts
+from tests.simulation.election import hold_elections, overlaps, stale_acts
 from tests.simulation.support import known_first
 
 SEEDS = range(150)
@@ -27,17 +27,6 @@ def test_leaders_never_act_at_the_same_time() -> None:
 
     assert terms > 5 * len(SEEDS), "the elections went on"
     assert stale > 0, "no leader was paused in its act: the term number had nothing to do"
-
-
-def test_checker_sees_an_overlap_and_no_more() -> None:
-    """Of different terms only, and not of an act that is exempt."""
-    first, second = Act(0.0, 2.0, 1, "a", exempt=False), Act(1.0, 3.0, 2, "b", exempt=False)
-    assert overlaps(Acts([first, second])) == [(first, second)]
-    assert overlaps(Acts([first, second._replace(term=1)])) == []
-    assert overlaps(Acts([first, second._replace(start=2.0)])) == []
-    assert overlaps(Acts([first._replace(exempt=True), second])) == []
-    short = Act(0.5, 0.6, 1, "a", exempt=False)
-    assert overlaps(Acts([first, short, second])) == [(first, second)]
 
 
 def no_grace(self: Tenure) -> float:

@@ -38,53 +38,12 @@ class Setting:
         return what
 
 
-def test_answer_takes_two_messages() -> None:
-    """Time passes by the latency there and back."""
-    setting = Setting(Conditions(latency=(0.1, 0.2)))
-
-    assert setting.call("hello") == "hello"
-    assert 0.2 <= setting.world.now <= 0.4
-
-
-def test_lost_request_was_not_run() -> None:
-    """The caller's time runs out."""
-    setting = Setting(Conditions(requests_lost=1.0))
-
-    assert setting.call() == "no answer"
-    assert setting.world.now == pytest.approx(1.0)
-    setting.world.run()
-    assert setting.ran == []
-
-
 def test_lost_answer_was_run() -> None:
     """The caller cannot tell it from a lost request."""
     setting = Setting(Conditions(answers_lost=1.0))
 
     assert setting.call() == "no answer"
     assert setting.ran == ["x"]
-
-
-def test_slow_request_is_run_after_its_caller_has_left() -> None:
-    """And later requests overtake it."""
-    setting = Setting(Conditions(slow=1.0, slow_max=60.0, latency=(30.0, 30.0)))
-    assert setting.call("slow") == "no answer"
-    setting.network.conditions = Conditions()
-
-    assert setting.call("quick") == "quick"
-    setting.world.run()
-    assert setting.ran == ["quick", "slow"]
-
-
-def test_requests_arrive_in_the_order_in_which_they_were_sent() -> None:
-    """Unless one is slow: as on one connection."""
-    setting = Setting()
-
-    for number in range(200):
-        setting.send(number)
-        setting.world.run(until=setting.world.now + 0.0001)
-    setting.world.run()
-
-    assert setting.ran == list(range(200))
 
 
 @pytest.mark.parametrize(("requests", "answers", "ran"), [(True, False, []), (False, True, ["x"]), (True, True, [])])
@@ -98,18 +57,6 @@ def test_cut_loses_one_direction_or_both(*, requests: bool, answers: bool, ran: 
     assert setting.call("other", process=setting.world.process("q")) == "other"
     setting.network.heal(setting.process, setting.node)
     assert setting.call("healed") == "healed"
-
-
-def test_paused_node_runs_everything_when_it_goes_on() -> None:
-    """Also what nobody waits for any more."""
-    setting = Setting()
-    setting.node.pause()
-    assert setting.call("early") == "no answer"
-
-    setting.world.call_in(0.5, setting.node.resume)
-
-    assert setting.call("late") == "late"
-    assert setting.ran == ["early", "late"]
 
 
 def test_stopped_node_refuses_and_forgets() -> None:
@@ -130,23 +77,6 @@ def test_stopped_node_refuses_and_forgets() -> None:
     assert setting.call("again") == "again"
     assert setting.ran == ["again"]
     assert lost == [True]
-
-
-def test_push_reaches_a_living_process_only() -> None:
-    """A wake-up is lost with answers, and with the process."""
-    setting = Setting()
-    got: list[str] = []
-    dead = setting.world.process("dead")
-
-    setting.network.push(setting.node, setting.process, lambda: got.append("alive"))
-    setting.network.push(setting.node, dead, lambda: got.append("dead"))
-    dead.crash()
-    setting.world.run()
-    setting.network.cut(setting.process, setting.node)
-    setting.network.push(setting.node, setting.process, lambda: got.append("cut"))
-    setting.world.run()
-
-    assert got == ["alive"]
 
 
 def test_wall_clock_jumps_and_the_monotonic_clock_does_not() -> None:

@@ -146,54 +146,7 @@ def test_clocks_beyond_the_allowance_make_second_holders() -> None:
     assert checks == {"exclusion"}
 
 
-def test_guard_stops_the_older_of_two_holders() -> None:
-    """Two believe at one instant, because the nodes' clocks run too fast; storage that compares tokens takes one."""
-    world = World(1)
-    network = Network(world)
-    nodes = [VotingNode(world, index, rate=1.5, wall_offset=0.0) for index in range(5)]
-    accepted: list[tuple[str, bool]] = []
-    newest = 0
-
-    def write(who: str, token: int) -> None:
-        nonlocal newest
-        accepted.append((who, token >= newest))
-        newest = max(newest, token)
-
-    async def story(alice: Process, bob: Process) -> None:
-        leases = []
-        for process in (alice, bob):
-            client = connect_redlock(process, nodes, network)
-            task = process.start(client.lock("x", ttl=10.0, renew=False).acquire(), "acquire", awaited=True)
-            await task.join()
-            leases.append(task.result())
-        older, newer = leases
-        assert older.held
-        assert newer.held
-        write("alice", older.token)
-        write("bob", newer.token)
-        write("alice", older.token)
-        # Given up without a word: they have done their part.
-        older._record.state = newer._record.state = LeaseState.RELEASED
-
-    director = world.process("director")
-    task = director.start(story(world.process("alice"), world.process("bob")), "story", awaited=True)
-    world.run(task=task)
-    task.result()
-    world.end()
-
-    assert accepted == [("alice", True), ("bob", True), ("alice", False)]
-
-
 def connect_redlock(process: Process, nodes: list[VotingNode], network: Network) -> Client:
     """Make a client of simulated nodes."""
     server = LockServer(Node(process.world, "unused"), network, [])
     return connect(process, server, network, backend=lambda *_: redlock_at(process, nodes, network, 1.0))
-
-
-def test_the_same_seed_gives_the_same_history() -> None:
-    """A failure can be looked at again."""
-    one, other = (RedlockSimulation(schedule_of(7)) for _ in range(2))
-    one.judge()
-    other.judge()
-
-    assert one.history == other.history

@@ -8,30 +8,6 @@ from lockkit_tools.simulation import Cancelled, Overrun, SimulatedRuntime, World
 from tests.simulation.support import sleep
 
 
-def order(seed: int, tasks: int = 6) -> str:
-    """The order in which tasks that could all run did run."""
-    world = World(seed)
-    process = world.process("p")
-    ran = []
-
-    async def run(name: str) -> None:
-        for _ in range(3):
-            ran.append(name)
-            await sleep(process, 1.0)
-
-    for number in range(tasks):
-        process.start(run(str(number)), str(number))
-    world.run()
-    return "".join(ran)
-
-
-def test_order_is_fixed_by_the_seed() -> None:
-    """Equal seeds run the tasks in one order; other seeds in others."""
-    assert order(1) == order(1)
-
-    assert len({order(seed) for seed in range(20)}) == 20
-
-
 def test_order_does_not_depend_on_the_order_of_waking() -> None:
     """Tasks woken in the order of a set (which differs from run to run) step in the order of the seed."""
 
@@ -94,25 +70,6 @@ def test_paused_process_runs_nothing_while_its_clock_goes_on() -> None:
     world.run()
 
     assert woken == [30.0]
-
-
-def test_paused_process_receives_when_it_goes_on() -> None:
-    """In the order of arrival; what a dead one receives is lost."""
-    world = World(1)
-    process, dead = world.process("p"), world.process("q")
-    received = []
-
-    world.call_at(0.5, process.pause)
-    world.call_at(0.5, dead.pause)
-    for at in (0.1, 1.0, 2.0):
-        world.call_at(at, process.receive, lambda at=at: received.append((at, world.now)))
-        world.call_at(at, dead.receive, lambda: received.append(("dead", world.now)))
-    world.call_at(1.5, dead.crash)
-    world.call_at(30.0, process.resume)
-    world.call_at(30.0, dead.resume)
-    world.run()
-
-    assert received == [(0.1, 0.1), ("dead", 0.1), (1.0, 30.0), (2.0, 30.0)]
 
 
 def test_crashed_process_has_no_effect_any_more() -> None:
@@ -221,7 +178,3 @@ def test_waiting_inside_a_mutex_is_found() -> None:
         world.run()
     world.mutexes_held = 0
     world.end()
-
-
-class TestRuntime:
-    """`SimulatedRuntime` keeps the promises of `lockkit.runtime.Runtime`."""

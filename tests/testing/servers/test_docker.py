@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar, Self
 
@@ -17,7 +16,7 @@ import pytest
 
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisServer, ServerError, docker, require
-from lockkit_tools.servers.docker import ContainerServer, _close_all, _somebody_listens, docker_has
+from lockkit_tools.servers.docker import ContainerServer, _close_all
 from lockkit_tools.servers.kinds import KINDS
 from lockkit_tools.servers.resp import RespConnection
 
@@ -114,18 +113,6 @@ def test_container_without_data_is_a_new_one(server: ContainerServer) -> None:
     assert [container.removed for container in Container.made] == [True, False]
 
 
-def test_paused_container_answers_after_resume(server: ContainerServer) -> None:
-    """Docker freezes all that is in it."""
-    server.start()
-    server.pause()
-    with pytest.raises(TimeoutError):
-        ping(server, timeout=0.3)
-
-    server.resume()
-
-    assert ping(server) == "PONG"
-
-
 def test_container_that_nobody_closed_is_removed_at_the_end_of_the_program(server: ContainerServer) -> None:
     """Where testcontainers' own reaper cannot be had nobody else does it."""
     server.start()
@@ -145,11 +132,3 @@ def test_container_that_does_not_answer_shows_its_log(server: ContainerServer, m
 
     with pytest.raises(ServerError, match=r"redis:7.*still waiting.*\n.*out of memory"), server:
         pass
-
-
-def test_docker_is_not_asked_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No daemon: no container, and no error."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-
-    assert not _somebody_listens()
-    assert not docker_has.__wrapped__("redis:7-alpine")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lockkit_tools.servers import (
-    RedisServer,
     ServerMissing,
     Unmanaged,
     docker,
-    docker_groups,
     install,
     kinds,
     locate,
@@ -63,17 +60,6 @@ def test_url_of_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> 
             server.restart()
 
 
-def test_server_with_options_is_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign server cannot be given a password."""
-    require("redis", local=True)
-    monkeypatch.setenv("LOCKKIT_TEST_REDIS_URL", "redis://elsewhere:6379/3")
-
-    server = provide("redis", password="one")  # noqa: S106 - of a throw-away server
-
-    assert isinstance(server, RedisServer)
-    assert server.password == "one"  # noqa: S105 - as above
-
-
 def test_docker_comes_before_local_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """But only where there is an image, and not when a local process is asked for."""
     require("redis", local=True)
@@ -81,18 +67,8 @@ def test_docker_comes_before_local_programs(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert locate("redis").origin == "docker"
     assert isinstance(provide("redis"), docker.ContainerServer)
-    assert isinstance(provide("redis-cluster"), docker_groups.ContainerGroup)
     assert locate("redis", local=True).origin == "local"
-    assert look(KINDS["pgbouncer"]) == look(KINDS["pgbouncer"], local=True)
-
-
-def test_containers_can_be_ruled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a variable, where Docker is there and slow."""
-    require("redis", local=True)
-    monkeypatch.setattr(kinds, "docker_has", lambda _: True)
-    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "local")
-
-    assert locate("redis").origin == "local"
+    assert look(KINDS["redlock"]) == look(KINDS["redlock"], local=True)
 
 
 @pytest.mark.usefixtures("no_docker")
@@ -103,23 +79,9 @@ def test_containers_can_be_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ServerMissing, match=r"redis:7.*pip install testcontainers"):
         provide("redis")
-    with pytest.raises(ServerMissing, match="no form in containers"):
+    with pytest.raises(ServerMissing, match="no form in one container"):
         provide("pgbouncer")
     assert locate("redis", local=True).origin == "local"
-
-
-def test_choice_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A typing error must not choose something."""
-    monkeypatch.setenv("LOCKKIT_TEST_SERVERS", "podman")
-
-    with pytest.raises(ValueError, match="takes docker or local"):
-        locate("redis")
-
-
-def test_unknown_kind_is_named() -> None:
-    """A typing error is told from a missing server."""
-    with pytest.raises(ValueError, match=r"'radis'.*redis-cluster"):
-        provide("radis")
 
 
 def test_missing_server_says_what_to_do(ghost: Kind) -> None:
@@ -148,13 +110,6 @@ def test_missing_server_fails_the_test_in_ci(ghost: Kind, monkeypatch: pytest.Mo
 class TestCommandLine:
     """``python -m lockkit_tools.servers``."""
 
-    def test_list_shows_every_kind(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """One line each."""
-        assert main(["list"]) == 0
-
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines] == list(KINDS)
-
     def test_install_of_what_is_here_tells_where(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Nothing is done, and that is success."""
         require("redis", local=True)
@@ -162,12 +117,6 @@ class TestCommandLine:
         assert main(["install", "redis"]) == 0
 
         assert "redis" in capsys.readouterr().out
-
-    def test_missing_server_is_an_error_in_ci(self, ghost: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-        """CI must not go on without it."""
-        monkeypatch.setenv("CI", "true")
-
-        assert main(["install", ghost.name]) == 1
 
     def test_unknown_kind_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         """With the kinds that there are."""
@@ -242,22 +191,3 @@ class TestInstall:
 
         assert self.policy.read_text() == "#!/bin/sh\nexit 104\n"
         assert self.policy.stat().st_mode & 0o777 == 0o751
-
-    def test_lists_are_fetched_only_if_needed(self) -> None:
-        """An install that works needs no `apt-get update`; one that fails is tried again."""
-        quick, stale = Apt(self.policy), Apt(self.policy, failures=1)
-        for apt in (quick, stale):
-            self.use(apt)
-            self.run(GHOST)
-
-        assert [call[0] for call in quick.calls] == ["install"]
-        assert [call[0] for call in stale.calls] == ["install", "update", "install"]
-
-    def test_package_without_the_program_is_told(self) -> None:
-        """A package that does not bring what it should is not taken for success."""
-        self.use(Apt(self.policy))
-        other = replace(GHOST, name="other")
-        self.monkeypatch.setattr(kinds, "look_for", lambda *_: None)
-
-        with pytest.raises(ServerMissing, match="still missing: other"):
-            self.run(other)

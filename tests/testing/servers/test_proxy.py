@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import socket
 import socketserver
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit_tools.servers import FaultProxy, RedisServer, http2_call_ended, require, wait_until
-from lockkit_tools.servers._link import CHUNK_BYTES, CommandParser, Network
+from lockkit_tools.servers import FaultProxy, RedisServer, http2_call_ended, require
+from lockkit_tools.servers._link import CommandParser
 from lockkit_tools.servers._ports import Ports
 from lockkit_tools.servers.resp import RespConnection
 
@@ -119,28 +118,6 @@ def test_delay_makes_answers_late(proxy: FaultProxy, client: socket.socket, dire
     assert time.monotonic() - began >= MOMENT
 
 
-def test_delay_is_latency_and_not_a_narrow_pipe(proxy: FaultProxy, client: socket.socket) -> None:
-    """Chunks that follow each other are late together, not one after the other."""
-    chunks = 40
-    message = bytes(chunks * CHUNK_BYTES)
-    proxy.delay(to_server=1.0)
-    began = time.monotonic()
-    assert asked(client, message) == message
-
-    # One after the other they would need 40 s.
-    assert time.monotonic() - began < 20
-
-
-def test_small_answers_do_not_wait_for_one_another(proxy: FaultProxy, client: socket.socket) -> None:
-    """No side of a connection has Nagle's algorithm, which holds the second answer back until the first was seen."""
-    (link,) = proxy._network.links
-    sides = [writer.get_extra_info("socket") for writer in link._writers]
-
-    assert len(sides) == 2
-    assert all(side.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for side in sides)
-    assert asked(client, b"hello") == b"hello"
-
-
 def test_cut_closes_connections_and_accepts_new_ones(proxy: FaultProxy, client: socket.socket) -> None:
     """The client sees the end of the stream, and may come back."""
     assert proxy.cut() == 1
@@ -183,15 +160,6 @@ def test_blackhole_keeps_bytes_until_it_heals(proxy: FaultProxy, client: socket.
     client.sendall(b"two")
     client.shutdown(socket.SHUT_WR)
     assert b"".join(iter(lambda: client.recv(100), b"")) == b"one two"
-
-
-def test_blackhole_of_answers_lets_requests_through(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
-    """A partition may be one-sided."""
-    proxy.blackhole(to_server=False)
-    client.sendall(b"!")
-
-    wait_until(lambda: None if echo.got == b"hello!" else "the request is on its way")
-    assert is_silent(client)
 
 
 def test_blackhole_hides_new_connections(proxy: FaultProxy, echo: EchoServer) -> None:
@@ -294,49 +262,12 @@ def test_dead_server_is_a_reset_connection() -> None:
     ports.close()
 
 
-def test_counts_tell_what_went_through(proxy: FaultProxy, client: socket.socket) -> None:
-    """Connections and bytes of both directions."""
-    before = proxy.counts
-    assert (before.connections, before.open) == (1, 1)
-    assert (before.bytes_to_server, before.bytes_to_client) == (5, 5)
-    client.close()
-    wait_until(lambda: f"{proxy.counts.open} open" if proxy.counts.open else None)
-
-    proxy.reset_counts()
-
-    assert proxy.counts.connections == 0
-    assert proxy.counts.bytes_to_server == 0
-
-
 def test_closing_while_a_client_connects_leaves_no_socket(echo: EchoServer) -> None:
     """A connection that is just being accepted is closed with the others."""
     for _ in range(50):
         with FaultProxy("127.0.0.1", echo.port) as proxy:
             connect(proxy).close()
     gc.collect()  # a socket that was left open now gives the warning that fails the test
-
-
-def test_connection_that_is_being_opened_is_cut_too() -> None:
-    """`cut` in the moment between accepting a client and serving it is not forgotten."""
-
-    async def cut_at_once(ours: socket.socket) -> None:
-        network = Network(("127.0.0.1", 1), count_commands=False)
-        network.to_server.gate.clear()  # otherwise it would end by itself: nobody listens there
-        network.connected(ours)
-        (link,) = network.links
-        network.cut(reset=False)
-        await asyncio.wait([link.task])
-
-    ours, theirs = socket.socketpair()
-    with theirs:
-        asyncio.run(cut_at_once(ours))
-        assert theirs.recv(1) == b""
-
-
-def test_control_before_start_is_an_error() -> None:
-    """A proxy that was not started says so instead of hanging."""
-    with pytest.raises(RuntimeError, match="start"):
-        FaultProxy("127.0.0.1", 1).cut()
 
 
 def test_redis_commands_are_counted_and_lost_by_name() -> None:

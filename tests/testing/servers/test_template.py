@@ -83,17 +83,6 @@ def test_what_failed_is_not_kept(tmp_path: Path, templates: Path) -> None:
     assert maker.made == 1
 
 
-def test_without_the_variable_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the tests of somebody else, whose run nobody tidies up after."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    maker = Maker()
-
-    for name in ("one", "two"):
-        maker.fill(tmp_path / name, "text", "recipe")
-
-    assert maker.made == 2
-
-
 @pytest.mark.parametrize("kind", [PostgresServer, MariaServer], ids=["postgresql", "mariadb"])
 def test_copied_servers_are_apart(kind: type[PostgresServer | MariaServer], templates: Path) -> None:
     """The second one starts from the copy, without what was written to the first."""

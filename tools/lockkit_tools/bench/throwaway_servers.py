@@ -24,21 +24,19 @@ class ServerSpec:
     One service to start.
 
     Attributes:
-        options: Of its class. Durable where the server is durable unless it is told otherwise: what a commit costs when
-            nothing is kept says nothing about production.
-        contained: Options of its form in containers.
+        options: Of its class, as a local program. Durable where the server is durable unless it is told otherwise: what
+            a commit costs when nothing is kept says nothing about production.
         several: Another form of a backend that has a simpler one: left out of a first look.
     """
 
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    contained: Mapping[str, Any] = field(default_factory=dict)
     several: bool = False
 
 
 SPECS = (
     ServerSpec("redis"),
-    ServerSpec("redlock", {"count": NODES}, {"count": NODES}),
+    ServerSpec("redlock", {"count": NODES}),
     ServerSpec("postgresql", {"durable": True}),
     ServerSpec("mariadb", {"durable": True}),
     ServerSpec("zookeeper", {"durable": True}),
@@ -118,7 +116,7 @@ class ThrowawayServers:
         if (lacking := kind.missing_image()) is not None:
             self.missing[spec.kind] = lacking
             return None
-        return kind.make_contained(**spec.contained)
+        return kind.make_contained()
 
     def _offer(self, kind: str, url: str) -> None:
         """Add a URL for each mode of its backend, unless there is no backend or its driver is missing."""

@@ -64,8 +64,7 @@ _SHAPES: Final = (
 class _Canvas:
     """Collects elements, and how far down they reach."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self) -> None:
         self.parts: list[str] = []
         self.labels: list[str] = []
         self.y = 0.0
@@ -142,31 +141,25 @@ def draw(run: Run) -> str:
     parts: list[str] = []
     y = 0.0
     for index, result in enumerate(run.results):
-        canvas = _Canvas(f"s{index}")
+        canvas = _Canvas()
         if index:
             canvas.line((MARGIN, 2), (WIDTH - MARGIN, 2), "var(--line)")
         _scene(canvas, result, run.seed)
         parts.append(f'<g transform="translate(0 {_n(y)})">{"".join(canvas.parts)}</g>')
         y += canvas.y + MARGIN
-    title = run.scenario.title if len(run.results) > 1 else run.results[0].scene.title
-    return _document(title, _description(run), "".join(parts), y)
+    return _document(title(run), _description(run), "".join(parts), y)
 
 
-def chart(result: Result, key: str) -> str:
-    """Draw the lanes of a scene only, for a page that has the words around it."""
-    canvas = _Canvas(key)
-    drawing = prepare(result)
-    _lanes(canvas, drawing)
-    _legend(canvas, drawing)
-    description = f"{result.verdict.headline} " + " ".join(line.mark.text for line in drawing.lines)
-    return _document(result.scene.title, description, "".join(canvas.parts), canvas.y + 6, key=key)
+def title(run: Run) -> str:
+    """Name a picture: after its scene if it has one only."""
+    return run.scenario.title if len(run.results) > 1 else run.results[0].scene.title
 
 
-def _document(title: str, description: str, body: str, height: float, key: str = "lab") -> str:
+def _document(title: str, description: str, body: str, height: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(height)}" role="img" '
-        f'aria-labelledby="{key}-title {key}-desc">'
-        f'<title id="{key}-title">{escape(title)}</title><desc id="{key}-desc">{escape(description)}</desc>'
+        'aria-labelledby="lab-title lab-desc">'
+        f'<title id="lab-title">{escape(title)}</title><desc id="lab-desc">{escape(description)}</desc>'
         f"<style>{COLOURS}{_SHAPES}</style>"
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" fill="var(--ground)"/><rect width="3" height="6" fill="var(--bad)"/></pattern>'

@@ -431,13 +431,16 @@ class Server(Service):
         return f"<{type(self).__name__} {self.host}:{port}, {state}>"
 
 
-class Group(Service):
-    """Several services that suffer together what is done to them."""
+class ServerGroup(Service):
+    """Several servers that are started, stopped and removed together, and suffer together what is done to them."""
 
     @property
     @abstractmethod
-    def servers(self) -> Sequence[Service]:
+    def servers(self) -> Sequence[Server]:
         """The members, in the order in which they are started."""
+
+    def arrange(self) -> None:
+        """Makes one service of members that answer; called after each start of all."""
 
     def kill(self) -> None:
         for server in self.servers:
@@ -455,18 +458,6 @@ class Group(Service):
         """Removes the data of all members."""
         for server in self.servers:
             server.erase()
-
-
-class ServerGroup(Group):
-    """Several servers that are started, stopped and removed together."""
-
-    @property
-    @abstractmethod
-    def servers(self) -> Sequence[Server]:
-        """The members, in the order in which they are started."""
-
-    def arrange(self) -> None:
-        """Makes one service of members that answer; called after each start of all."""
 
     def start(self) -> Self:
         if todo := [server for server in self.servers if not server.running]:

@@ -20,10 +20,6 @@ from lockkit_tools.servers.errors import ServerError
 # A daemon that needs longer to say that it is there is no help.
 DAEMON_TIMEOUT_S = 5
 
-# `Any`: testcontainers and docker are not installed where they are not used.
-Adapt = Callable[[Any], object]
-"""Says something more of a container that is about to be made: the network that it shares."""
-
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -40,28 +36,19 @@ class Image:
 
 
 class ContainerServer(Service):
-    """
-    One container, reached at a port of 127.0.0.1 that it keeps across restarts.
+    """One container, reached at a port of 127.0.0.1 that it keeps across restarts."""
 
-    Args:
-        port: A port that leads to it without its doing: that of a network which it shares. None: it publishes one.
-        adapt: Called with the container of testcontainers before it is made.
-    """
-
-    def __init__(self, kind: str, image: Image, *, port: int | None = None, adapt: Adapt = lambda _: None) -> None:
+    def __init__(self, kind: str, image: Image) -> None:
         self.kind = kind
         self._image = image
         self._ports = Ports()
-        self._given_port = port
         self._own_port: int | None = None
-        self._adapt = adapt
+        # `Any`: testcontainers and docker are not installed where they are not used.
         self._container: Any = None
 
     @property
     def port(self) -> int:
         """Port of 127.0.0.1 that leads into the container."""
-        if self._given_port is not None:
-            return self._given_port
         if self._own_port is None:
             self._own_port = self._ports.reserve()
         return self._own_port
@@ -82,34 +69,18 @@ class ContainerServer(Service):
         return str(self._docker.id)
 
     def start(self) -> Self:
-        self.launch()
-        self.wait_ready()
-        return self
-
-    def launch(self) -> None:
-        """Starts the container without waiting until the server in it answers."""
         if self._container is not None:
             self._docker.start()
-            return
-        self._container = self._described()
-        _alive[self] = os.getpid()
-        self._container.start()
-
-    def wait_ready(self) -> None:
-        """Asks the server in the container until it is ready."""
+        else:
+            self._container = self._described()
+            _alive[self] = os.getpid()
+            self._container.start()
         try:
             wait_until(lambda: self._image.ask(HOST, self.port))
         except ServerError as error:
             log = self._docker.logs(tail=40).decode(errors="replace")
             raise ServerError(f"{self.kind} in a container of {self._image.name}: {error}; its log:\n{log}") from error
-
-    def run(self, *command: str) -> str:
-        """Runs a program in the container to its end, and gives what it printed."""
-        status, output = self._docker.exec_run(list(command))
-        text = bytes(output).decode(errors="replace")
-        if status != 0:
-            raise ServerError(f"{command[0]} in a container of {self._image.name} failed ({status}):\n{text}")
-        return text
+        return self
 
     def stop(self, timeout: Seconds = STOP_TIMEOUT) -> None:
         self._docker.stop(timeout=round(timeout))
@@ -142,30 +113,18 @@ class ContainerServer(Service):
         return self._container.get_wrapped_container()
 
     def _described(self) -> Any:  # noqa: ANN401 - testcontainers' object
-        container = new_container(self._image.name)
-        if self._given_port is None:
-            publish(container, self._image.port, self.port)
+        config = import_module("testcontainers.core.config").testcontainers_config
+        # Testcontainers' own container, which removes ours should we die.  Where it cannot be had we do so at our end.
+        config.ryuk_disabled = config.ryuk_disabled or not docker_has(config.ryuk_image)
+        container = import_module("testcontainers.core.container").DockerContainer(self._image.name)
+        # Docker's pair of address and port keeps it on loopback. `with_bind_ports` takes a bare number only, which
+        # would open it to the network.
+        container.ports[f"{self._image.port}/tcp"] = (HOST, self.port)
         for name, value in self._image.env:
             container.with_env(name, value)
         if self._image.command is not None:
             container.with_command(list(self._image.command))
-        self._adapt(container)
         return container
-
-
-def new_container(image: str) -> Any:  # noqa: ANN401 - testcontainers' object
-    """A container of this image, to be described and started."""
-    config = import_module("testcontainers.core.config").testcontainers_config
-    # Testcontainers' own container, which removes ours should we die.  Where it cannot be had we do so at our end.
-    config.ryuk_disabled = config.ryuk_disabled or not docker_has(config.ryuk_image)
-    return import_module("testcontainers.core.container").DockerContainer(image)
-
-
-def publish(container: Any, inside: int, outside: int) -> None:  # noqa: ANN401 - testcontainers' object
-    """Lets a port of 127.0.0.1 lead to one of a container."""
-    # Docker's pair of address and port keeps it on loopback. `with_bind_ports` takes a bare number only, which would
-    # open it to the network.
-    container.ports[f"{inside}/tcp"] = (HOST, outside)
 
 
 # Those that were made and not removed, with the process that made them: a forked child must not remove its parent's.

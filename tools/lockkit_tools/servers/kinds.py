@@ -43,9 +43,7 @@ class Kind:
     packages: tuple[str, ...]
     """Debian packages that bring what it needs."""
     image: Image | None = None
-    """How one node is run in a container; None: there is no such form."""
-    group: str | None = None
-    """``module:function`` that makes several containers of one service; None: one container is all."""
+    """How it is run in a container; None: there is no such form."""
 
     @property
     def variable(self) -> str:
@@ -64,12 +62,14 @@ class Kind:
         """A server of this kind made of local programs, not started yet."""
         if self.factory is None:
             raise ServerMissing(f"{self.title} has no local form here; set {self.variable}")
-        return _load(self.factory)(**options)
+        module, _, name = self.factory.partition(":")
+        make: Callable[..., Service] = getattr(import_module(f"lockkit_tools.servers.{module}"), name)
+        return make(**options)
 
     def missing_image(self) -> str | None:
-        """Why there are no containers of this kind here, and what to do; None if there are."""
+        """Why there is no container of this kind here, and what to do; None if there are."""
         if self.image is None:
-            return f"{self.title} has no form in containers; set {self.variable}"
+            return f"{self.title} has no form in one container; set {self.variable}"
         if not docker_has(self.image.name):
             return (
                 f"no container of {self.image.name}: needs a Docker daemon that has the image or can fetch it, "
@@ -77,19 +77,11 @@ class Kind:
             )
         return None
 
-    def make_contained(self, **options: object) -> Service:
-        """A server of this kind in one container or several, not started yet."""
+    def make_contained(self) -> Service:
+        """A server of this kind in a container, not started yet."""
         if self.image is None:
-            raise ServerMissing(f"{self.title} has no form in containers; set {self.variable}")
-        if self.group is None:
-            return ContainerServer(self.name, self.image)
-        return _load(self.group)(self.name, self.image, **options)
-
-
-def _load(target: str) -> Callable[..., Service]:
-    module, _, name = target.partition(":")
-    found: Callable[..., Service] = getattr(import_module(f"lockkit_tools.servers.{module}"), name)
-    return found
+            raise ServerMissing(f"{self.title} has no form in one container; set {self.variable}")
+        return ContainerServer(self.name, self.image)
 
 
 # fmt: off
@@ -136,15 +128,15 @@ _KINDS = (
     Kind("redis", "Redis, one node", "redis:RedisServer", _REDIS, ("redis-server",), _REDIS_IMAGE),
     Kind(
         "redis-sentinel", "Redis, a master and a replica under three Sentinels", "redis_groups:RedisSentinels",
-        _REDIS, ("redis-server",), _REDIS_IMAGE, "docker_groups:sentinels",
+        _REDIS, ("redis-server",),
     ),
     Kind(
         "redis-cluster", "Redis Cluster of three masters", "redis_groups:RedisCluster",
-        _REDIS, ("redis-server",), _REDIS_IMAGE, "docker_groups:redis_cluster",
+        _REDIS, ("redis-server",),
     ),
     Kind(
         "redlock", "Redis, independent nodes", "redis_groups:RedisNodes",
-        _REDIS, ("redis-server",), _REDIS_IMAGE, "docker_groups:redis_nodes",
+        _REDIS, ("redis-server",),
     ),
     Kind(
         "postgresql", "PostgreSQL", "postgresql:PostgresServer", _POSTGRESQL, ("postgresql",), _POSTGRESQL_IMAGE,
@@ -161,12 +153,12 @@ _KINDS = (
     ),
     Kind(
         "zookeeper-ensemble", "ZooKeeper, three members", "zookeeper:ZooKeeperEnsemble",
-        _ZOOKEEPER, _ZOOKEEPER_PACKAGES, _ZOOKEEPER_IMAGE, "docker_groups:zookeeper_ensemble",
+        _ZOOKEEPER, _ZOOKEEPER_PACKAGES,
     ),
     Kind("etcd", "etcd, one member", "etcd:EtcdServer", _ETCD, _ETCD_PACKAGES, _ETCD_IMAGE),
     Kind(
         "etcd-cluster", "etcd, three members", "etcd:EtcdCluster",
-        _ETCD, _ETCD_PACKAGES, _ETCD_IMAGE, "docker_groups:etcd_cluster",
+        _ETCD, _ETCD_PACKAGES,
     ),
     Kind("nats", "NATS with JetStream", "nats:NatsServer", (Need(("nats-server",)),), ("nats-server",)),
 )

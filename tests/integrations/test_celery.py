@@ -404,19 +404,6 @@ def test_misspelt_option_is_an_error_when_the_task_is_registered(options: dict[s
         app.finalize()
 
 
-@pytest.mark.parametrize("options", [{"lok": "acct:{n}"}, {"lock": "acct:{n}", "lock_tll": 5}])
-def test_wrong_option_of_a_class_is_an_error_when_the_task_is_registered(options: dict[str, Any]) -> None:
-    """As one of the decorator; also if it stands in the base of a task."""
-    app = local_app()
-
-    def run(self: LockedTask, n: int) -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"which has no effect: use lock"):
-        app.register_task(type("Pay", (LockedTask,), {"name": "pay", "run": run, **options})())
-    with pytest.raises(ConfigurationError, match=r"which has no effect: use lock"):
-        app.task(shared=False, bind=True, base=type("Base", (LockedTask,), options), lock="acct:{n}")(run)
-
-
 def test_attributes_of_a_tasks_own_class_may_have_any_name() -> None:
     """An application calls them as it likes, and may give them to the decorator."""
 

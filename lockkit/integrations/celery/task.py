@@ -50,7 +50,7 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
     lease is lost, even a task that returns normally fails with `lockkit.LockLost`.
 
     Celery makes attributes of all options of the decorator. So this class refuses one that looks like a misspelt option
-    of its own, unless your task class declares it, with an annotation if the class derives from this one.
+    of its own, unless your task class has or declares it.
 
     Attributes:
         lock: Name of the lock, with fields that the task's arguments fill.
@@ -112,31 +112,21 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
 
     @classmethod
     def _refuse_other_names(cls) -> None:
-        """
-        Refuse attributes that are misspelt options: they would have no effect.
-
-        In the decorator also the names that Dramatiq and RQ have for them. What the application declares, by an
-        annotation or in a class that does not derive from this one, is its own.
-        """
-        kinds = [kind for kind in cls.__mro__ if issubclass(kind, LockedTask) and kind is not LockedTask]
-        own = {name for kind in cls.__mro__ if kind not in kinds for name in vars(kind)}
-        for kind in cls.__mro__:
-            if "_decorated" not in vars(kind):  # of a decorated one they are its function's
-                with suppress(NameError):  # of a name that only type checkers import, from Python 3.14 on
-                    own.update(inspect.get_annotations(kind))
-        for kind in kinds:
-            decorated = "_decorated" in vars(kind)
-            for name, value in vars(kind).items():
-                if name in own or name.startswith("_") or (hasattr(value, "__get__") and not decorated):
-                    continue
-                # A class of the application's own may have a timeout=, and its tasks other values for it.
-                meant = _meant(name, others=decorated and not any(name in vars(base) for base in kinds[1:]))
-                if meant is not None:
-                    message = (
-                        f"task {cls.name!r} was given {name}=, which has no effect: use {meant}=. If it is an "
-                        f"attribute of your own, declare it in a class of your tasks, as in `{name}: str`"
-                    )
-                    raise ConfigurationError(message, name=cls.lock or cls.once)
+        """Refuse misspelt options of the decorator: they would have no effect. What a base has is the application's."""
+        if "_decorated" not in vars(cls):
+            return
+        own = {name for kind in cls.__mro__[1:] for name in vars(kind)}
+        for kind in cls.__mro__[1:]:
+            with suppress(NameError):  # of a name that only type checkers import, from Python 3.14 on
+                own.update(inspect.get_annotations(kind))
+        for name in vars(cls).keys() - own:
+            meant = None if name.startswith("_") else _meant(name)
+            if meant is not None:
+                message = (
+                    f"task {cls.name!r} was given {name}=, which has no effect: use {meant}=. If it is an "
+                    f"attribute of your own, declare it in a class of your tasks, as in `{name}: str`"
+                )
+                raise ConfigurationError(message, name=cls.lock or cls.once)
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """
@@ -194,13 +184,13 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         raise Retry(exc=error, when=job.busy_countdown, sig=signature) from error
 
 
-def _meant(name: str, *, others: bool) -> str | None:
-    """Return the option that a name is likely to stand for; with others, also if it is like one of other decorators."""
+def _meant(name: str) -> str | None:
+    """Return the option that a name is likely to stand for."""
     name = name.lower()
     cutoff = 0.3 if name.startswith(_OURS) else 0.75
     if found := difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=cutoff):
         return found[0]
-    found = difflib.get_close_matches(name, _MEANT, n=1, cutoff=0.8) if others else []
+    found = difflib.get_close_matches(name, _MEANT, n=1, cutoff=0.8)
     return _MEANT[found[0]] if found else None
 
 

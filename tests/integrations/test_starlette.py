@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import logging
-import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from datetime import timedelta
@@ -33,7 +32,6 @@ from lockkit.integrations.idempotency import _digest
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
 from lockkit.testing.kit.clients import AioKitClient
 from lockkit.testing.timing import PATIENCE
-from tests.conventions.sources import ROOT
 
 
 @locked("seat:{hall}:{seat}", ttl=10)
@@ -817,15 +815,6 @@ async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str) -> None:
         with pytest.raises(lockkit.ConfigurationError, match=f"^{wrong} must be"):
             async with lead(client.election("a"), **given):
                 pytest.fail("it began")
-
-
-def test_page_names_tests_that_are_there() -> None:
-    """What the page says of the usual way is shown by a test."""
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "integrations" / "fastapi.md").read_text()))
-    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
-
-    assert named
-    assert [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)] == []
 
 
 @pytest.mark.parametrize("module", ["starlette", "fastapi"])

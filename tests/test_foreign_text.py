@@ -57,20 +57,6 @@ class TestEachPlace:
         holders = (LockHolder(text), LockHolder("o", host=text), LockHolder("o", pid=1, text=text))
         assert all(harmless(str(holder)) and len(str(holder)) < 1500 for holder in holders)
 
-    def test_timeout_names_the_holder(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Owner and metadata were written by another client."""
-        client, _ = scripted()
-
-        async def holders(self: MemoryBackend, name: str) -> list[Holder]:
-            del self, name
-            return [Holder(text, 1, 5.0, {"host": text, "pid": 7, "text": text})]
-
-        monkeypatch.setattr(MemoryBackend, "holders", holders)
-        monkeypatch.setattr("lockkit.engine.acquisition.holder_of", lambda owner, _: LockHolder(owner, host=text))
-        with client.lock("x"), pytest.raises(LockTimeout, match="busy") as caught:
-            client.lock("x").acquire(timeout=0.05)
-        assert harmless(str(caught.value))
-
     def test_warning_of_a_long_wait(
         self, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

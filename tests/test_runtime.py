@@ -222,26 +222,6 @@ def test_background_failure_reaches_the_loop() -> None:
     assert [context["message"] for context in told] == ["lockkit-test failed"]
 
 
-def test_task_is_started_in_its_loop_from_another_thread() -> None:
-    """Such as one that looks at a lease and finds it lost. In debug mode asyncio refuses to make a task there."""
-    ran_in: list[threading.Thread] = []
-
-    async def run() -> None:
-        runtime, ran = AsyncioRuntime(), asyncio.Event()
-        runtime.bound_loop()
-
-        async def work() -> None:
-            ran_in.append(threading.current_thread())
-            ran.set()
-
-        await asyncio.to_thread(runtime.spawn, "work", work)
-        await asyncio.wait_for(ran.wait(), PATIENCE)
-
-    asyncio.run(run(), debug=True)
-
-    assert ran_in == [threading.main_thread()]
-
-
 def test_owner_ids_are_32_hexadecimal_digits_and_differ() -> None:
     """128 bits each."""
     owners = {BlockingRuntime().owner() for _ in range(1000)}

@@ -212,22 +212,6 @@ def test_coroutine_functions_are_recognized(
     assert (template.is_coroutine, template.wraps_coroutine) == (is_coroutine, wraps_coroutine)
 
 
-def test_object_with_every_attribute_is_taken_as_it_is() -> None:
-    """Its ``__wrapped__`` has a ``__wrapped__`` again, and so on for ever."""
-
-    class Endless:
-        def __call__(self) -> None:
-            """Be callable."""
-
-        def __getattr__(self, name: str) -> Endless:
-            if name == "__wrapped__":
-                return Endless()
-            raise AttributeError(name)
-
-    with pytest.raises(ValueError, match="wrapper loop"):  # from inspect.signature
-        NameTemplate("x", Endless())
-
-
 def test_task_that_a_function_returns_is_cancelled() -> None:
     """It has not run yet: the refusal can still prevent it."""
 

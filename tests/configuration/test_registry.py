@@ -291,12 +291,6 @@ def test_wrong_value_names_option_and_value(name: str, value: str, part: str) ->
     assert caught.value.backend == f"fake://h?{name}={value}"
 
 
-def test_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
-    """As a hexadecimal number in a profile may be: Python writes no int of more than 4300 digits."""
-    with pytest.raises(ConfigurationError, match=r"option ttl=.* for fake://h: must be more than 0"):
-        registry.split_options(Fake, parse("fake://h"), {"ttl": 10**5000})
-
-
 @pytest.mark.parametrize("given", [{}, {"sentinel_password": "hunter2"}])
 def test_wrong_value_of_a_secret_option_is_hidden(given: dict[str, object]) -> None:
     """Also in the cause, which would be printed with it."""

@@ -1,7 +1,7 @@
 """
 A fleet of clients comes back from an outage: how long renewals queue at the server, and how much time the leases had.
 
-``python -m tests.engine.fleet`` writes the data and the chart of ``docs/explanation/scale.md`` anew.
+``python -m tests.engine.fleet`` prints the table of ``docs/explanation/scale.md``.
 
 The engine is lockkit's own, on simulated time. The server runs one batch of renewals after the other; while it is down
 it refuses connections, as a server that restarts does. It renews whatever it is asked to: nobody else wants the locks.
@@ -11,12 +11,11 @@ fleet so much larger.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockkit.backend import Grant, Renewal, Renewed
@@ -44,7 +43,6 @@ START_SECONDS = 1.0
 
 CALL_SECONDS = 5.0
 REFUSED_SECONDS = 0.001
-FOLDER = Path(__file__).parents[2] / "docs" / "explanation"
 
 
 @dataclass
@@ -57,13 +55,11 @@ class Fleet:
         margins: How much time was left to the lease of these that was nearest to its deadline when its answer came,
             seconds.
         lost: How many leases were lost.
-        lost_in_outage: How many of them because their deadline came while the server was down.
     """
 
     delays: dict[int, float] = field(default_factory=dict)
     margins: dict[int, float] = field(default_factory=dict)
     lost: int = 0
-    lost_in_outage: int = 0
 
 
 class BusyServer(LockServer):
@@ -124,7 +120,6 @@ def run(clients: int = CLIENTS, *, jitter: bool = True, seconds: float = RENEWAL
 
     def lost(*_: object) -> None:
         fleet.lost += weight
-        fleet.lost_in_outage += weight * (OUTAGE[0] <= world.now < OUTAGE[1])
 
     async def hold(process: Process, names: list[str]) -> None:
         if not jitter:
@@ -146,83 +141,21 @@ def run(clients: int = CLIENTS, *, jitter: bool = True, seconds: float = RENEWAL
     return fleet
 
 
-def at_cost(micros: int) -> dict[str, float]:
-    """Run fewer clients at a server that takes so many µs for a renewal; sum up the time after the outage."""
-    fleet = run(200, seconds=micros / 1e6)
-    after = [second for second in fleet.delays if second >= OUTAGE[1]]
-    return {
-        "lost": fleet.lost,
-        "longest wait": max(fleet.delays[second] for second in after),
-        "least left": min(fleet.margins[second] for second in after),
-    }
+def row(name: str, fleet: Fleet) -> str:
+    """Sum a run up, as a row of the table of the page."""
+    after = max(delay for second, delay in fleet.delays.items() if second >= OUTAGE[1])
+    return f"| {name} | {after:.1f} s | {min(fleet.margins.values()):.1f} s | {fleet.lost:,} |"
 
 
-def data() -> dict[str, Any]:
-    """Run the fleet both ways, for the chart, and at slower servers."""
-    chart = {name: asdict(run(jitter=jitter)) for name, jitter in (("spread", True), ("in step", False))}
-    return {"chart": chart, "by cost in µs": {micros: at_cost(micros) for micros in (3, 5, 7)}}
-
-
-def as_json(runs: dict[str, Any]) -> str:
-    """Write data down as it is committed."""
-    return json.dumps(runs, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-WIDTH, HEIGHT, LEFT, TOP = 720, 200, 60, 34
-FONT = 'font-family="sans-serif" font-size="12" fill="#777"'
-COLOURS = {"spread": "#2066c4", "in step": "#c23b2e"}
-LABELS = {"spread": "spread by lockkit", "in step": "in step, for comparison"}
-
-
-def chart(runs: dict[str, Any]) -> str:
-    """Draw the delays of the renewals, and below them the time that the leases had left."""
-    height = 2 * (HEIGHT + TOP) + 40
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" {FONT}>',
-        "<title>Renewals of a fleet around an outage of 20 s</title>",
-    ]
-    parts += _panel(runs, "delays", "Longest wait of a renewal for its answer, seconds", 0, 3)
-    parts += _panel(runs, "margins", "Least time that a renewed lease had left, seconds", HEIGHT + TOP, 25)
-    for number, name in enumerate(runs):
-        x = LEFT + 200 * number
-        parts.append(f'<circle cx="{x}" cy="{height - 12}" r="4" fill="{COLOURS[name]}"/>')
-        parts.append(f'<text x="{x + 10}" y="{height - 8}">{LABELS[name]}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _panel(runs: dict[str, Any], what: str, title: str, top: int, highest: int) -> list[str]:
-    def x(second: float) -> float:
-        return LEFT + (second - 40.0) / (END - 40.0) * (WIDTH - LEFT - 10)
-
-    def y(value: float) -> float:
-        return top + HEIGHT - max(0.0, value) / highest * (HEIGHT - TOP)
-
-    begin, end = map(x, OUTAGE)
-    size = f'width="{end - begin:.1f}" height="{HEIGHT - TOP}"'
-    parts = [
-        f'<text x="{LEFT}" y="{top + 20}">{title}</text>',
-        f'<rect x="{begin:.1f}" y="{y(highest):.1f}" {size} fill="#999" opacity=".2"/>',
-        f'<text x="{(begin + end) / 2:.1f}" y="{y(highest) + 16:.1f}" text-anchor="middle">server down</text>',
-    ]
-    for part in range(6):
-        value = highest * part / 5
-        parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - 10}" stroke="#999" stroke-width=".4"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
-    parts += [
-        f'<text x="{x(second):.1f}" y="{y(0) + 16:.1f}" text-anchor="middle">{second} s</text>'
-        for second in range(40, int(END) + 1, 10)
-    ]
-    parts += [
-        f'<circle cx="{x(int(second) + 0.5):.1f}" cy="{y(value):.1f}" r="3.5" fill="{COLOURS[name]}" opacity=".8"/>'
-        for name, fleet in runs.items()
-        for second, value in fleet[what].items()
-        if int(second) >= 40
-    ]
-    return parts
+RUNS: dict[str, Callable[[], Fleet]] = {
+    "at random times, as lockkit does": run,
+    "at random times, 7 µs for a renewal": lambda: run(200, seconds=7e-6),
+    "in step, for comparison": lambda: run(jitter=False),
+}
+"""The rows of the page: when clients renew. The last takes minutes."""
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    text = as_json(data())
-    (FOLDER / "fleet.json").write_text(text, "utf-8")
-    (FOLDER / "fleet.svg").write_text(chart(json.loads(text)["chart"]), "utf-8")
+    for name, make in RUNS.items():
+        sys.stdout.write(f"{row(name, make())}\n")

@@ -236,49 +236,6 @@ AgendaAgainstAll.TestCase.settings = settings(
 TestAgendaAgainstAll = AgendaAgainstAll.TestCase
 
 
-class Counting(dict[str, LeaseRecord]):
-    """Counts the looks at leases."""
-
-    looks = 0
-
-    def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as in a dict
-        """Count one."""
-        self.looks += 1
-        return super().get(key, default)
-
-    def values(self) -> Any:  # noqa: ANN401 - as in a dict
-        """Count each that is gone through."""
-        return _Counted(self)
-
-
-class _Counted:
-    def __init__(self, records: Counting) -> None:
-        self.records = records
-
-    def __reversed__(self) -> Iterator[LeaseRecord]:
-        for record in reversed(dict.values(self.records)):
-            self.records.looks += 1
-            yield record
-
-
-def test_watch_looks_at_what_is_due_and_not_at_what_is_held() -> None:
-    """A thousand leases are held for ten minutes, and one short one is renewed many times."""
-    watched = Watched()
-    records = watched.leases.records = Counting()
-    for _ in range(1000):
-        watched.acquire(6000.0)
-    short = watched.acquire(3.0)
-    watched.wake()
-    records.looks = 0
-
-    for _ in range(100):
-        assert watched.wake_until_due() == [short]
-        watched.renew(Renewed())
-
-    assert short.held
-    assert records.looks <= 100 * 4
-
-
 class Changing(dict[str, LeaseRecord]):
     """Loses a lease each time before one goes through it, as the garbage collector may have it, for three times."""
 

@@ -14,7 +14,6 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.engine import renewal
-from lockkit.engine.engine import EXIT_SECONDS
 from lockkit.errors import BackendUnavailable, LockError, LockLost
 from lockkit.runtime import AsyncioRuntime
 from lockkit.testing.timing import PATIENCE
@@ -186,12 +185,6 @@ def test_lease_that_nobody_releases_is_free_when_the_loop_has_ended(watched: boo
 # -- the end of the interpreter ----------------------------------------------------------------------------------------
 
 
-def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
-    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 @pytest.mark.parametrize(
     ("library", "method"),
     [
@@ -234,28 +227,3 @@ def test_end_of_a_child_process_releases(library: str, method: str, tmp_path: Pa
     assert (run.stdout, run.stderr) == ("0\n", "")
     with lockkit.connect(url) as client:
         assert [*client.names()] == []
-
-
-def test_exit_of_many_clients_takes_one_bound_for_all() -> None:
-    """A server that hangs holds up the exit once, not for each client; the bound here is a generous one."""
-    run = python(
-        """
-        import atexit, time, lockkit
-        from lockkit.backends.memory.backend import MemoryBackend
-
-        async def hang(self, *arguments):
-            time.sleep(60)
-
-        started = []
-        atexit.register(lambda: print(time.monotonic() - started[0]))  # runs after lockkit's own
-        import lockkit.engine.engine
-        atexit.unregister(lockkit.engine.engine._at_exit)
-        atexit.register(lockkit.engine.engine._at_exit)
-        MemoryBackend.release = hang
-        clients = [lockkit.connect(f"memory://{number}") for number in range(30)]
-        leases = [client.lock("x", ttl=600).acquire() for client in clients]
-        started.append(time.monotonic())
-        """
-    )
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 30 * EXIT_SECONDS / 2

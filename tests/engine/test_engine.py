@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -24,7 +23,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Grant, LockBackend, Renewed, Unknown
+from lockkit.backend import Grant, LockBackend, Renewed
 from lockkit.engine import renewal
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import BackendUnavailable, LockLost, LockTimeout
@@ -485,34 +484,6 @@ def test_unreachable_at_the_end_does_not_hide_the_error_of_the_body() -> None:
 # -- extend ----------------------------------------------------------------------------------------------------------
 
 
-def test_lease_dropped_after_an_extend_without_answer_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of a request refers to the frames of all its callers, and so to the lease: it must not be kept."""
-    client, backend = scripted()
-
-    async def renew(_: object) -> list[Unknown]:
-        outcomes = []
-        try:
-            fail(BackendUnavailable("no answer"))()
-        except BackendUnavailable as error:
-            outcomes.append(Unknown(error))
-        return outcomes
-
-    def use() -> None:
-        lease = client.lock("x", ttl=300).acquire(0)
-        with contextlib.suppress(BackendUnavailable):
-            lease.extend()
-
-    monkeypatch.setattr(backend, "renew", renew)
-    gc.disable()
-    try:
-        with pytest.warns(ResourceWarning, match="dropped without release"):
-            use()
-        assert not client._engine.leases.records
-    finally:
-        gc.enable()
-    client.close()
-
-
 def test_extend_waits_for_the_renewal_in_flight() -> None:
     """Else the server could run the older, shorter renewal last."""
     client, backend = scripted()
@@ -604,26 +575,6 @@ def test_long_extension_whose_answer_comes_after_the_deadline_is_undone() -> Non
     backend.after["renew"] = takes(client, 60)
     with pytest.raises(LockLost, match="deadline"):
         lease.extend(3600)
-
-    until(lambda: not client.lock("x").locked())
-
-
-def test_long_extension_without_answer_is_undone_for_as_long_as_the_server_may_have_it() -> None:
-    """Also if the server comes back when the former ttl is over."""
-    clock = MovableClock()
-    client, backend = scripted(clock)
-    lease = client.lock("x", ttl=30, renew=False).acquire()
-    backend.after["renew"] = backend.before["release"] = fail(DOWN)
-    with pytest.raises(BackendUnavailable):
-        lease.extend(3600)
-    clock.added += 40
-    assert lease.lost
-    until(lambda: "release" in backend.calls)
-    clock.added += 100
-    client._engine.cleanups._background.wake()
-    until(lambda: backend.calls.count("release") > 1)
-
-    del backend.before["release"]
 
     until(lambda: not client.lock("x").locked())
 

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import secrets
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from lockkit.errors import BackendUnavailable, LockHolder, LockTimeout
 from lockkit.runtime import drive
 from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import Gate, ScriptedBackend, scripted
+from tests.engine.scripted import Gate, ScriptedBackend
 from tests.faces import both_faces, scripted_for
 from tests.test_validation import HOSTILE
-from tests.tries import beside, until
 
 WAIT = 0.02
 
@@ -131,28 +129,6 @@ async def test_backend_that_does_not_say_who_holds_changes_nothing(
         assert caught.value.holder is None
         assert gate.open.is_set() is (error is not None)
         gate.open.set()
-
-
-def test_lookups_at_one_time_share_one_question() -> None:
-    """A crowd that times out together does not all ask the server."""
-    client, backend = scripted()
-    backend.__class__ = Silent
-    assert isinstance(backend, Silent)
-    gate = backend.answer = Gate()
-    lookups = client._engine.acquisitions.lookups
-
-    def asks() -> Future[LockHolder | None]:
-        return beside(lambda: drive(lookups.ask(backend, "x", PATIENCE)))
-
-    with client, client.lock("x") as lease:
-        calls = [asks()]
-        until(lambda: "x" in lookups._pending)
-        calls += [asks() for _ in range(3)]
-        until(lambda: len(lookups._pending["x"].done._sleepers) == 4)
-        gate.open.set()
-
-        assert [getattr(call.result(PATIENCE), "owner", None) for call in calls] == [lease.owner] * 4
-    assert backend.asked == 1
 
 
 def test_foreign_holder_is_named_by_its_owner() -> None:

@@ -6,9 +6,6 @@ from math import inf
 
 import pytest
 
-import lockkit
-from lockkit.backend import Busy, Request
-from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.local_queue import LocalQueues, Ticket
 from lockkit.runtime import BlockingRuntime, _BlockingEvent, drive
 from lockkit.testing.timing import PATIENCE
@@ -108,27 +105,3 @@ def test_close_sends_everybody_away(monkeypatch: pytest.MonkeyPatch) -> None:
     line.leave("x", head)
 
     closing.result(PATIENCE)
-
-
-@pytest.mark.parametrize("timeout", [None, 0])
-def test_call_that_meets_a_closing_client_sends_nothing(monkeypatch: pytest.MonkeyPatch, timeout: float | None) -> None:
-    """A has looked whether the client is open; B closes it, and does not wait for A; A would leave a lock behind."""
-    enter = LocalQueues.enter
-    sent: list[str] = []
-
-    def late(self: LocalQueues, name: str, ticket: Ticket, wait: bool) -> bool:  # noqa: FBT001 - as the method
-        client.close()
-        return enter(self, name, ticket, wait)
-
-    async def try_acquire(self: MemoryBackend, request: Request) -> Busy:  # noqa: ARG001 - as the method
-        sent.append(request.name)
-        return Busy(None)
-
-    monkeypatch.setattr(LocalQueues, "enter", late)
-    monkeypatch.setattr(MemoryBackend, "try_acquire", try_acquire)
-    client = lockkit.connect("memory://")
-
-    with pytest.raises(lockkit.LockError, match="is closed"):
-        client.lock("a").acquire(timeout)
-
-    assert sent == []

@@ -13,9 +13,8 @@ import pytest
 
 from lockkit.errors import BackendUnavailable
 from lockkit.testing.face_driver import FaceDriver
-from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import MovableClock, ScriptedBackend, fail, once, pass_time, scripted
+from tests.engine.scripted import MovableClock, ScriptedBackend, fail, pass_time, scripted
 from tests.faces import both_faces, scripted_for
 from tests.tries import beside, until
 
@@ -87,17 +86,6 @@ async def test_outage_under_many_leases_writes_few_lines_and_loses_none(
     assert re.search(rf"work again after .*: {LEASES} renewed again, 0 lost", about[1]), about
     assert len(about) == 2, about
     assert len(slow_log) <= 10, slow_log
-
-
-def test_line_about_one_lease_is_a_sentence(slow_log: list[str]) -> None:
-    """It said "to the its deadline"."""
-    client, backend = scripted()
-    backend.before["renew"] = once(fail(refused()))
-    with client.lock("a", ttl=LONG):
-        client._engine.confirm_soon()
-        line = until(lambda: next((line for line in slow_log if "renewal of lock 'a'" in line), None))
-
-    assert re.search(r" of 1 held at memory://\S+ failed, \d+\.\d{3} s to its deadline; lockkit retries: ", line)
 
 
 def test_losses_of_an_outage_are_counted_in_a_line(slow_log: list[str]) -> None:
@@ -198,20 +186,3 @@ def test_error_of_one_lock_does_not_keep_others_from_trying(monkeypatch: pytest.
         context = client._engine.acquisitions
         assert context.outage(refused("a is down")) is not context.outage(refused("b is down"))
         assert isinstance(bad.exception(PATIENCE), BackendUnavailable)
-
-
-def test_cleanups_of_a_dead_port_wait_for_longer() -> None:
-    """A hundred requests whose answers were lost are tried one at a time, with pauses that grow to a second."""
-    client, backend = scripted()
-    backend.after["try_acquire"] = fail(BackendUnavailable("the answer was lost"))
-    backend.before["abandon"] = fail(refused())
-    for number in range(100):
-        with pytest.raises(BackendUnavailable):
-            client.lock(f"x{number}").acquire(timeout=0)
-    backend.calls.clear()
-    watch = Stopwatch()
-    until(lambda: backend.calls.count("abandon") >= 9)
-    assert watch.stop() > 1.0  # without the pauses it takes a twentieth of that
-    backend.before.clear()
-    backend.after.clear()
-    until(lambda: not client._engine.cleanups._pending)

@@ -15,7 +15,6 @@ from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.semaphore import CAPS_NAME
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
-from tests.engine.scripted import Gate
 from tests.tries import beside, until
 
 URL = "memory://permits"
@@ -84,21 +83,6 @@ def test_single_tries_for_a_permit_do_not_refuse_one_another(monkeypatch: pytest
             permit.release()
 
 
-def test_client_knows_its_own_cap_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it has just looked, and if an answer from before the change comes after it."""
-    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 100.0)
-    with lockkit.connect("memory://own-cap") as client:
-        semaphore = client.semaphore("x", limit=2)
-        semaphore.acquire(timeout=PATIENCE).release()
-        asked_at = client._engine.runtime.now()
-        semaphore.set_cap(0)
-
-        client._engine.caps._learn({}, asked_at)
-
-        with pytest.raises(lockkit.LockTimeout, match="set its limit to 0"):
-            semaphore.acquire(timeout=0)
-
-
 @pytest.mark.parametrize("kind", ["native", "slots"])
 def test_another_limit_elsewhere_is_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: Literal["native", "slots"]
@@ -159,26 +143,6 @@ def test_caps_that_cannot_be_read_do_not_delay_a_try(monkeypatch: pytest.MonkeyP
             waited = time.monotonic() - began
         answer.set()
     assert waited < PATIENCE / 2
-
-
-def test_calls_at_the_same_time_share_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that acquire permits of many semaphores ask the backend for caps once."""
-    monkeypatch.setattr("lockkit.engine.semaphore.LOOK_SECONDS", 100.0)
-    with lockkit.connect(URL) as client:
-        asked, gate = [], Gate()
-
-        async def read() -> dict[str, int]:
-            asked.append(1)
-            gate()
-            return {}
-
-        monkeypatch.setattr(client._engine.caps, "read", read)
-        calls = [beside(client.semaphore(name, limit=1).acquire, PATIENCE) for name in "abcdefgh"]
-        gate.reached()
-        gate.open.set()
-        for call in calls:
-            call.result(PATIENCE).release()
-    assert len(asked) == 1
 
 
 def test_timeout_says_how_many_permits_are_held_and_by_whom() -> None:

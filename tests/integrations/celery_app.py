@@ -57,33 +57,9 @@ def work(task: LockedTask, seconds: float) -> int:
 
 
 @app.task(base=LockedTask, bind=True, name="shop.pay", lock="acct:{n}", busy_countdown=0.1, max_retries=0)
-def pay(self: LockedTask, n: int, seconds: float = 0.0, *, fail: bool = False) -> list[int]:  # noqa: ARG001
+def pay(self: LockedTask, n: int, seconds: float = 0.0) -> list[int]:  # noqa: ARG001
     """Sent again while the account is locked; has no retry to spend."""
-    token = work(self, seconds)
-    if fail:
-        raise ValueError("no money")
-    return [token, self.request.retries]
-
-
-@app.task(base=LockedTask, bind=True, name="shop.skip", lock="acct:{n}", on_busy="skip")
-def skip(self: LockedTask, n: int) -> int:  # noqa: ARG001
-    """Dropped while the account is locked."""
-    return work(self, 0)
-
-
-@app.task(base=LockedTask, bind=True, name="shop.wait", lock="acct:{n}", on_busy="wait", lock_timeout=20)
-def wait(self: LockedTask, n: int) -> int:  # noqa: ARG001
-    """Waits while the account is locked."""
-    return work(self, 0)
-
-
-@app.task(base=LockedTask, bind=True, name="shop.lose", lock="lost:{n}", lock_ttl=0.6)
-def lose(self: LockedTask, n: int) -> str:
-    """Loses its lock, and ends as if nothing had happened."""
-    with lockkit.connect(URL) as operator:
-        operator.break_lock(f"lost:{n}")
-    assert self.request.lockkit_lease.wait_lost(20)
-    return "well"
+    return [work(self, seconds), self.request.retries]
 
 
 @app.task(

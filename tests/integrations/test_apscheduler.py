@@ -6,10 +6,8 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Self
-from zoneinfo import ZoneInfo
 
 import pytest
 from apscheduler.jobstores.memory import MemoryJobStore
@@ -149,29 +147,6 @@ def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -
     assert "late" not in ran()
     triggers = sorted(found.trigger.__class__.__name__ for found in second.scheduler.get_jobs())
     assert triggers == ["IntervalTrigger", "IntervalTrigger", "OrTrigger"]
-
-
-def test_job_is_overdue_in_the_hour_that_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was due at 2:50 of summer time, and now it is 2:10 of winter time."""
-    zone = ZoneInfo("Europe/Berlin")
-    now = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)
-    due = datetime(2026, 10, 25, 0, 50, tzinfo=UTC).astimezone(zone)
-
-    class Autumn(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls.fromtimestamp(now.timestamp(), tz)
-
-    monkeypatch.setattr(apscheduler, "datetime", Autumn)
-    scheduler = BackgroundScheduler(timezone=zone)
-    with lockkit.connect("memory://autumn") as client:
-        leadership = leader_only(scheduler, client, "autumn", ttl=TTL)
-        scheduler.start(paused=True)
-        overdue = scheduler.add_job(job, "interval", hours=1, start_date=due, next_run_time=due, args=["late"])
-        leadership._forget_overdue()
-        scheduler.shutdown()
-
-    assert overdue.next_run_time.astimezone(UTC) > now  # 1:50 UTC; with APScheduler 3.10 an hour later
 
 
 def test_shared_job_store_is_caught_up(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from celery import Celery, schedules
 from celery.beat import ScheduleEntry, Scheduler
 
 import lockkit
-from lockkit.errors import ConfigurationError, LockError
+from lockkit.errors import ConfigurationError
 from lockkit.integrations.celery import LeaderOnly
 from lockkit.integrations.celery.beat import KEEP_SECONDS, STANDBY_SECONDS
 from lockkit.testing.timing import PATIENCE
@@ -214,13 +214,6 @@ def test_ticks_of_one_second_are_two(beats: Beats) -> None:
     assert len(a.sent) == len(set(a.sent)) == 3
 
 
-def test_interval_of_nothing_is_left_to_celery(beats: Beats) -> None:
-    """It has no due times that beats could agree on."""
-    beats.schedule(poll=schedules.schedule(timedelta(0)))
-
-    assert beats.led().tick() == 0
-
-
 def test_schedule_of_another_package_tells_itself_what_is_due(beats: Beats) -> None:
     """As django-celery-beat's, whose entries can be switched off."""
 
@@ -300,25 +293,6 @@ def test_headers_of_an_entry_stay_as_they_are(beats: Beats) -> None:
     (headers,) = a.headers
     assert headers | {"trace": "on", "lockkit_due": "2026-03-01T09:10:00+00:00"} == headers
     assert entry.options == {"headers": {"trace": "on"}}
-
-
-def test_tick_whose_mark_is_not_known_is_sent_later(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the beat that still leads: after a pause, and not only at the next due time."""
-    beats.schedule(report=schedules.crontab(minute="0"))
-    a = beats.led()
-    beats.run(a)
-    beats.advance(hours=1)
-
-    def fail(*_: object) -> bool:
-        raise LockError("no answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(a, "_mark", fail)
-        assert a.tick() == STANDBY_SECONDS
-    assert a.sent == []
-
-    assert a.tick() == 0
-    assert a.sent == ["report 2026-03-01T10:00:00+00:00"]
 
 
 def test_new_leader_sends_nothing_that_the_old_one_has_sent(beats: Beats) -> None:
@@ -418,22 +392,13 @@ def test_many_missed_ticks_are_one(beats: Beats) -> None:
 def test_due_times_of_a_crontab_are_local(beats: Beats, *, enable_utc: bool) -> None:
     """The mark bears them in UTC, so that two hours with one name, as when summer time ends, are two."""
     beats.app.conf.update(timezone="Europe/Berlin", enable_utc=enable_utc)
-    beats.schedule(report=schedules.crontab(hour="12", minute="0"), half=schedules.crontab(hour="2", minute="30"))
+    beats.schedule(report=schedules.crontab(hour="12", minute="0"))
     a, b = beats.led(), beats.led()
     beats.run(a, b)
 
     beats.advance(hours=4)
     beats.run(a, b)
-    assert a.sent == ["report 2026-03-01T11:00:00+00:00"]
-
-    beats.now = datetime(2026, 10, 24, 12, 0, tzinfo=UTC)
-    beats.run(a, b)
-    for _ in range(48):
-        beats.advance(minutes=30)
-        beats.run(a, b)
-    assert b.sent == []
-    assert "half 2026-10-25T00:30:00+00:00" in a.sent
-    assert len(a.sent) == len(set(a.sent))
+    assert (a.sent, b.sent) == (["report 2026-03-01T11:00:00+00:00"], [])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import django
@@ -152,22 +151,6 @@ def test_alias_has_one_client_in_all_threads() -> None:
 
     assert len(set(map(id, found))) == 1
     assert client().url == "memory://django"
-
-
-def test_client_works_after_a_fork() -> None:
-    """The child has connections of its own, and holds nothing of its parent's."""
-    with override_settings(LOCKKIT={"default": {"DATABASE": "default"}}), client().lock("fork", timeout=PATIENCE):
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                held = client().lock("fork").locked()
-                with client().lock("other", timeout=PATIENCE):
-                    status = 0 if held else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert client().lock("fork").locked()
 
 
 def test_changed_settings_make_another_client() -> None:
@@ -787,50 +770,11 @@ def test_nothing_to_migrate_needs_no_lock(empty: PostgresServer) -> None:
         with other.lock(LOCK_NAME, timeout=PATIENCE):
             out = io.StringIO()
             call_command("migrate_locked", stdout=out)
-            for options in ({"always": True}, {"app_label": "shop"}):
+            for options in ({"always": True}, {"app_label": "shop"}, {"run_syncdb": True}):
                 assert status_without_waiting(**options) == 75
         assert out.getvalue() == "No migrations to apply.\n"
         call_command("migrate_locked", "shop", "sales", verbosity=0)
         assert not index_is_valid()
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "up_to_date"),
-    [
-        ({}, {}, True),
-        ({}, {"always": True}, False),
-        ({}, {"app_label": "shop"}, False),
-        ({}, {"run_syncdb": True}, False),
-        ({}, {"prune": True}, False),
-        ({"plan": ["sale"]}, {}, False),
-        ({"conflicts": {"shop": {"a", "b"}}}, {}, False),
-        ({"replaces": ["one", "two"]}, {}, False),  # all applied, and the squashed one is not recorded
-        ({"replaces": ["one", "three"]}, {}, True),
-        ({"replaces": ["one", "two"], "squashed": "one"}, {}, True),
-    ],
-)
-def test_there_is_something_to_migrate(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], options: dict[str, Any], *, up_to_date: bool
-) -> None:
-    """Whenever ``migrate`` with the same options would do something, or refuse to."""
-    squashed = SimpleNamespace(replaces=changes.get("replaces", ["three"]))
-    loader = SimpleNamespace(
-        graph=SimpleNamespace(leaf_nodes=list),
-        detect_conflicts=lambda: changes.get("conflicts", {}),
-        replacements={changes.get("squashed", "squashed"): squashed},
-    )
-    executor = SimpleNamespace(
-        loader=loader,
-        migration_plan=lambda _: changes.get("plan", []),
-        recorder=SimpleNamespace(applied_migrations=lambda: {"one": 1, "two": 2}),
-    )
-    monkeypatch.setattr(migrate_locked, "MigrationExecutor", lambda _: executor)
-    command = migrate_locked.Command(stdout=io.StringIO())
-    given = {"database": "default", "always": False, "app_label": None, "run_syncdb": False, "prune": False}
-
-    for verbosity in (0, 1):
-        assert command._up_to_date({**given, **options, "verbosity": verbosity}) == up_to_date
-    assert command.stdout.getvalue() == ("No migrations to apply.\n" if up_to_date else "")
 
 
 def test_command_that_only_looks_waits_for_nobody(empty: PostgresServer) -> None:
@@ -874,23 +818,6 @@ def test_database_in_memory_needs_no_lock() -> None:
             assert status_without_waiting(database="lite", lock_alias="default") == 75
         call_command("migrate_locked", database="lite", verbosity=0)
         assert execute("SELECT count(*) FROM shop_sale", "lite") == [(0,)]
-
-
-def test_sigterm_is_the_command_s_only_while_it_migrates() -> None:
-    """A handler of the program stays, and a thread has none."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with pytest.raises(migrate_locked._Terminated), migrate_locked._terminable():
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(lambda: migrate_locked._terminable().__enter__()).result()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        with migrate_locked._terminable():
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_database_that_does_not_answer_has_a_status_of_its_own() -> None:

@@ -1,27 +1,225 @@
-"""What tasks, actors and jobs share, without running any of their frameworks."""
+"""What tasks, actors and jobs share: one suite over Celery, Dramatiq and RQ."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.exceptions import Retry as CeleryRetry
 from dramatiq.brokers.stub import StubBroker
+from rq import Retry as RqRetry
 
 import lockkit
-from lockkit.errors import ConfigurationError
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
 from lockkit.integrations import jobs
-from lockkit.integrations.dramatiq import locked_actor
-from lockkit.integrations.jobs import JobLock
+from lockkit.integrations.celery import LockedTask
+from lockkit.integrations.dramatiq import ActorBusy, locked_actor
+from lockkit.integrations.jobs import JobLock, current_lease
 from lockkit.integrations.rq import locked_job
+from lockkit.testing.timing import PATIENCE
+from tests.tries import until
+
+URL = "memory://jobs"
+
+Job = Callable[..., Any]
+Declare = Callable[..., Job]
 
 
 def pay(n: int) -> int:
     """A job."""
     return n
+
+
+def celery_task(function: Job, url: str = URL, **options: Any) -> Job:
+    """A task of Celery, which has the options under names of its own."""
+    named = {"ttl": "lock_ttl", "timeout": "lock_timeout", "keep": "once_keep"}
+    app = Celery("jobs", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(lockkit_url=url)
+    options = {named.get(option, option): value for option, value in options.items()}
+    task: Job = app.task(shared=False, name="pay", base=LockedTask, **options)(function)
+    app.finalize()
+    return task
+
+
+def dramatiq_actor(function: Job, url: str = URL, **options: Any) -> Job:
+    """An actor of Dramatiq."""
+    return locked_actor(url=url, broker=StubBroker(), **options)(function)
+
+
+def rq_job(function: Job, url: str = URL, **options: Any) -> Job:
+    """A job of RQ."""
+    return locked_job(url=url, **options)(function)
+
+
+DECLARE: dict[str, Declare] = {"celery": celery_task, "dramatiq": dramatiq_actor, "rq": rq_job}
+
+
+@pytest.fixture(params=DECLARE)
+def declare(request: pytest.FixtureRequest) -> Declare:
+    """The decorator of each library."""
+    return DECLARE[request.param]
+
+
+@contextmanager
+def busy(name: str = "acct:1") -> Iterator[None]:
+    """Another client holds a lock."""
+    with lockkit.connect(URL) as client, client.lock(name, timeout=PATIENCE):
+        yield
+
+
+def test_job_runs_under_its_lock(declare: Declare) -> None:
+    """With the ttl of its options; its lease is to be had while it runs."""
+    seen: list[tuple[str, float, bool]] = []
+
+    def look(n: int) -> int:
+        lease = current_lease()
+        seen.append((lease.name, lease.ttl, lease.held))
+        return n
+
+    assert declare(look, lock="acct:{n}", ttl=7)(1) == 1
+    assert seen == [("acct:1", 7, True)]
+    with busy(), pytest.raises(LockError, match="outside a job"):  # so the lock is free
+        current_lease()
+
+
+@pytest.mark.parametrize("on_busy", ["retry", "skip", "wait"])
+def test_busy_job_does_not_run(declare: Declare, on_busy: str) -> None:
+    """It is skipped, or there is nobody to send it again."""
+    job = declare(pay, lock="acct:{n}", on_busy=on_busy, timeout=0)
+    with busy():
+        if on_busy == "skip":
+            assert job(1) is None
+        else:
+            with pytest.raises(LockTimeout, match="acct:1"):
+                job(1)
+    assert job(1) == 1
+
+
+def again_celery(job: Any) -> Any:  # noqa: ANN401 - seconds
+    """When Celery runs the task again."""
+    job.push_request(id="one", args=(1,), kwargs={}, retries=2, called_directly=False, is_eager=False)
+    with pytest.raises(CeleryRetry) as caught:
+        job.run(1)
+    job.pop_request()
+    return caught.value.when
+
+
+def again_dramatiq(job: Job) -> float:
+    """When Dramatiq delivers the message again."""
+    with pytest.raises(ActorBusy) as caught:
+        job(1)
+    return (caught.value.delay or 0) / 1000
+
+
+def again_rq(job: Job) -> int:
+    """When RQ schedules the job again: it counts whole seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=job))
+        found = job(1)
+    assert isinstance(found, RqRetry)
+    return found.intervals[0]
+
+
+@pytest.mark.parametrize(
+    ("library", "again", "seconds"),
+    [("celery", again_celery, 2.5), ("dramatiq", again_dramatiq, 2.5), ("rq", again_rq, 3)],
+)
+def test_busy_job_is_sent_again(library: str, again: Callable[[Job], float], seconds: float) -> None:
+    """By the worker, after the countdown, which may be a timedelta."""
+    job = DECLARE[library](pay, lock="acct:{n}", busy_countdown=timedelta(milliseconds=2500))
+    with busy():
+        assert again(job) == seconds
+
+
+@pytest.mark.parametrize("on_busy", ["retry", "skip"])
+def test_job_without_its_lock_server_fails(declare: Declare, on_busy: str) -> None:
+    """An outage is not a busy lock: the job is not skipped."""
+    with pytest.raises(BackendUnavailable):
+        declare(pay, url="redis://127.0.0.1:1/0", lock="acct:{n}", on_busy=on_busy)(1)
+
+
+def test_job_that_fails_frees_its_lock(declare: Declare) -> None:
+    """Also with a timeout of another lock, which does not count as busy: the job has run."""
+
+    def fail(n: int) -> None:
+        raise LockTimeout(f"inner {n}")
+
+    with pytest.raises(LockTimeout, match="inner 1"):
+        declare(fail, lock="acct:{n}", once="pay:{n}", on_busy="skip")(1)
+    with busy():
+        pass
+
+
+def test_job_that_lost_its_lock_fails(declare: Declare) -> None:
+    """Though its function returns as if nothing had happened."""
+
+    def lose(n: int) -> int:
+        with lockkit.connect(URL) as operator:
+            operator.break_lock(f"acct:{n}")
+        assert current_lease().wait_lost(PATIENCE)
+        return n
+
+    with pytest.raises(LockLost, match="acct:1"):
+        declare(lose, lock="acct:{n}", ttl=0.6)(1)
+
+
+def test_repeat_gets_the_stored_result(declare: Declare) -> None:
+    """A job with a key runs once, for as long as its result is kept."""
+    runs: list[int] = []
+
+    def charge(n: int) -> list[int]:
+        runs.append(n)
+        return [n, len(runs)]
+
+    job = declare(charge, once=f"{id(runs)}:{{n}}", keep=0.5)
+    assert job(3) == job(3) == [3, 1]
+    until(lambda: job(3) == [3, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lock": "acct:{m}"}, "no parameter 'm'"),
+        ({"once": "charge:{m}"}, "no parameter 'm'"),
+        ({"lock": "a", "on_busy": "reject"}, "on_busy must be"),
+        ({"lock": 3}, "lock must be a str"),
+        ({"lock": ""}, "lock must be a str of 1 to 255 characters, not ''"),
+        ({"lock": "a", "once": b"a"}, "once must be a str"),
+        ({"lock": "a", "ttl": 0}, "ttl must be more than 0"),
+        ({"lock": "a", "timeout": -1}, "timeout must be 0 or more"),
+        ({"lock": "a", "keep": 0}, "keep must be more than 0"),
+        ({"lock": "a", "busy_countdown": None}, "busy_countdown must be seconds"),
+        ({"lock": "a", "busy_countdown": -1}, "busy_countdown must be 0 or more seconds"),
+        ({}, "a lock, such as lock='acct:{n}'|neither lock= nor once="),
+    ],
+)
+def test_wrong_option_is_an_error_where_the_job_is_declared(
+    declare: Declare, options: dict[str, Any], message: str
+) -> None:
+    """Not when a worker runs it, or when the first lock is busy."""
+    with pytest.raises(ConfigurationError, match=message):
+        declare(pay, **options)
+
+
+@pytest.mark.parametrize("options", [{"lock": "acct"}, {"once": "charge"}])
+def test_coroutine_function_is_refused(declare: Declare, options: dict[str, str]) -> None:
+    """Its body would run after the lock is released."""
+
+    async def later() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="coroutine function") as caught:
+        declare(later, **options)
+    assert caught.value.name in options.values()
+
+
+# -- without any of the libraries ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("on_busy", "timeout"), [("wait", 3.0), ("retry", 0)])

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,8 +15,8 @@ from rq import Queue, Retry
 from rq.job import Job, JobStatus
 
 import lockkit
-from lockkit.errors import ConfigurationError, LockTimeout
-from lockkit.integrations.rq import current_lease, locked_job
+from lockkit.errors import LockTimeout
+from lockkit.integrations.rq import locked_job
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import RedisServer
 from tests.integrations.processes import START_SECONDS
@@ -92,95 +91,21 @@ def test_rq_alone_runs_two_jobs_of_an_account_at_the_same_time(
     assert [job.return_value() for job in sent] == [2, 2]
 
 
-@pytest.mark.timeout(START_SECONDS + 60)
-def test_skip_once_and_loss(queue: Queue, jobs: ModuleType, connection: redis.Redis) -> None:
-    """Busy and dropped; repeated and not run; lost and failed."""
-    with lockkit.connect(jobs.URL) as client, client.lock("acct:2"):
-        skipped = queue.enqueue(jobs.skip, 2)
-        assert ended(skipped) == JobStatus.FINISHED
-        assert skipped.return_value() is None
-    connection.delete(jobs.EVENTS)
-    charges = [queue.enqueue(jobs.charge, 3) for _ in range(3)]
-    lost = queue.enqueue(jobs.lose, 4)
-
-    assert [ended(job) for job in charges] == [JobStatus.FINISHED] * 3
-    assert len({job.return_value() for job in charges}) == 1
-    assert connection.llen(jobs.EVENTS) == 1
-    assert ended(lost) == JobStatus.FAILED
-    result = lost.latest_result()
-    assert result is not None
-    assert "LockLost" in str(result.exc_string)
-
-
-@pytest.mark.timeout(START_SECONDS + 60)
-def test_called_by_another_job_busy_is_an_error(queue: Queue, jobs: ModuleType) -> None:
-    """What tells RQ to run a job again would be a result for the caller, which goes on as if it had paid."""
-    with lockkit.connect(jobs.URL) as client, client.lock("acct:6"):
-        sent = queue.enqueue(jobs.order, 6)
-        assert ended(sent) == JobStatus.FAILED
-    result = sent.latest_result()
-    assert result is not None
-    assert "LockTimeout" in str(result.exc_string)
-
-
-@pytest.mark.timeout(START_SECONDS + 60)
-def test_called_by_another_job_which_is_scheduled_again(queue: Queue, jobs: ModuleType) -> None:
-    """It returns what RQ takes for that."""
-    with lockkit.connect(jobs.URL) as client, client.lock("acct:7"):
-        sent = queue.enqueue(jobs.order_later, 7)
-        until(lambda: sent.get_status(refresh=True) == JobStatus.SCHEDULED, PATIENCE)
-
-    assert ended(sent) == JobStatus.FINISHED
-    assert sent.return_value()
-
-
-def test_outside_of_a_job_busy_is_an_error() -> None:
-    """There is nothing to schedule again."""
-
-    @locked_job("acct:{n}", url="memory://rq")
-    def pay(n: int) -> int:  # noqa: ARG001
-        return current_lease().token
-
-    assert pay(1)
-    with lockkit.connect("memory://rq") as client, client.lock("acct:1"), pytest.raises(LockTimeout):
-        pay(1)
-
-
-def test_job_that_calls_itself_busy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what RQ calls may return what RQ takes for a retry."""
+def test_busy_is_an_error_unless_rq_calls_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tells RQ to run a job again would be a result for another caller, which goes on as if it had paid."""
 
     @locked_job("acct:{n}", url="memory://rq")
     def pay(n: int, inner: int | None = None) -> object:  # noqa: ARG001
         return None if inner is None else pay(inner)
+
+    def order() -> object:
+        return pay(2)
 
     monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=pay))
     with lockkit.connect("memory://rq") as client, client.lock("acct:2"):
         with pytest.raises(LockTimeout):
             pay(1, 2)
         assert isinstance(pay(2), Retry)
-
-
-def test_times_may_be_timedeltas_and_are_checked_at_the_decoration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when the first lock is busy. RQ counts whole seconds."""
-
-    @locked_job("acct", busy_countdown=timedelta(milliseconds=2500), url="memory://rq")
-    def pay() -> None: ...
-
-    monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=pay))
-    with lockkit.connect("memory://rq").lock("acct"):
-        again: object = pay()
-    assert isinstance(again, Retry)
-    assert again.intervals == [3]
-    with pytest.raises(ConfigurationError, match="busy_countdown must be 0 or more seconds"):
-        locked_job("acct", busy_countdown=-1)(pay)
-
-
-@pytest.mark.parametrize("options", [{"lock": "acct"}, {"once": "charge"}])
-def test_coroutine_function_is_refused(options: dict[str, str]) -> None:
-    """Its body would run after the lock is released."""
-
-    async def pay() -> None: ...
-
-    with pytest.raises(ConfigurationError, match="coroutine function") as caught:
-        locked_job(**options)(pay)  # type: ignore[arg-type] # mypy does not know which keys there are
-    assert caught.value.name in options.values()
+        monkeypatch.setattr("lockkit.integrations.rq.get_current_job", lambda: SimpleNamespace(func=order))
+        with pytest.raises(LockTimeout):
+            order()

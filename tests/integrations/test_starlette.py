@@ -6,10 +6,8 @@ import asyncio
 import importlib
 import json
 import logging
-import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from contextlib import suppress
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path as FilePath
@@ -34,7 +32,6 @@ from lockkit.integrations.idempotency import _digest
 from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
 from lockkit.testing.kit.clients import AioKitClient
 from lockkit.testing.timing import PATIENCE
-from tests.conventions.sources import ROOT
 
 
 @locked("seat:{hall}:{seat}", ttl=10)
@@ -110,13 +107,11 @@ async def test_endpoint_that_waits_gets_the_whole_body() -> None:
     assert b"".join(length) == b"11"
 
 
-@pytest.mark.parametrize("make", [Starlette, FastAPI])
 @pytest.mark.parametrize(
     ("configured", "whom"),
     [("memory://narrow", "threads of this process"), (None, "processes of this machine")],
 )
 def test_locks_that_other_machines_do_not_see_are_warned_of(
-    make: Callable[..., Starlette],
     configured: str | None,
     whom: str,
     *,
@@ -130,11 +125,11 @@ def test_locks_that_other_machines_do_not_see_are_warned_of(
     if configured is not None:
         monkeypatch.setenv("LOCKKIT_URL", configured)
 
-    with TestClient(make(lifespan=lifespan(configured or "file:"))):
+    with TestClient(FastAPI(lifespan=lifespan(configured or "file:"))):
         assert not caplog.records
-    with TestClient(make(lifespan=lifespan(), debug=True)):
+    with TestClient(FastAPI(lifespan=lifespan(), debug=True)):
         assert not caplog.records
-    with TestClient(make(lifespan=lifespan())):
+    with TestClient(Starlette(lifespan=lifespan())):
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     assert f"which locks out {whom} only: if workers run elsewhere too, set the URL" in caplog.text
@@ -173,26 +168,6 @@ def test_name_of_a_request_that_no_lock_can_have_is_422(module: str, name: str) 
         assert (answer.status_code, ran) == (422, [])
         assert "a parameter is empty, too long" in answer.text
         assert browser.post("/", content=json.dumps({"name": "é" * 127})).status_code == 200
-
-
-def test_empty_name_is_422() -> None:
-    """A template may be a field alone, whose value the client leaves out."""
-
-    @locked("{seat}")
-    async def bare(request: Request) -> JSONResponse:
-        return JSONResponse(request.state.lease.name)
-
-    app = FastAPI(lifespan=lifespan(f"memory://{secrets.token_hex(4)}"), routes=[Route("/starlette", bare)])
-
-    @app.get("/fastapi")
-    async def endpoint(seat: str, lease: Annotated[Lease, locked_dependency("{seat}")]) -> str:
-        assert lease.name == seat
-        return lease.name
-
-    with TestClient(app) as browser:
-        for path in ("/starlette", "/fastapi"):
-            assert browser.get(f"{path}?seat=").status_code == 422
-            assert browser.get(f"{path}?seat=7").json() == "7"
 
 
 @pytest.mark.parametrize(
@@ -740,45 +715,6 @@ async def test_response_is_stored_although_the_client_has_gone() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("waits", [True, False])
-async def test_client_that_goes_away_ends_a_wait_and_nothing_else(*, waits: bool) -> None:
-    """The request that waits for the lock is answered with 499; one that has it runs to its end."""
-    gone, answered = asyncio.Event(), list[int]()
-    requests: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": b"12345"}]
-
-    async def receive() -> MutableMapping[str, Any]:
-        if requests:
-            return requests.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        answered.append(message.get("status", 0))
-
-    @locked("upload", timeout=None)
-    async def upload(request: Request) -> PlainTextResponse:
-        gone.set()
-        for _ in range(5):
-            await asyncio.sleep(0)  # a watcher that were still there would cancel this now
-        return PlainTextResponse(str(len(await request.body())))
-
-    app = Starlette(routes=[Route("/", upload, methods=["POST"])])
-    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
-    async with lockkit.aio.connect("memory://going") as client, asyncio.timeout(PATIENCE):
-        request = app({**scope, "state": {"lockkit": client}}, receive, send)
-        if waits:
-            async with client.lock("upload"):
-                task = asyncio.create_task(request)
-                while not (await client.holders("upload"))[0].waiters:  # noqa: ASYNC110 - the request
-                    await asyncio.sleep(0.01)
-                gone.set()
-                await task
-        else:
-            await request
-    assert answered[0] == (499 if waits else 200)
-
-
-@pytest.mark.asyncio
 @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])
 async def test_leader_s_work_that_fails_is_logged_and_begins_again(
     caplog: pytest.LogCaptureFixture, error: type[BaseException]
@@ -820,31 +756,6 @@ async def test_campaign_that_fails_is_not_taken_for_the_leader_s_work(
     assert caplog.text.count("election 'a': this process does not lead: wrong password") == 1
     assert "Traceback" not in caplog.text
     assert "work failed" not in caplog.text
-
-
-@pytest.mark.asyncio
-async def test_work_that_checks_its_term_has_not_failed_when_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    """It raises what `check` raises, and the loss is one line."""
-    again = asyncio.Event()
-    terms: list[int] = []
-
-    async def work(term: lockkit.aio.Term) -> None:
-        terms.append(term.token)
-        if len(terms) > 1:
-            again.set()
-            return
-        await client.break_lock("a")
-        while not term.lost:
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.01)
-        term.check()
-
-    async with lockkit.aio.connect("memory://lead-checks") as client, asyncio.timeout(PATIENCE):
-        with caplog.at_level(logging.WARNING, "lockkit"):
-            async with lead(client.election("a", ttl=0.6), work, pause=0):
-                await again.wait()
-    assert caplog.text.count("election 'a': this process does not lead: lost lock 'a'") == 1
-    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.asyncio
@@ -904,15 +815,6 @@ async def test_wrong_work_or_pause_is_told_at_the_start(wrong: str) -> None:
         with pytest.raises(lockkit.ConfigurationError, match=f"^{wrong} must be"):
             async with lead(client.election("a"), **given):
                 pytest.fail("it began")
-
-
-def test_page_names_tests_that_are_there() -> None:
-    """What the page says of the usual way is shown by a test."""
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "integrations" / "fastapi.md").read_text()))
-    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
-
-    assert named
-    assert [name for name in sorted(named) if not any(f"def {name}(" in source for source in sources)] == []
 
 
 @pytest.mark.parametrize("module", ["starlette", "fastapi"])

@@ -17,7 +17,7 @@ from lockkit.backend import Gone, Grant, Holder
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
 from lockkit.primitives import election
 from lockkit.primitives.election import Leader
-from lockkit.testing.face_driver import FaceDriver, waiting_count
+from lockkit.testing.face_driver import FaceDriver
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.simulation import Process
 from lockkit_tools.simulation.world import Cancelled
@@ -289,7 +289,7 @@ async def test_run_resigns_before_it_returns_or_raises_what_work_did(driver: Fac
     assert await client.holders("x") == []
 
 
-@pytest.mark.parametrize("notices", ["must_stop", "check", "not"])
+@pytest.mark.parametrize("notices", ["check", "not"])
 def test_run_campaigns_again_after_a_loss(notices: str) -> None:
     """However the work notices it, and also if it does not."""
     client, _ = scripted()
@@ -370,24 +370,6 @@ async def test_stop_ends_a_term(driver: FaceDriver) -> None:
     assert await run.result() is True
     assert await client.holders("x") == []
     assert await client.election("x").run(work, stop) is None
-
-
-@both_faces
-async def test_stop_ends_a_campaign_and_leaves_nothing_behind(driver: FaceDriver) -> None:
-    """At the backend, and in the client's queue behind another candidate."""
-    client = await driver.connect()
-    stop = driver.stop_event()
-
-    async def work(_: object) -> str:
-        return "led"
-
-    async with await client.election("x").campaign():
-        runs = [driver.spawn(client.election("x").run(work, stop)) for _ in range(2)]
-        await driver.until_waiting(client, "x", 2)
-        stop.set()
-        assert [await run.result() for run in runs] == [None, None]
-
-    assert waiting_count(client, "x") == 0
 
 
 def test_run_refuses_what_it_cannot_wait_for() -> None:

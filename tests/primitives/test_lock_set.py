@@ -8,7 +8,6 @@ import logging
 import pickle
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
 from types import ModuleType
@@ -289,21 +288,6 @@ async def test_reentrant_locks_are_counted(driver: FaceDriver) -> None:
         assert await held(client, "a", "b") == ["b"]
         assert outer.held
     assert await held(client, "a", "b") == []
-
-
-def test_set_that_another_thread_enters_does_not_count_for_this_one() -> None:
-    """As a single lease that was handed over: this thread then reads under a lease of its own."""
-    client, _ = scripted()
-    rwlock = client.rwlock("a", timeout=PATIENCE)
-    leases = lockkit.locks([rwlock.read(), client.lock("b")], timeout=PATIENCE).acquire()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(leases.__enter__).result(PATIENCE)
-
-        with rwlock.read() as own:
-            assert own is not leases["a"]
-
-        pool.submit(leases.__exit__, None, None, None).result(PATIENCE)
-    assert held_now(client, "a", "b") == []
 
 
 @both_faces

@@ -7,16 +7,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lockkit.testing import fork_servers
 from lockkit.testing.fork_servers import ForkServer, ForkServerGone, environment, fork_server
 from lockkit.testing.processes import Worker
 from lockkit.testing.target import Target
@@ -96,29 +91,6 @@ def test_import_that_starts_a_thread_is_not_forked(folder: Path) -> None:
     assert fork_server("plain_program:run", (), environment()) is second
     first.close()
     second.close()
-
-
-def test_threads_that_want_the_same_one_start_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would end the other, which has a process and a socket."""
-    (folder / "shared_program.py").write_text("def run():\n    pass\n")
-    together = threading.Barrier(2)
-    begun: list[ForkServer] = []
-
-    class SlowToStart(ForkServer):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            begun.append(self)
-            with suppress(threading.BrokenBarrierError):
-                together.wait(0.5)  # for the other one, which does not come
-            super().__init__(*arguments, **options)
-
-    monkeypatch.setattr(fork_servers, "ForkServer", SlowToStart)
-    with ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(fork_server, "shared_program:run", (), environment()) for _ in range(2)]
-        servers = [call.result(PATIENCE) for call in calls]
-
-    for server in {*servers, *begun}:
-        server.close()
-    assert servers[0] is servers[1]
 
 
 def test_reap_waits_no_longer_than_it_may(server: ForkServer) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit import LockEvent
 from lockkit.fencing import TokenGuard
 from lockkit.testing.kit import assert_fenced
 from lockkit.testing.kit import clock as kit_clock
@@ -233,23 +232,6 @@ def test_clock_refuses_to_go_back(lockkit_time: Clock) -> None:
     lockkit_time.advance(0)
 
 
-def test_advance_that_fails_is_over(lockkit_time: Clock) -> None:
-    """The next one can begin."""
-
-    class Broken:
-        def wake(self) -> None:
-            raise ValueError("broken")
-
-        async def park(self) -> None: ...
-
-    lockkit_time.call_at(lockkit_time.now() + 1, Broken())
-    with pytest.raises(ValueError, match="broken"):
-        lockkit_time.advance(1)
-
-    lockkit_time.advance(1)
-    assert lockkit_time.elapsed == 2
-
-
 def test_wait_that_nothing_will_end_says_so(
     lockkit_client: KitClient, lockkit_time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,21 +298,6 @@ def test_fail_counts_acquisitions(lockkit_client: KitClient) -> None:
     assert [grant.name for grant in lockkit_client.grants] == ["a"]
 
 
-def test_failure_names_its_lock_unless_it_names_one(lockkit_client: KitClient) -> None:
-    """An error that a test made for another lock stays as it is; and no times end what an earlier call began."""
-    lockkit_client.fail(lockkit.BackendUnavailable("down", name="other", backend="redis://h"), times=2)
-    with pytest.raises(lockkit.BackendUnavailable) as caught:
-        lockkit_client.lock("a").acquire()
-    assert (caught.value.name, caught.value.backend) == ("other", "redis://h")
-
-    lockkit_client.fail(lockkit.BackendUnavailable, times=0)
-    lockkit_client.lock("a").acquire().release()
-    lockkit_client.fail(lockkit.BackendUnavailable("down"))
-    with pytest.raises(lockkit.BackendUnavailable) as caught:
-        lockkit_client.lock("a").acquire()
-    assert (caught.value.name, caught.value.backend) == ("a", lockkit_client.url)
-
-
 def test_other_clients_are_closed_with_the_first(lockkit_client: KitClient, lockkit_aio_client: AioKitClient) -> None:
     """In both APIs: what they hold is free."""
     other, aio_other = lockkit_client.other(), lockkit_aio_client.other()
@@ -368,25 +335,6 @@ def test_failure_as_timeout_is_a_busy_lock(lockkit_client: KitClient) -> None:
     lockkit_client.lock("a").acquire(timeout=0).release()
 
 
-def test_failures_are_seen_by_observers_and_count_once(lockkit_client: KitClient) -> None:
-    """Also where somebody observes."""
-    reasons: list[str | None] = []
-
-    class Refusals:
-        def refused(self, event: LockEvent) -> None:
-            reasons.append(event.reason)
-
-    observer = Refusals()
-    lockkit.add_observer(observer)
-    lockkit_client.fail(lockkit.BackendUnavailable("down"), times=1)
-    with pytest.raises(lockkit.BackendUnavailable):
-        lockkit_client.lock("a").acquire()
-    lockkit_client.lock("a").acquire().release()
-    lockkit.remove_observer(observer)
-
-    assert reasons == ["unavailable"]
-
-
 @pytest.mark.parametrize(("error", "times"), [("down", 1), (ValueError, -1), (ValueError, 1.5), (int, 1)])
 def test_fail_refuses_what_cannot_be_raised(lockkit_client: KitClient, error: Any, times: Any) -> None:  # noqa: ANN401
     """Bad input is refused where it comes in."""
@@ -409,18 +357,6 @@ def test_slow_answer(lockkit_client: KitClient, lockkit_time: Clock) -> None:
     lease.release()
     lockkit_client.slow(0)
     lockkit_client.lock("b").acquire().release()
-
-
-def test_answer_that_takes_longer_than_the_ttl(lockkit_client: KitClient, lockkit_time: Clock) -> None:
-    """The lock is given back, and the caller told."""
-    lockkit_client.slow(40)
-    with in_thread(lockkit_client.lock("a", ttl=30, timeout=0).acquire) as outcome:
-        lockkit_time.until_waiting()
-        lockkit_time.advance(40)
-
-    assert isinstance(outcome[0], lockkit.LockTimeout)
-    assert lockkit_client.grants == []
-    lockkit_client.assert_all_released()
 
 
 def test_grants(lockkit_client: KitClient) -> None:
@@ -538,23 +474,6 @@ async def test_asyncio_task_acts_at_its_time_however_often_it_waits(
     assert seen == [10 * count for count in range(1, 101)]
 
 
-@pytest.mark.asyncio
-async def test_asyncio_many_tasks_act_at_one_time(lockkit_aio_client: AioKitClient, lockkit_time: Clock) -> None:
-    """None of them sees a later time than its own."""
-    seen: list[float] = []
-
-    async def wait() -> None:
-        assert await lockkit_aio_client.lock("a").try_acquire(10) is None
-        seen.append(lockkit_time.elapsed)
-
-    async with lockkit_aio_client.other().lock("a"):
-        tasks = [asyncio.create_task(wait()) for _ in range(50)]
-        await lockkit_time.advance(60)
-        await asyncio.gather(*tasks)
-
-    assert seen == [10] * 50
-
-
 def test_asyncio_tasks_of_another_thread_act_at_their_time(
     lockkit_aio_client: AioKitClient, lockkit_time: Clock
 ) -> None:
@@ -575,26 +494,6 @@ def test_asyncio_tasks_of_another_thread_act_at_their_time(
 
     assert outcome == [None]
     assert seen == [1, 2, 3]
-
-
-def test_asyncio_tasks_of_a_loop_that_does_not_run_do_not_disturb_an_advance(
-    lockkit_aio_client: AioKitClient, lockkit_time: Clock
-) -> None:
-    """They go on when it runs again."""
-    left: list[asyncio.Task[Any]] = []
-
-    async def begin() -> None:
-        left.extend(asyncio.create_task(lockkit_aio_client.lock("a").try_acquire(wait)) for wait in (5, 10))
-        await settled()
-
-    with asyncio.Runner() as runner:
-        held = runner.run(lockkit_aio_client.other().lock("a").acquire())
-        runner.run(begin())
-        lockkit_time.advance(20)
-        assert lockkit_time.elapsed == 20
-        runner.run(settled())
-        assert [task.result() for task in left] == [None, None]
-        runner.run(held.release())
 
 
 @pytest.mark.asyncio

@@ -28,18 +28,6 @@ def worker(request: pytest.FixtureRequest, target: Target) -> Iterator[Worker]:
         yield worker
 
 
-def test_worker_holds_and_releases(worker: Worker, target: Target) -> None:
-    """What it has, others have not."""
-    held = worker.acquire("x", ttl=60)
-
-    with target.connect() as client:
-        (holder,) = client.holders("x")
-        assert (holder.owner, holder.token, holder.metadata["pid"]) == (held.owner, held.token, worker.pid)
-        assert worker.is_held(held)
-        worker.release(held)
-        assert client.holders("x") == []
-
-
 def test_what_its_client_raises_is_raised_here(worker: Worker, target: Target) -> None:
     """With its class and attributes."""
     with target.connect() as client, client.lock("x"), pytest.raises(LockTimeout) as caught:
@@ -47,16 +35,6 @@ def test_what_its_client_raises_is_raised_here(worker: Worker, target: Target) -
     assert caught.value.name == "x"
     with pytest.raises(ConfigurationError):
         worker.acquire("")
-
-
-def test_waiting_can_be_begun_and_finished(worker: Worker, target: Target) -> None:
-    """So that something happens in between."""
-    with target.connect() as client:
-        lease = client.lock("x").acquire()
-        worker.start_acquire("x", ttl=60)
-        lease.release()
-
-        assert worker.finish_acquire().token > lease.token
 
 
 def test_stopped_worker_does_nothing_until_it_is_resumed(worker: Worker) -> None:
@@ -79,13 +57,6 @@ def test_killed_worker_is_reported(worker: Worker) -> None:
 
     with pytest.raises(WorkerFailed, match="ended with status -9"):
         worker.acquire("x")
-
-
-def test_worker_that_exits_ends_with_its_status(worker: Worker) -> None:
-    """As a program does."""
-    worker.acquire("x", ttl=60)
-
-    assert worker.exit() == 0
 
 
 def test_unexpected_error_is_shown(worker: Worker) -> None:

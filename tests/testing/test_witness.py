@@ -56,18 +56,3 @@ def test_second_inside_is_noticed(tmp_path: Path) -> None:
     first.leave("a", 1)
 
     assert len(first.report().violations) >= 2
-
-
-def test_turns_are_no_violation(tmp_path: Path) -> None:
-    """One after the other, by any number of witnesses."""
-    for token in range(1, 5):
-        witness = Witness(tmp_path)
-        witness.enter("a", token)
-        witness.leave("a", token)
-
-    Witness(tmp_path).report().expect_exclusion(4)
-
-
-def test_nothing_seen_is_an_empty_report(tmp_path: Path) -> None:
-    """Before anybody came."""
-    assert Witness(tmp_path).report().entries == []

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -29,10 +30,13 @@ log = logging.getLogger("lockkit")
 
 R = TypeVar("R")
 
+_MEANT = {"ttl": "lock_ttl", "timeout": "lock_timeout", "keep": "once_keep"}
+"""Options as those of Dramatiq and RQ are called, and what they are called here."""
+
 _OPTIONS = ("lock", "lock_ttl", "lock_timeout", "on_busy", "busy_countdown", "once", "once_keep")
 
-_MEANT = {"ttl": "lock_ttl", "timeout": "lock_timeout", "keep": "once_keep", **{name: name for name in _OPTIONS}}
-"""Options here, also by the names that they have in Dramatiq and RQ."""
+_OURS = ("lock", "once", "busy", "on_busy")
+"""Beginnings of names that can hardly be meant for anything but this class."""
 
 _SETTINGS = ("lockkit_url", "lockkit_beat_name", "lockkit_beat_ttl")
 
@@ -46,7 +50,7 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
     lease is lost, even a task that returns normally fails with `lockkit.LockLost`.
 
     Celery makes attributes of all options of the decorator. So this class refuses one that looks like a misspelt option
-    of its own, unless a base class of your task has an attribute of that name.
+    of its own, unless your task class declares it, with an annotation if the class derives from this one.
 
     Attributes:
         lock: Name of the lock, with fields that the task's arguments fill.
@@ -108,16 +112,31 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
 
     @classmethod
     def _refuse_other_names(cls) -> None:
-        """Refuse misspelt options of the decorator: they would have no effect. Attributes of a base are no options."""
-        given = vars(cls) if "_decorated" in vars(cls) else ()
-        for name in given:
-            found = difflib.get_close_matches(name, _MEANT, n=1, cutoff=0.8)
-            if found and name not in _OPTIONS and not hasattr(cls.__base__, name):
-                message = (
-                    f"task {cls.name!r} was given {name}=, which has no effect: use {_MEANT[found[0]]}=. If it is an "
-                    "attribute of your own, give it to a base class of your tasks"
-                )
-                raise ConfigurationError(message, name=cls.lock or cls.once)
+        """
+        Refuse attributes that are misspelt options: they would have no effect.
+
+        In the decorator also the names that Dramatiq and RQ have for them. What the application declares, by an
+        annotation or in a class that does not derive from this one, is its own.
+        """
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, LockedTask) and kind is not LockedTask]
+        own = {name for kind in cls.__mro__ if kind not in kinds for name in vars(kind)}
+        for kind in cls.__mro__:
+            if "_decorated" not in vars(kind):  # of a decorated one they are its function's
+                with suppress(NameError):  # of a name that only type checkers import, from Python 3.14 on
+                    own.update(inspect.get_annotations(kind))
+        for kind in kinds:
+            decorated = "_decorated" in vars(kind)
+            for name, value in vars(kind).items():
+                if name in own or name.startswith("_") or (hasattr(value, "__get__") and not decorated):
+                    continue
+                # A class of the application's own may have a timeout=, and its tasks other values for it.
+                meant = _meant(name, others=decorated and not any(name in vars(base) for base in kinds[1:]))
+                if meant is not None:
+                    message = (
+                        f"task {cls.name!r} was given {name}=, which has no effect: use {meant}=. If it is an "
+                        f"attribute of your own, declare it in a class of your tasks, as in `{name}: str`"
+                    )
+                    raise ConfigurationError(message, name=cls.lock or cls.once)
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """
@@ -173,6 +192,16 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         except Exception as failed:  # as Task.retry() does: the broker keeps the message, or drops it by its own rules
             raise Reject(failed, requeue=False) from failed
         raise Retry(exc=error, when=job.busy_countdown, sig=signature) from error
+
+
+def _meant(name: str, *, others: bool) -> str | None:
+    """Return the option that a name is likely to stand for; with others, also if it is like one of other decorators."""
+    name = name.lower()
+    cutoff = 0.3 if name.startswith(_OURS) else 0.75
+    if found := difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=cutoff):
+        return found[0]
+    found = difflib.get_close_matches(name, _MEANT, n=1, cutoff=0.8) if others else []
+    return _MEANT[found[0]] if found else None
 
 
 def refuse_other_settings(app: Celery) -> None:

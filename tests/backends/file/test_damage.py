@@ -303,16 +303,6 @@ def test_record_that_would_be_too_large_stays_as_it_is(connect: Connect, host: S
     assert drive(backend.renew(grants)) == [Renewed()] * len(grants)
 
 
-def test_full_disk_from_the_start(connect: Connect, host: StubHost, full: Callable[[], Path]) -> None:
-    """No client file, no record, nothing left half made."""
-    path = full()
-
-    with pytest.raises(BackendUnavailable, match="full: free some space"):
-        drive(connect(host, path=path).try_acquire(host.request()))
-
-    assert [entry for entry in path.rglob("*") if entry.is_file() and entry.name != "ballast"] == []
-
-
 def test_full_disk_later(connect: Connect, host: StubHost, full: Callable[[], Path], tmp_path: Path) -> None:
     """Locks that have a record keep working; new ones and long queues fail, and the record stays intact."""
     path = tmp_path / "small"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import os
 import signal
 import subprocess
@@ -14,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.backend import Busy, Grant, Renewed, Unknown
+from lockkit.backend import Grant, Renewed, Unknown
 from lockkit.backends.file import record
-from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.record_store import OPEN_RECORDS_MAX
 from lockkit.errors import BackendUnavailable
-from lockkit.runtime import AsyncioRuntime, drive
+from lockkit.runtime import drive
 from lockkit.testing.stopwatch import Stopwatch
-from lockkit.url import parse
-from tests.backends.file.support import LONG, Connect, leave_record, open_files
+from tests.backends.file.support import Connect, leave_record, open_files
 from tests.backends.support import StubHost, granted
 from tests.tries import until
 
@@ -125,43 +121,6 @@ def test_stopped_process_delays_no_other_renewal_and_no_other_release(
 
     assert [type(renewal) for renewal in renewed] == [Unknown] * 5 + [Renewed] * 20
     assert all(drive(backend.holders(name)) == [] for name in names[1:])
-
-
-def test_close_that_was_cancelled_leaves_no_client_file_and_can_be_called_again(directory: Path) -> None:
-    """Wherever the cancellation occurs. If the client file stayed flocked, nothing would free its locks."""
-
-    async def close_cancelled(after: float, lock: int) -> None:
-        host = StubHost(AsyncioRuntime())
-        backend = FileBackend.open(parse(f"file://{directory}"), {"group": False}, host)
-        holder = FileBackend.open(parse(f"file://{directory}"), {"group": False}, host)
-        grant = granted(await holder.try_acquire(host.request(ttl=LONG)))
-        request = host.request(ttl=LONG)
-        assert isinstance(await backend.try_acquire(request), Busy)
-        await backend.wait(request, Busy(), host.runtime.now())
-        await asyncio.sleep(0)  # the listener starts
-        granted(await backend.try_acquire(host.request("mine", ttl=LONG)))
-        # Another process may delay leaving the queue.
-        fd = os.open(directory / "x.lock", os.O_RDWR)
-        fcntl.flock(fd, lock)
-        closing = asyncio.create_task(backend.close())
-        await asyncio.sleep(after)
-        closing.cancel()
-        await asyncio.wait([closing])
-        assert closing.cancelled()
-        os.close(fd)
-
-        await backend.close()
-
-        assert backend._client_file.fd == -1
-        granted(await holder.try_acquire(host.request("mine", queue=False)))
-        assert await holder.release(grant)
-        await holder.close()
-        assert list((directory / "clients").iterdir()) == []
-        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
-
-    for after in (0.0, 0.01, 0.1):
-        asyncio.run(close_cancelled(after, fcntl.LOCK_EX))
-    asyncio.run(close_cancelled(0.0, fcntl.LOCK_UN))  # no delay: it waits for its listener
 
 
 def test_number_of_open_records_is_bounded(connect: Connect, host: StubHost) -> None:

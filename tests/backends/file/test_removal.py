@@ -50,18 +50,6 @@ def test_directory_removed_by_a_stranger(connect: Connect, frozen: StubHost, dir
     assert isinstance(drive(first.try_acquire(frozen.request(queue=False))), Busy)
 
 
-def test_directory_replaced_a_moment_ago(connect: Connect, frozen: StubHost, directory: Path) -> None:
-    """A client that opens a record in the new directory makes its client file there first, or it would seem dead."""
-    first, second = connect(frozen), connect(frozen)
-    drive(first.ping())
-    directory.rename(directory.with_name("moved"))
-    drive(second.ping())
-
-    granted(drive(first.try_acquire(frozen.request())))
-
-    assert isinstance(drive(second.try_acquire(frozen.request(queue=False))), Busy)
-
-
 def test_client_file_removed_by_a_stranger(
     connect: Connect, frozen: StubHost, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,21 +326,6 @@ def test_record_that_was_made_anew_is_kept_by_a_cleaner_that_opened_the_former_o
     assert not first._store._cleanup.remove(str(path))
 
     assert isinstance(drive(connect(host).try_acquire(host.request(queue=False))), Busy)
-
-
-def test_record_with_two_names_is_not_taken_for_its_successor(
-    connect: Connect, host: StubHost, directory: Path
-) -> None:
-    """A client that finds its open record removed leaves the one alone that has its name now."""
-    late, holder = connect(host), connect(host)
-    leave_record(late, host)
-    path = directory / "x.lock"
-    os.link(path, directory / ".new-0123")
-    path.write_bytes(REMOVED)
-    path.unlink()
-    granted(drive(holder.try_acquire(host.request())))
-
-    assert isinstance(drive(late.try_acquire(host.request(queue=False))), Busy)
 
 
 @pytest.mark.usefixtures("thorough")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,42 +110,6 @@ def test_waiter_is_woken_only_when_the_flock_is_gone(client: Listening) -> None:
     other.forget()
 
 
-def test_end_of_a_client_wakes_only_the_requests_that_watch_it(client: Listening) -> None:
-    """Two requests watch two clients, one of which ends."""
-    first, second = client.request("first"), client.request("second")
-    others = [client.other_client() for _ in range(2)]
-    ids = [other.id for other in others]
-    assert client.listener.watch("first", ids[0])
-    assert client.listener.watch("second", ids[1])
-    client.listener.start()
-
-    others[0].forget()
-
-    assert woken(first)
-    assert not second.wake.is_set()
-    assert not client.listener.watch("first", ids[0])
-    others[1].close()
-    assert woken(second)
-
-
-def test_client_that_is_not_watched_any_more_wakes_no_request(client: Listening) -> None:
-    """Also when its last events arrive after its number has been forgotten."""
-    former, latter = client.request("former"), client.request("latter")
-    other = client.other_client()
-    assert client.listener.watch("former", other.id)
-    client.listener.unwatch("former")
-    client.listener.unwatch("former")
-    other.close()
-    third = client.other_client()
-    assert client.listener.watch("latter", third.id)
-
-    client.listener.start()
-    third.close()
-
-    assert woken(latter)
-    assert not former.wake.is_set()
-
-
 def test_listener_that_fails_wakes_all_requests(
     client: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,38 +127,3 @@ def test_listener_that_fails_wakes_all_requests(
     assert woken(request)
     assert not client.listener.start()
     until(lambda: "out of memory" in caplog.text)
-
-
-def test_listener_without_a_thread_is_no_error(
-    client: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Waiters look once a second in any case."""
-
-    def fail(*_: object) -> None:
-        message = "can't start new thread"
-        raise RuntimeError(message)
-
-    monkeypatch.setattr(client.host.runtime, "spawn", fail)
-    with caplog.at_level("INFO", "lockkit"):
-        assert client.listener.start()
-
-    assert "look once a second: can't start new thread" in caplog.text
-    client.listener._stopped = None  # nothing runs that the end of this test could wait for
-
-
-def test_stopped_listener_closes_its_descriptor(client: Listening) -> None:
-    """Whether or not it was started."""
-    idle = WakeupListener(client.host.runtime, client.directory, client.client_file, {})
-    fd = idle._inotify.fd
-    assert idle.stop() is None
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-    client.request("r")
-    client.listener.start()
-    stopped = client.listener.stop()
-    assert stopped is not None
-    assert drive(stopped.wait(30))
-    assert client.listener._inotify.fd == -1
-    client.listener.start()
-    assert client.listener.watch("r", "another")

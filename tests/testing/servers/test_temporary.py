@@ -106,23 +106,6 @@ def test_what_others_have_there_stays(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_directory_that_cannot_be_removed_is_left_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the user presses Ctrl-C a second time."""
-    directory = TemporaryDirectory("redis", tmp_path)
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            directory.close()
-    assert directory.path.is_dir()
-
-    directory.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_directory_of_a_fixed_name_must_be_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody can make a directory or a link in /tmp before us."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,11 +32,16 @@ from lockkit.cli.options import (
 )
 from lockkit.cli.output import reporting, set_verbosity
 from lockkit.cli.signals import interrupted_by_signals
-from lockkit.cli.usage import CommandStarter
+from lockkit.cli.status import ELECT_STATUSES, HOLD_STATUSES, RUN_STATUSES
+from lockkit.cli.usage import Command, CommandStarter
 from lockkit.errors import DOCUMENTATION
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+_MEANT = {"lock": "'run'", "unlock": "'break'", "status": "'list' or 'holders'", "help": "'--help'"}
+"""Commands that people expect, too far from ours for a guess by the letters."""
+
 
 _TOOLS = {"bench", "lab"}
 """Commands of the distribution lockkit-tools."""
@@ -67,14 +75,28 @@ class _Commands(TyperGroup):
         entry.load()(holder)
         return typer.main.get_group(holder).commands[name]
 
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
+        """Find the command; of a word that other programs have for it, say what it is here."""
+        if args[0] in _MEANT and not ctx.resilient_parsing:  # as completion does
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {_MEANT[args[0]]}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401
         """Run the command; report errors of the library as one line and an exit status."""
         with interrupted_by_signals(), reporting():
             return super().invoke(ctx)
 
 
+class _App(typer.Typer):
+    """Makes each command a `Command` of lockkit."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """Add a command."""
+        return super().command(name, **{"cls": Command, **options})
+
+
 def _make_app(cls: type[TyperGroup]) -> typer.Typer:
-    return typer.Typer(
+    return _App(
         cls=cls,
         name="lockkit",
         no_args_is_help=True,
@@ -143,19 +165,7 @@ LOCKKIT_ONCE      the slot or key, as NAME@SLOT (with --once-per or --once)
 Exit status:
 
 \b
-COMMAND's own  COMMAND ran to its end under the lock
-0              also: the lock was busy, with --on-busy=skip; COMMAND did not run
-0              also: done already, with --once-per or --once; COMMAND did not run
-2              wrong usage
-69             the backend is unavailable
-75             the lock was busy until the timeout; COMMAND did not run
-76             done already, with --on-done=fail, or all --attempts used up; COMMAND did not run
-78             wrong configuration: name, ttl, timeout, URL, option, profile, credentials
-79             the lease was lost: lockkit ended COMMAND's process group before the deadline
-126            COMMAND is not executable
-127            COMMAND was not found
-128 + n        signal n ended COMMAND, or the wait for the lock
-"""
+""" + "\n".join(map("  ".join, RUN_STATUSES))
 
 
 @app.command("run", cls=CommandStarter, help=_RUN_HELP, short_help="Run a command under a lock.")
@@ -192,14 +202,7 @@ again, and starts COMMAND again for the next term.
 Exit status:
 
 \b
-COMMAND's own  COMMAND ended by itself while leading
-2              wrong usage
-69             the backend is unavailable
-78             wrong configuration: name, ttl, grace, URL, option, profile, credentials
-126            COMMAND is not executable
-127            COMMAND was not found
-128 + n        signal n ended COMMAND, or the campaign
-"""
+""" + "\n".join(map("  ".join, ELECT_STATUSES))
 
 
 @app.command("elect", cls=CommandStarter, help=_ELECT_HELP, short_help="Run a command while leading an election.")
@@ -230,14 +233,7 @@ CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
 Exit status:
 
 \b
-0              the lock was held, and released because stdin ended or said so
-2              wrong usage
-69             the backend is unavailable; at the release: the lock ends by its ttl
-75             the lock was not granted until the timeout, or until stdin ended
-78             wrong configuration: name, ttl, timeout, URL, option, profile, credentials
-79             the lease was lost
-128 + n        signal n came; the lock was released
-"""
+""" + "\n".join(map("  ".join, HOLD_STATUSES))
 
 
 @app.command("hold", help=_HOLD_HELP, short_help="Hold a lock for a program in another language.")
@@ -410,11 +406,23 @@ def _wait(
 def _cap(value: str | None) -> str | None:
     if value is None or value == "none" or (value.isascii() and value.isdigit()):
         return value
-    message = f"it must be 0 or more permits, or none; not {value}"
-    raise typer.BadParameter(message)
+    raise typer.BadParameter(_not_a_cap(value))
 
 
-@app.command("limit", short_help="Show, set or remove the cap of a semaphore.")
+def _not_a_cap(value: str) -> str:
+    return f"it must be 0 or more permits, or none; not {value}"
+
+
+class _Limit(Command):
+    """``limit``, where a negative number is a wrong N, and no option."""
+
+    def misused(self, args: list[str], program: str) -> str | None:
+        """Find a negative number."""
+        del program
+        return next((_not_a_cap(word) for word in takewhile("--".__ne__, args) if re.fullmatch(r"-\d+", word)), None)
+
+
+@app.command("limit", cls=_Limit, short_help="Show, set or remove the cap of a semaphore.")
 def _limit(
     *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the semaphore.", show_default=False)],

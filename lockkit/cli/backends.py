@@ -46,7 +46,7 @@ def show_backends(*, as_json: bool) -> None:
         print_json([row.as_dict() for row in rows])
         return
     table = _table([row for row in rows if row.capabilities is not None])
-    print_table(table, optional=("notes", "lists locks", "shortest ttl", "survives", "queue"))
+    print_table(table, follow_columns=True, optional=("notes", "lists locks", "shortest ttl", "survives", "queue"))
     console = Console()
     for row in rows:
         where = ", ".join(row.schemes) + (f" (mode={row.mode})" if row.mode is not None else "")

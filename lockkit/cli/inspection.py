@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement, measure_renderables
 from rich.table import Table
@@ -137,8 +139,7 @@ def print_holders(name: str, url: str, held: Sequence[tuple[Kind, Holder]], *, s
         for key, value in {"kind": kind_text(kind, holder), **facts(holder)}.items():
             table.add_row(key, Text(plain(value)))
         table.add_section()
-    Console(stderr=stderr).print(Text(plain(f"{name!r} at {url}"), style="table.title"), soft_wrap=True)
-    print_table(table, stderr=stderr)
+    print_table(table, heading=(plain(repr(name)), plain(f"at {url}")), stderr=stderr)
 
 
 def facts(holder: Holder) -> dict[str, Any]:
@@ -170,23 +171,39 @@ WIDTH_MAX = 10_000
 """Columns of a table in a pipe: more than the names and metadata of a lock can take."""
 
 
-def print_table(table: Table, *, stderr: bool = False, optional: Sequence[str] = ()) -> None:
+def print_table(
+    table: Table,
+    *,
+    heading: Sequence[str] = (),
+    stderr: bool = False,
+    follow_columns: bool = False,
+    optional: Sequence[str] = (),
+) -> None:
     """Print a table without cutting its cells: a terminal gets lines of its width, a pipe or file one line a row."""
     console = Console(stderr=stderr)
 
     def needed() -> Measurement:
         return Measurement.get(console, console.options.update(max_width=WIDTH_MAX), table)
 
-    if not console.is_terminal:
+    if heading:
+        line = " ".join(heading)
+        fits = cell_len(line) <= console.width or not console.is_terminal
+        console.print(Text(line if fits else "\n".join(heading), style="table.title"), soft_wrap=True)
+    if not console.is_terminal and not (follow_columns and "COLUMNS" in os.environ):
         console.width = needed().maximum
     for title in optional:
         if needed().minimum > console.width:
             table.columns = [column for column in table.columns if column.header != title]
     if optional:
         console.width = max(console.width, needed().minimum)
-    fits = needed().minimum <= console.width
+    # Left to itself, rich narrows the widest columns, also below their longest word while others could be folded.
+    spare = console.width - needed().minimum
     for column in table.columns:
         column.overflow = "fold"
-        if fits and not column.min_width:  # left to itself, rich narrows columns below their longest word
-            column.min_width = measure_renderables(console, console.options, [column.header, *column.cells]).minimum
+        if spare >= 0:
+            cells = [column.header, *column.cells]
+            least, most = measure_renderables(console, console.options.update(max_width=WIDTH_MAX), cells)
+            least = max(least, column.min_width or 0)
+            column.width = min(least + spare, most)
+            spare -= column.width - least
     console.print(table)

@@ -19,19 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any, Final, NamedTuple, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 import lockkit
-from lockkit.cli.inspection import describe, facts, kind_text
+from lockkit.cli.inspection import describe, facts, kind_text, print_table
 from lockkit.cli.options import WatchOptions
 from lockkit.cli.output import refuse_private
 from lockkit.cli.sightings import EXPIRING_SHARE, NAMES_MAX, Change, Look, Looker, Printer, Record, Watched
-from lockkit.cli.status import Status
+from lockkit.cli.status import SIGNALLED, Status
 from lockkit.configuration import registry
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime, drive, monotonic, wall_clock
@@ -55,8 +57,6 @@ _DOWN: Final = frozenset({"\x1b[B", "\x1bOB", "j"})
 _ENTER: Final = frozenset({"\r", "\n"})
 _ERASE: Final = frozenset({"\x7f", "\x08"})
 _ESCAPE: Final = "\x1b"
-_CTRL_C: Final = "\x03"
-_LOCAL_FLAGS: Final = 3  # their place in a list of `termios`
 _UNKNOWN: Final = "-"
 
 
@@ -67,8 +67,11 @@ def watch(patterns: Sequence[str], options: WatchOptions) -> int:
         looker, watched = Looker(client, patterns), Watched()
         look = looker.look()
         changes = watched.see(look)
-        has_screen = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        if has_screen and not options.as_json and not options.once:
+        if options.as_json or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+            return _print_events(looker, watched, look, changes, options)
+        if options.once:
+            return _print_once(client.url, watched)
+        if sys.stdin.isatty():
             return _show_table(client.url, looker, watched, look, options.interval)
         return _print_events(looker, watched, look, changes, options)
 
@@ -99,6 +102,22 @@ def split_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(arguments)
 
 
+def _print_once(url: str, watched: Watched) -> Status:
+    """Print the table once, without what takes a second look to know."""
+    rows = sorted(watched.records, key=lambda row: row.name)
+    if not rows:
+        print(plain(f"no such lock is held at {url}"))
+        return Status.OK
+    columns = [column for column in COLUMNS if column.title not in {"age", "missed"}]
+    table = Table(*(column.title for column in columns))
+    table.columns[0].min_width = max(cell_len(plain(row.name)) for row in rows)
+    now = monotonic()
+    for row in rows:
+        table.add_row(*(Text(plain(column.cell(row, now)).strip()) for column in columns))
+    print_table(table, optional=[title for title in DROPPED if title != "holder"])  # a line may be longer here
+    return Status.OK
+
+
 def _show_table(url: str, looker: Looker, watched: Watched, look: Look, interval: Seconds) -> int:
     """Show the table until the user quits."""
     view = View(url=url, seen=look.at, cut=look.cut)
@@ -116,8 +135,11 @@ def _show_table(url: str, looker: Looker, watched: Watched, look: Look, interval
                     _take(results.get(), watched, view)
                 now = monotonic()
                 view.arrange(watched.records, now)
-                terminal.draw(view, now)
-                for key in terminal.wait(REDRAW_SECONDS):
+                terminal.draw(draw(view, now, terminal.size))
+                keys, signum = terminal.wait(REDRAW_SECONDS)
+                if signum is not None:
+                    return SIGNALLED + signum
+                for key in keys:
                     if key == "q" and not view.captures:
                         return Status.OK
                     breaking = view.press(key)
@@ -191,43 +213,76 @@ class _Terminal:
         )
         self._input = sys.stdin.fileno()
         self._mode: list[Any] = []
+        self._came: list[int] = []
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._mode = termios.tcgetattr(self._input)
-        try:
-            tty.setcbreak(self._input)
-            mode = termios.tcgetattr(self._input)
-            mode[_LOCAL_FLAGS] &= ~termios.ISIG  # Ctrl-C is a key like the others
-            termios.tcsetattr(self._input, termios.TCSANOW, mode)
-            self._live.start()
-        except BaseException:
-            self.__exit__()
-            raise
+        # Other signals raise a KeyboardInterrupt: see `lockkit.cli.signals.interrupted_by_signals`.
+        for signum in (signal.SIGTSTP, signal.SIGQUIT):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._note)
+        self._show()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._hide()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        self._came.append(signum)
+
+    def _show(self) -> None:
+        self._mode = termios.tcgetattr(self._input)
+        try:
+            tty.setcbreak(self._input)
+            self._live.start()
+        except BaseException:
+            self._hide()
+            raise
+
+    def _hide(self) -> None:
         # A terminal that is gone needs nothing.
         with suppress(OSError, termios.error):
             self._live.stop()
         with suppress(OSError, termios.error):
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._mode)
 
-    def draw(self, view: View, now: Instant) -> None:
-        self._live.update(draw(view, now, self._console.size), refresh=True)
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines, now. An exported COLUMNS would be that of the beginning."""
+        try:
+            width, height = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:
+            width = height = 0
+        return width or 80, height or 24  # a serial line does not know
 
-    def wait(self, seconds: Seconds) -> list[str]:
-        if not select.select([self._input], [], [], seconds)[0]:
-            return []
+    def draw(self, picture: RenderableType) -> None:
+        """Draw over what is shown."""
+        self._console.size = ConsoleDimensions(*self.size)
+        self._live.update(picture, refresh=True)
+
+    def wait(self, seconds: Seconds) -> tuple[list[str], int | None]:
+        """Wait for keys; returns them, or the signal that ends the command."""
+        ready, _, _ = select.select([self._input], [], [], seconds)
+        while self._came:
+            if self._came.pop() == signal.SIGQUIT:
+                return [], signal.SIGQUIT
+            # Stop as any other program at Ctrl-Z, and take the terminal again when the user comes back.
+            self._hide()
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTSTP)
+            signal.signal(signal.SIGTSTP, self._note)
+            self._show()
+        if not ready:
+            return [], None
         try:
             data = os.read(self._input, 1024)
         except OSError:
             data = b""
-        if not data:  # without a terminal there are no keys any more
-            signal.raise_signal(signal.SIGHUP)
-        keys: list[str] = _KEY.findall(data.decode(errors="replace"))
-        if _CTRL_C in keys:
-            raise KeyboardInterrupt
-        return keys
+        # Without a terminal there are no keys any more.
+        return (_KEY.findall(data.decode(errors="replace")), None) if data else ([], signal.SIGHUP)
 
 
 # -- what the user has chosen ------------------------------------------------------------------------------------------
@@ -347,6 +402,7 @@ class Column(NamedTuple):
     right: bool = False  # aligned to the right
 
     def cell(self, record: Record, now: Instant) -> str:
+        """Give what it shows of a holder."""
         return str(self.order(record, now)) if self.text is None else self.text(record, now)
 
 
@@ -460,11 +516,12 @@ def _rows(view: View, rows: Sequence[Record], first: int, now: Instant, width: i
 
 def _about(row: Record) -> list[str]:
     """All that the backend says about a holder, one fact a line."""
-    known = facts(row.holder).items()
-    return ["", *(f"  {plain(key)}: {plain(value)}" for key, value in known if key not in _IN_THE_TABLE)]
-
-
-_IN_THE_TABLE: Final = ("token", "held since", "seconds left", "waiters")
+    known = facts(row.holder)
+    del known["seconds left"]  # as old as the last look
+    # The table has these already, unless it is too narrow: so they come last.
+    last: dict[str, Any] = {key: known.pop(key) for key in ("token", "waiters", "held since") if key in known}
+    known |= last
+    return ["", *(f"  {plain(key)}: {plain(value)}" for key, value in known.items())]
 
 
 def _state(view: View, now: Instant) -> Text:

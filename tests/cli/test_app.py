@@ -46,6 +46,20 @@ def test_each_command_has_help(cli: Cli, command: str) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: lockkit {command}")
+    assert "[[" not in done.stdout.partition("\n")[0]  # typer itself marks what may be left out
+    assert re.search(r"<int|<list|range>", done.stdout) is None
+
+
+@pytest.mark.parametrize("command", ["run", "elect", "hold"])
+def test_help_follows_the_width_of_the_terminal(cli: Cli, command: str) -> None:
+    """Its tables too."""
+    cli.env["COLUMNS"] = "60"
+
+    shown = cli.run(command, "--help").stdout
+
+    assert max(map(len, shown.splitlines())) <= 60
+    assert re.search(r"^    128 \+ n {2,}signal n ", shown, re.MULTILINE)
+    assert "option, profile, credentials" in " ".join(shown.split())
 
 
 def test_version(cli: Cli) -> None:
@@ -61,6 +75,39 @@ def test_unknown_command_is_wrong_usage(cli: Cli) -> None:
     assert done.returncode == 2
     assert "brake" in done.stderr
     assert "Usage: lockkit" in help_shown.stdout + help_shown.stderr
+
+
+def test_usage_has_the_words_of_the_documentation(cli: Cli) -> None:
+    """NAME and COMMAND, not the types of Python or the classes of its errors."""
+    help_shown = cli.run("run", "--help").stdout
+    wrong = cli.run("run", "a", "--on-busy", "never", "--", "true")
+
+    assert help_shown.startswith("Usage: lockkit run [OPTIONS] NAME COMMAND...\n")
+    assert re.search(r"^  NAME +Name of the lock", help_shown, re.MULTILINE)
+    assert re.search(r"^  COMMAND +What to run", help_shown, re.MULTILINE)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "'never' is not one of" in wrong.stderr
+    assert "Value error" not in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_forgotten_name_is_suspected(cli: Cli, command: str) -> None:
+    """The first word of COMMAND would be the lock; a name that is no program may stand behind ``--``."""
+    done = cli.run(command, "--url", f"file:{cli.home}/locks", "--", "echo", "hi")
+    named = cli.run("run", "--", "seat:12A", "echo", "hi")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is NAME missing? echo is a program, and would be the name: lockkit {command} NAME -- echo" in done.stderr
+    assert (named.returncode, named.stdout) == (0, "hi\n")
+
+
+def test_lab_without_a_scenario_lists_them(cli: Cli) -> None:
+    """As with ``--list``."""
+    done = cli.run("lab")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == cli.run("lab", "--list").stdout
+    assert "gc-pause" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["bench", "lab"])
@@ -130,6 +177,17 @@ def test_backends_shows_every_scheme(cli: Cli) -> None:
     assert "lockkit-faulty" in done.stdout
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_backends_follow_the_width_that_is_asked_for(cli: Cli, width: int) -> None:
+    """In a pipe, such as that of watch(1), as on a terminal."""
+    cli.env["COLUMNS"] = str(width)
+
+    lines = cli.run("backends").stdout.splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert all(any(word in line for line in lines) for word in ("excludes", "rediss+sentinel:", "clients"))
+
+
 def test_backends_as_json(cli: Cli) -> None:
     """Their capabilities, as the library has them."""
     rows = json.loads(cli.run("backends", "--json").stdout)
@@ -153,3 +211,14 @@ def test_database_without_its_driver_is_not_available(cli: Cli) -> None:
     assert [row["mode"] for row in missing] == ["table", "row", "advisory"]
     assert not any(row["available"] for row in missing)
     assert all("pip install 'lockkit[postgresql]'" in row["problem"] for row in missing)
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_counts_even_where_colours_are_forced(cli: Cli, *, no_color: bool) -> None:
+    """NO_COLOR is the user's last word; without it a forced progress bar is green."""
+    cli.env |= {"FORCE_COLOR": "1"} | ({"NO_COLOR": "1"} if no_color else {})
+
+    done = cli.run("demo", "--seats", "5", "--processes", "2")
+
+    assert done.returncode == 0
+    assert ("\x1b[32m" not in done.stdout) is no_color

@@ -46,11 +46,11 @@ def test_shows_what_was_found_and_what_mends_it(cli: Cli, server: RedisServer) -
 
 
 def test_terminal_gets_lines_of_its_width(cli: Cli, shared: str) -> None:
-    """Sentences are broken between words; a command stays one line, to be copied."""
+    """Sentences are broken, and begin below one another; a command stays one line, to be copied."""
     cli.env["COLUMNS"] = "50"
     tty = Tty(cli, "doctor", shared)
 
-    tty.expect("so lockkit refuses")
+    tty.expect("\n         held, so lockkit refuses")
     tty.expect(f"o-w {shared.removeprefix('file:')}")
     assert tty.end() == 1
 
@@ -118,6 +118,13 @@ def test_wrong_password(cli: Cli, server: RedisServer) -> None:
 
     assert (done.returncode, done.stdout) == (78, "")
     assert "hunter" not in done.stderr
+
+
+def test_url_of_the_environment(cli: Cli, server: RedisServer) -> None:
+    """So that no password stands in the list of processes."""
+    cli.env["LOCKKIT_URL"] = server.url
+
+    assert "redis-no-persistence" in cli.run("doctor").stdout
 
 
 def test_nothing_that_names_a_backend_is_a_finding(cli: Cli) -> None:

@@ -14,7 +14,7 @@ from redis import Redis
 import lockkit
 from lockkit_tools.servers import RedisServer
 from tests.cli.support import PATIENCE, Cli
-from tests.cli.terminal import Tty
+from tests.cli.terminal import COMMANDS, Tty
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_nothing_of_a_holder_is_cut(cli: Cli, url: str, where: str) -> None:
     """In a pipe a value stays on its line, for grep; a narrow terminal folds it."""
     text = "https://ci.example/" + "0123456789" * 12
     with lockkit.connect(url) as client, client.lock("a" * 150, metadata=text):
-        for args in (["holders", "a" * 150], ["list"]):
+        for args in (["holders", "a" * 150], ["list"], *([["watch", "--once"]] if where == "terminal" else [])):
             if where == "pipe":
                 shown = cli.run(*args, "--url", url).stdout
                 assert any(text in line or "a" * 150 in line for line in shown.splitlines())
@@ -196,6 +196,17 @@ def test_nothing_of_a_holder_is_cut(cli: Cli, url: str, where: str) -> None:
                 shown = tty.seen
                 assert shown.count("a") > 150
             assert "…" not in shown
+
+
+@pytest.mark.parametrize("name", ["orders:customer-1234567 of May, the second half of it", "a"])
+def test_narrow_terminal_breaks_no_name(cli: Cli, url: str, name: str) -> None:
+    """The backend gets a line of its own, where both are too long for one."""
+    with lockkit.connect(url) as client, client.lock(name):
+        tty = Tty(cli, "holders", name, "--url", url, columns=60)
+        assert tty.end() == 0
+
+    shown = COMMANDS.sub("", tty.seen).splitlines()
+    assert shown[:2] == [repr(name), f"at file://{cli.home}/locks"]
 
 
 @pytest.mark.parametrize("answer", ["y", "n", ""])

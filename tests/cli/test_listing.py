@@ -101,7 +101,16 @@ def test_list_of_a_url_says_where_it_belongs(url: str, monkeypatch: pytest.Monke
     assert done.stdout.startswith("no lock whose name begins with 'redis://127.0.0.1:1' is held at file://")
 
 
-@pytest.mark.parametrize("command", [["list"], ["wait", "a"], ["holders", "a"], ["break", "a"], ["demo"]])
+@pytest.mark.parametrize("prefix", ["x" * 256, "é" * 128])
+def test_list_refuses_what_cannot_begin_a_name(url: str, prefix: str) -> None:
+    """With the status of wrong configuration."""
+    done = run("list", prefix, "--url", url)
+
+    assert done.exit_code == 78
+    assert "at most 255 UTF-8 bytes" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["list"], ["wait", "a"], ["holders", "a"], ["break", "a"]])
 def test_memory_is_refused(command: list[str]) -> None:
     """Its answer would be about the command itself."""
     done = run(*command, "--url", "memory://")
@@ -249,7 +258,7 @@ def test_shell_gets_commands_options_and_names(cli: Cli) -> None:
 
 def test_completion_prints_no_warning(cli: Cli) -> None:
     """Of a Redlock with few nodes, or about a wrong form: it would be in the middle of the user's line."""
-    for words in ("holders --url redlock://127.0.0.1:1 n", "run -- --ttl a"):
+    for words in ("holders --url redlock://127.0.0.1:1 n", "run -- echo a", "limit a -1 b", "status a"):
         line = f"lockkit {words}"
         cli.env |= {"_LOCKKIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
 

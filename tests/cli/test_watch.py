@@ -28,6 +28,7 @@ from tests.cli.terminal import Tty
 TTL = 30.0
 INTERVAL = "--interval=100ms"
 CTRL_C = "\x03"
+CTRL_Z = "\x1a"
 UP = "\x1b[A"
 DOWN = "\x1b[B"
 
@@ -195,6 +196,21 @@ def test_too_many_locks_are_cut(client: lockkit.Client, monkeypatch: pytest.Monk
             look = looker.look()
 
     assert (seen(look), look.cut) == ({"1", "2"}, True)
+
+
+def test_break_spares_a_holder_that_the_user_was_not_shown(client: lockkit.Client) -> None:
+    """It may have been granted while the user read the question."""
+    looker = Looker(client, [])
+    with client.lock("a"):
+        assert looker.break_lock("a", {"another"}) == "'a' has another holder by now: not broken"
+        (holder,) = client.holders("a")
+    lease = client.lock("b", raise_on_lost=False).acquire(10)
+    (holder,) = client.holders("b")
+
+    assert looker.break_lock("b", {holder.owner}) == "broke 'b'"
+    assert looker.break_lock("b", {holder.owner}) == "nobody held 'b' any more"
+    with pytest.raises(lockkit.LockLost):
+        lease.release()
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -367,6 +383,31 @@ def test_once_prints_a_line_for_each_lock(url: str, client: lockkit.Client) -> N
     assert r"other\x1b[2J" in everything.stdout
 
 
+def test_narrow_table_that_is_printed_once_breaks_no_word(cli: Cli) -> None:
+    """It goes without the token, like the table that stays; the name and the holder are whole."""
+    url, name = f"file://{cli.home}/locks", "orders:customer-1234567 of May"
+    with lockkit.connect(url) as client, client.lock(name), client.lock("short"):
+        cli.env |= {"TERM": "xterm-256color"}
+        tty = Tty(cli, "watch", url, "--once", columns=60)
+        assert tty.end() == 0
+
+    (row,) = (line for line in tty.seen.splitlines() if name in line)
+    assert os.uname().nodename in row
+    assert "left" in tty.seen
+    assert "token" not in tty.seen
+
+
+def test_once_as_json(url: str, client: lockkit.Client) -> None:
+    """One object a line, with the fields of ``lockkit list``."""
+    with client.lock("b", metadata="why") as lease, client.lock("a"):
+        lines = run(url, "--once", "--json").stdout.splitlines()
+
+    first, second = map(json.loads, lines)
+    assert (first["event"], first["name"]) == ("appeared", "a")
+    assert (second["name"], second["token"], second["metadata"]["text"]) == ("b", lease.token, "why")
+    assert 0 < second["remaining"] <= TTL
+
+
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [
@@ -448,7 +489,7 @@ def test_reader_that_has_enough_ends_it(cli: Cli) -> None:
         assert "appeared" in process.stdout.readline()
         process.stdout.close()
 
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
         assert process.stderr.read() == ""
 
 
@@ -462,10 +503,9 @@ BACK = "\x1b[?25h\x1b[?1049l"
 class Watching(Tty):
     """``lockkit watch`` in a terminal."""
 
-    def __init__(self, cli: Cli, *args: str) -> None:
-        cli.env["TERM"] = "xterm-256color"
-        cli.env = {name: value for name, value in cli.env.items() if name not in {"COLUMNS", "LINES"}}
-        super().__init__(cli, "watch", *args, INTERVAL)
+    def __init__(self, cli: Cli, *args: str, jobs: bool = False) -> None:
+        cli.env |= {"TERM": "xterm-256color", "COLUMNS": "50"}  # the last is that of another terminal
+        super().__init__(cli, "watch", *args, INTERVAL, jobs=jobs)
         self.modes_before = self.modes
         self.resize(110, 12)
 
@@ -512,7 +552,7 @@ def test_table_in_a_terminal(cli: Cli) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_it_and_the_terminal_is_as_before(cli: Cli, signum: signal.Signals) -> None:
-    """Ctrl-C too; its size is that of the terminal, also after a change."""
+    """Ctrl-C too; its size is that of the terminal, also after a change, whatever COLUMNS says."""
     watch = Watching(cli, f"file://{cli.home}/locks")
     assert "missed" in watch.expect_screen("0 locks held")
     watch.resize(30, 8)
@@ -543,6 +583,22 @@ def test_error_ends_it_and_the_terminal_is_as_before(cli: Cli) -> None:
     assert "lockkit: no rights to names" in watch.seen.rpartition(BACK)[2]
 
 
+def test_ctrl_z_gives_the_terminal_to_the_shell(cli: Cli) -> None:
+    """And fg takes it again."""
+    watch = Watching(cli, f"file://{cli.home}/locks", jobs=True)
+    watch.expect_screen("0 locks held")
+
+    watch.type(CTRL_Z)
+    watch.expect(BACK)
+    watch.expect("job stopped")
+    watch.type("fg\n")
+    watch.expect_screen("0 locks held")
+    watch.type("q")
+
+    watch.expect("job ended with 0")
+    watch.end()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     """A server that the tests may freeze and kill."""
@@ -552,12 +608,17 @@ def server() -> Iterator[RedisServer]:
 
 
 def test_server_that_goes_and_comes_back(cli: Cli, server: RedisServer) -> None:
-    """The watch goes on; keys are answered while the server hangs."""
+    """The watch shows it and goes on; keys are answered while the server hangs."""
     with lockkit.connect(server.url) as client:
         watch = Watching(cli, server.url, "a*")
         with client.lock("a1"), client.lock("b1"):
             watch.expect_screen("1 lock held", "a1", without="b1")
         watch.expect_screen("0 locks held")
+    server.kill()
+    watch.expect_screen("no answer, seen")
+    server.start()
+    watch.expect_screen("0 locks held", without="no answer")
+
     server.pause()
     try:
         watch.type("m")

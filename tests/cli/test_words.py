@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,25 @@ def test_errors_are_in_the_words_of_the_command_line(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["demo", "--processes", "abc"], "'--processes': must be a whole number, not 'abc'\n"),
+        (["break", "a", "--permit", "1.5"], "'--permit': must be a whole number, not '1.5'\n"),
+        (["break", "a", "--permit", "-1"], "'--permit': must be 0 or more, not -1\n"),
+        (["run", "a", "--once", "k", "--attempts", "0", "--", "true"], "must be 1 or more, not 0\n"),
+        (["demo", "--seats", "0"], "must be 1 or more, not 0\n"),
+        (["demo", "--seats", "100001"], "must be 100000 or less, not 100001\n"),
+        (["bench", "--rounds", "0"], "must be 1 or more, not 0\n"),
+        (["limit", "maps", "-1"], "must be 0 or more permits, or none; not -1\n"),
+        (["run", "--", "./job"], "is NAME missing? lockkit run NAME -- ./job\n"),
+        (["elect", "--url", "file:", "--", "backup"], "is NAME missing? lockkit elect NAME -- backup\n"),
         (["run", "--", "--on-busy=skip", "a", "echo"], "--on-busy=skip is an option of lockkit run: put it before --"),
         (["run", "a", "--", "--ttl", "5", "echo"], "--ttl is an option of lockkit run: put it before --"),
         (["elect", "--", "a", "--ttl", "5", "echo"], "--ttl is an option of lockkit elect: put it before --"),
+        (["unlock", "a"], "No such command 'unlock'. Did you mean 'break'?\n"),
+        (["lock", "a"], "No such command 'lock'. Did you mean 'run'?\n"),
+        (["status"], "No such command 'status'. Did you mean 'list' or 'holders'?\n"),
+        (["help", "run"], "No such command 'help'. Did you mean '--help'?\n"),
     ],
-)
+)  # fmt: skip
 def test_wrong_form_says_what_is_right(args: list[str], words: str) -> None:
     """With status 2, and the usage of the command."""
     done = run_here(*args)
@@ -99,6 +114,13 @@ def test_busy_lock_names_options_and_commands(tmp_path: Path) -> None:
 
     assert words.endswith("Wait longer with --timeout, or see who holds it with lockkit holders.")
     assert PYTHON.search(words) is None
+
+
+def test_demo_without_a_place_for_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+
+    assert "a directory for temporary files: No such file or directory. Set TMPDIR" in said("demo")
 
 
 def test_urls_and_names_stay_as_they_are() -> None:

@@ -23,6 +23,9 @@ from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.timing import PATIENCE
 from lockkit.units import Seconds
 
+IDLE_SECONDS = 0.1
+"""For how long a connection was not used. Backends may use one that answered a few milliseconds ago unchecked."""
+
 
 class Cuts(FaultCases):
     """All connections are closed at once; new ones are accepted."""
@@ -33,7 +36,8 @@ class Cuts(FaultCases):
         holder, waiter, calm = await driver.connect(), await driver.connect(), await connect_calm(driver, faults)
         lease, waiting = await driver.contended(holder, waiter)
 
-        for _ in range(2):
+        # Where the end of a connection frees the lock, the waiter has it after one, and loses it to another.
+        for _ in range(1 if driver.capabilities.crash_release == "connection" else 2):
             await driver.call(faults.cut)
             await expect_no_second_holder(driver, lease, calm)
 
@@ -46,6 +50,7 @@ class Cuts(FaultCases):
         name = driver.name()
         async with client.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
             pass
+        await driver.sleep(IDLE_SECONDS)
         await driver.call(faults.cut)
 
         lock, watch = client.lock(name, ttl=driver.timing.long), Stopwatch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -114,13 +113,6 @@ def test_busy_lock_names_options_and_commands(tmp_path: Path) -> None:
 
     assert words.endswith("Wait longer with --timeout, or see who holds it with lockkit holders.")
     assert PYTHON.search(words) is None
-
-
-def test_demo_without_a_place_for_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose file system is read-only."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-
-    assert "a directory for temporary files: No such file or directory. Set TMPDIR" in said("demo")
 
 
 def test_urls_and_names_stay_as_they_are() -> None:

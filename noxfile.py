@@ -65,8 +65,8 @@ CORE = [
     *("tests/engine", "tests/configuration", "tests/conventions/test_imports.py", "tests/conventions/test_names.py"),
     *(f"tests/simulation/test_{name}.py" for name in ("world", "schedules", "regressions", "cancel_on_lost")),
     *(f"tests/test_{name}.py" for name in ("url", "validation", "runtime", "background", "single_run")),
-    *("tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py"),
-    *("tests/sync", "tests/aio", "tests/primitives/test_election.py", "tests/primitives/test_lock_set.py"),
+    *("tests/test_lock.py", "tests/test_sync_in_event_loop.py", "tests/test_threading_lock.py"),
+    *("tests/primitives/test_election.py", "tests/primitives/test_lock_set.py"),
     *("tests/backends/memory", "tests/backends/file"),
 ]
 

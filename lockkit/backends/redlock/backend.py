@@ -221,9 +221,7 @@ class RedlockBackend(LockBackend):
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
         targets = addresses.url_targets(url, options, driver, host.runtime.kind)
-        # The safe text of a URL with several logins hides nodes too: a password may have an @.
-        shown = url.safe_text if url.safe_text.count("@") < 2 else addresses.url_of(targets)  # noqa: PLR2004
-        return cls(shown, NetworkNodes(host, targets, options), options, host)
+        return cls(url.safe_text, NetworkNodes(host, targets, options), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedlockBackend | None:

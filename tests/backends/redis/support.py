@@ -131,6 +131,11 @@ class Nat:
                 else:
                     self._links.append(_Link(client, server))
 
+    @property
+    def links_count(self) -> int:
+        """How many connections it has accepted and led to the server."""
+        return len(self._links)
+
     def forget_subscriptions(self) -> int:
         """Drop from now on what comes on the connections that subscribe; tell how many there are."""
         return self._forget([link for link in self._links if link.subscribes])

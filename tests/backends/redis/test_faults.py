@@ -144,6 +144,7 @@ class TestLostAnswers:
             node = RedisNode(BlockingRuntime(), target)
             for connection in [drive(node._connect(inf)) for _ in range(5)]:
                 node.give_back(connection)
+            wait_until(lambda: None if nat.links_count == 5 else "it has not led all to the server yet")
             assert nat.forget_all() == 5
 
             with pytest.raises(lockkit.BackendUnavailable, match="did not answer in time"):

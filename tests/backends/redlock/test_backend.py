@@ -1286,12 +1286,6 @@ def test_urls_that_are_wrong(url: str, part: str) -> None:
         lockkit.connect(url)
 
 
-def test_errors_show_the_nodes_of_a_url_with_several_logins() -> None:
-    """Its parser cannot tell an ``@`` in a password from that between two nodes; without passwords it is not needed."""
-    with lockkit.connect("redlock://u:one@a:1,u:one@b:2,[::1]/3?durable=yes") as client:
-        assert client.url == "redlock://a:1,b:2,[::1]:6379"
-
-
 def test_node_timeout_is_the_only_limit() -> None:
     """The driver's own limits are not accepted beside it."""
     with pytest.raises(ConfigurationError, match="socket_timeout"):

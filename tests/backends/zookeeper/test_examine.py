@@ -52,16 +52,25 @@ def test_ensemble() -> None:
         assert "majority" in finding.seen
 
 
+def test_two_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better than one; and an even number is no better than one less."""
+    with ZooKeeperEnsemble(2, settings=SESSION_LIMITS) as ensemble:
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-few-members"}
+
+        monkeypatch.setattr("lockkit.doctor.members.MEMBERS_MIN", 2)
+        assert set(found(url_of(ensemble.members))) == {"zookeeper-even-members"}
+
+
 @pytest.mark.parametrize(
-    ("ttl", "what", "seen", "setting"),
+    ("ttl", "check", "seen", "setting"),
     [
-        (60, "shortened", "40 s at most", "maxSessionTimeout=60000"),
-        (2, "lengthened", "4 s at least", "minSessionTimeout=2000"),
+        (60, "zookeeper-session-shortened", "40 s at most", "maxSessionTimeout=60000"),
+        (2, "zookeeper-session-lengthened", "4 s at least", "minSessionTimeout=2000"),
     ],
 )
-def test_ttl_outside_of_the_sessions(server: ZooKeeperServer, ttl: float, what: str, seen: str, setting: str) -> None:
+def test_ttl_outside_of_the_sessions(server: ZooKeeperServer, ttl: float, check: str, seen: str, setting: str) -> None:
     """The lease is shorter than asked for, or the lock of a dead holder stays longer."""
-    finding = found(url_of([server]), ttl=ttl)[f"zookeeper-session-{what}"]
+    finding = found(url_of([server]), ttl=ttl)[check]
 
     assert f"{ttl:g} s" in finding.seen
     assert seen in finding.seen

@@ -47,7 +47,6 @@ from tests.tries import until
 
 SITE = ROOT / "examples" / "django_site"
 SECRET = "not-to-be-shown"  # noqa: S105 - what messages must not have
-BLOCKED = "migration waits"
 
 
 @pytest.fixture(scope="module", autouse=True)

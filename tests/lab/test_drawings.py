@@ -89,7 +89,7 @@ def test_everything_in_a_picture_is_inside_it(played: Run) -> None:
 
 @EVERY
 def test_page_is_well_formed(played: Run) -> None:
-    """Read as XML, it has the picture, the promises of each scene, and how to repeat it."""
+    """The page is XML; it has the picture and the promises of each scene, and the command that repeats it."""
     text = pages.draw(played, "lockkit lab 'a & b'").removeprefix("<!doctype html>\n")
     root = parsed(text)
 

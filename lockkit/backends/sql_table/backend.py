@@ -426,7 +426,13 @@ class SqlTableBackend(SqlBackend):
 
 
 def _may_be_alone(grant: Grant) -> bool:
-    """Tell whether a lease may be an exclusive one, see `lockkit.backends.sql_table.shares.GrantState`."""
+    """
+    Tell by ``Grant.state`` whether a lease may be an exclusive one.
+
+    - ``share``: it is beside others.
+    - ``alone``: nobody else had one when it was granted, so while the row has its token nobody has.
+    - ``either``: a downgrade has no answer.
+    """
     return grant.state not in {"share", "alone"}
 
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from lockkit.backend import Gone, Grant, Holder, Mode, Renewal, Request
 from lockkit.backends.lock_state import LockState, Share
@@ -50,14 +50,6 @@ BATCH = 100
 
 SHARES_CHARS_MAX = 16 * 1024 * 1024
 """Longest text of the shares of one lock: what a MEDIUMTEXT column of MariaDB holds."""
-
-GrantState = Literal["share", "alone", "either"]
-"""
-`Grant.state` of a lease beside others.
-
-- ``alone``: nobody else had one when it was granted, so while the row has its token nobody has.
-- ``either``: a downgrade has no answer.
-"""
 
 NO_ROWS = Result([], 0, 0)
 

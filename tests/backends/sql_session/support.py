@@ -64,16 +64,6 @@ class ModeServer:
         schema = "pg_catalog" if self.is_postgresql else "information_schema"
         return self.server.execute(f"SELECT count(*) FROM {schema}.{where}") != "0"  # noqa: S608 - ours
 
-    def sessions_count(self) -> int:
-        """How many sessions there are, this one excepted."""
-        question = (
-            "SELECT count(*) FROM information_schema.processlist WHERE user = 'lockkit' AND id <> CONNECTION_ID()"
-        )
-        if self.is_postgresql:
-            others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
-            question = f"SELECT count(*) FROM pg_stat_activity WHERE {others}"  # noqa: S608 - ours
-        return int(self.server.execute(question))
-
 
 @contextmanager
 def running(function: Callable[[], object]) -> Iterator[list[Any]]:

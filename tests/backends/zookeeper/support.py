@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 import threading
@@ -130,13 +129,6 @@ def packets_count(server: ZooKeeperServer) -> int:
     """How many packets the server has received from clients, this question not counted."""
     lines = (line.split("\t") for line in server.four_letters("mntr").splitlines())
     return int(dict(lines)["zk_packets_received"])
-
-
-def watches_count(server: ZooKeeperServer) -> int:
-    """How many watches the server keeps."""
-    found = re.search(r"Total watches:(\d+)", server.four_letters("wchs"))
-    assert found is not None
-    return int(found[1])
 
 
 def end_session(server: ZooKeeperServer, client: Client | Session) -> None:

@@ -162,7 +162,7 @@ def test_their_plain_lock_knows_no_readers(ours: Client, theirs: KazooClient, tr
 
 
 def test_elections_share_one_queue(ours: Client, theirs: KazooClient, tree: Tree) -> None:
-    """Each sees the other's leader, and new metadata of ours; what kazoo cancels holds nobody up."""
+    """Each library sees the leader of the other, and our new metadata; a cancelled kazoo election blocks nobody."""
     contest = ours.election("x", ttl=LONG, value="ours:80")
     term = contest.campaign(PATIENCE)
     election, cancelled = theirs.Election("/lockkit/x", "theirs:80"), theirs.Election("/lockkit/x", "cancelled")

@@ -1,4 +1,4 @@
-"""Writes scenes as one self-contained HTML page: the picture of `--svg`, the promises, and how to repeat it."""
+"""Write scenes as one HTML page: the picture of `--svg`, the promises, and the command that repeats each."""
 
 from __future__ import annotations
 

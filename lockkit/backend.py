@@ -107,7 +107,7 @@ CLOCKS_APART_SECONDS = 3600.0
 SPACES = ("once", "sem", "limit")
 """Names of the spaces apart from locks, see `apart`: records of once, semaphores, and what operators limit them to."""
 
-LossReason = Literal["expired", "paused", "taken", "gone", "session", "broken"]
+LossReason = Literal["expired", "paused", "stalled", "taken", "gone", "session", "broken"]
 """
 Why a lease was lost.
 

@@ -150,6 +150,23 @@ class BaseLease:
         """
         self._record.check()
 
+    def beat(self) -> None:
+        """
+        Say that the work makes progress, where its lock has ``stall=``. Local: call it often, from any thread.
+
+        The grant is the first beat, and ``extend()`` is one. Without a beat for `stall` seconds lockkit stops renewing:
+        the lease is lost at its deadline, unless a beat comes before that. Without ``stall=`` as `check`.
+
+        Raises:
+            LockLost: As `check` does.
+        """
+        self._engine.beat(self._record)
+
+    @property
+    def stalled(self) -> bool:
+        """No beat for `stall` seconds: not renewed any more, until the next one. Local."""
+        return self._record.stalled
+
     def on_lost(self, callback: LostCallback) -> None:
         """
         Have ``callback(lease, reason)`` called once if the lease is lost; at once if it is lost already.
@@ -223,8 +240,8 @@ class MakesLeases:
 
 
 _OF_LEASES = frozenset(
-    ("check", "confirm", "downgrade", "extend", "held", "lost", "on_lost", "owner", "release", "remaining", "resign",
-     "token", "update", "wait_lost")
+    ("beat", "check", "confirm", "downgrade", "extend", "held", "lost", "on_lost", "owner", "release", "remaining",
+     "resign", "stalled", "token", "update", "wait_lost")
 )  # fmt: skip
 """What leases have and what makes them has not."""
 

@@ -28,7 +28,7 @@ __all__ = ["CALLS", "Call", "LockEvent", "Observer", "add_observer", "remove_obs
 
 log = logging.getLogger("lockkit")
 
-Call = Literal["waiting", "granted", "refused", "renewed", "jeopardy", "lost", "released", "undone"]
+Call = Literal["waiting", "granted", "refused", "renewed", "jeopardy", "stalled", "lost", "released", "undone"]
 """The calls of an `Observer`."""
 
 CALLS: tuple[Call, ...] = get_args(Call)
@@ -121,6 +121,10 @@ class Observer(Protocol):
 
     def jeopardy(self, event: LockEvent, /) -> None:
         """A renewal got no answer, for the first time. lockkit retries until the deadline."""
+        del event
+
+    def stalled(self, event: LockEvent, /) -> None:
+        """The holder has made no progress for ``stall=`` seconds: lockkit renews its lease with the next beat only."""
         del event
 
     def lost(self, event: LockEvent, /) -> None:

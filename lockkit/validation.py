@@ -123,6 +123,16 @@ def lock_name(value: object) -> str:
     return _unusual_name(value, "lock name")
 
 
+def stall(value: object, *, renew: bool) -> float:
+    """Check ``stall=``."""
+    if not renew:
+        message = (
+            "stall= ends the renewal of a holder that makes no progress, and renew=False renews none: leave one out"
+        )
+        raise ConfigurationError(message)
+    return seconds(value, "stall", exclusive=True)
+
+
 def flag(value: object, option: str) -> bool:
     """Check a switch: ``renew="no"`` would count as true."""
     if value is True or value is False:

@@ -150,11 +150,14 @@ class Client:
         *,
         ttl: Seconds | timedelta | None = None,
         grace: Seconds | timedelta | None = None,
+        stall: Seconds | timedelta | None = None,
         value: object = None,
         label: str | None = None,
     ) -> Election:
         """See `lockkit.Client.election`."""
-        return Election(Candidate(self._engine, name, Term, ttl=ttl, grace=grace, value=value, label=label))
+        return Election(
+            Candidate(self._engine, name, Term, ttl=ttl, grace=grace, stall=stall, value=value, label=label)
+        )
 
     def once(
         self,
@@ -163,6 +166,7 @@ class Client:
         keep: float | timedelta,
         ttl: Seconds | timedelta | None = None,
         timeout: Seconds | timedelta | None = None,
+        stall: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
         label: str | None = None,
@@ -174,6 +178,7 @@ class Client:
             keep=keep,
             ttl=ttl,
             timeout=timeout,
+            stall=stall,
             match=match,
             store_errors=store_errors,
             label=label,

@@ -30,7 +30,7 @@ class Term(Lease):
     def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
         """Made by `Election.campaign`."""
         super().__init__(engine, record)
-        self._tenure = Tenure(record)
+        self._tenure = Tenure(record, engine.renewer)
         self._cancel_on_stop = False
         self._cancellation: Cancellation | None = None
 
@@ -41,7 +41,7 @@ class Term(Lease):
 
     async def must_stop(self, seconds: float | timedelta | None = 0) -> bool:
         """See `lockkit.Term.must_stop`."""
-        return await self._tenure.must_stop(seconds)
+        return await self._tenure.ask(seconds)
 
     async def update(self, metadata: str | Mapping[str, object] | None) -> None:
         """See `lockkit.Term.update`."""

@@ -28,6 +28,7 @@ def locks(
     timeout: Seconds | timedelta | None = None,
     on_lost: LostCallback | None = None,
     cancel_on_lost: bool = False,
+    stall: Seconds | timedelta | None = None,
 ) -> LockSet:
     """
     Describe several locks, also of several clients and backends, that are held together or not at all.
@@ -38,12 +39,13 @@ def locks(
         on_lost: As there, and may be a coroutine function.
         cancel_on_lost: ``async with`` cancels its body when one of the leases is lost, and raises `LockLost`. The
             setting of the locks themselves does not count.
+        stall: See there.
 
     Raises:
         ConfigurationError: One of them is wrong.
     """
     members = [SetMember(lock._engine, lock._settings) for lock in members_of(locks, Lock, "lockkit.aio")]  # noqa: SLF001 - of the same API
-    return LockSet(LockSetCore(members, timeout, on_lost, cancel_on_lost=cancel_on_lost))
+    return LockSet(LockSetCore(members, timeout, on_lost, cancel_on_lost=cancel_on_lost, stall=stall))
 
 
 class LeaseSet(BaseLeaseSet[Lease]):

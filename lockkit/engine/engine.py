@@ -190,6 +190,7 @@ class Engine(Generic[L]):
         renew: bool = True,
         reentrant: bool = False,
         max_hold: Seconds | timedelta | None = None,
+        stall: Seconds | timedelta | None = None,
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
@@ -215,6 +216,7 @@ class Engine(Generic[L]):
                 self._about,
                 nests=nests,
                 label=None if label is None else validation.label(label),
+                stall=None if stall is None else validation.stall(stall, renew=renew),
             )
         except ConfigurationError as error:  # not by `validation.about`, which takes almost as long as all of this
             given: object = name  # of any type: the name may be what is wrong
@@ -360,6 +362,11 @@ class Engine(Generic[L]):
             failure = BackendUnavailable(str(outcome.error))
             raise client.unavailable(failure, action, grant.name) from outcome.error
         record.check()
+
+    def beat(self, record: LeaseRecord) -> None:
+        """Note that the holder makes progress. Local."""
+        record.check()
+        self.renewer.beat(record)
 
     async def update(self, record: LeaseRecord, metadata: str | Mapping[str, object] | None) -> None:
         """Replace the application's metadata of a held lease."""

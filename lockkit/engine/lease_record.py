@@ -38,6 +38,7 @@ for a moment short for longer; shorter, and a late one could cut the time that i
 LOSS_REASONS: dict[LossReason, str] = {
     "expired": "its deadline passed without a renewal",
     "paused": "its deadline passed: this process did not run (it was stopped or suspended, or its event loop blocked)",
+    "stalled": "its deadline passed: its holder made no progress, and so was not renewed (stall=)",
     "taken": "the backend says that another owner holds it",
     "gone": "the backend says that it is not held any more",
     "session": "the client, session or process that it belonged to has ended",
@@ -82,6 +83,9 @@ class RenewalPlan:
     next_at: Instant  # when to renew next; ``inf`` for never
     until: Instant  # no renewal is sent after this time (``max_hold``)
     grace: Seconds  # how long before the deadline the holder stops
+    stall: Seconds = inf  # how long the holder may go without a beat
+    stall_at: Instant = inf  # when it will have gone so long
+    stalled: bool = False  # it has, and no renewal is sent until the next beat
     in_flight: bool = False  # a renewal is about to be sent, or has been sent and not been answered
     in_jeopardy: bool = False  # the last renewal failed
     unanswered_ttl: Seconds = inf  # the shortest one of a renewal that was not answered: the server may still run it
@@ -90,8 +94,16 @@ class RenewalPlan:
     answered: Event | None = None  # set when the renewal in flight has been answered; made by a call that waits for it
 
     def schedule(self, at: Instant) -> None:
-        """Plan the next renewal, unless the lease will have been held for ``max_hold`` by then."""
-        self.next_at = at if at <= self.until else inf
+        """Plan the next renewal, unless there is to be none."""
+        self.next_at = at if at <= self.until and not self.stalled else inf
+
+    def beat(self, now: Instant) -> bool:
+        """Note that the holder makes progress; returns whether a renewal has waited for that, and is due."""
+        self.stall_at = now + self.stall
+        waited, self.stalled = self.stalled, False
+        if waited:
+            self.next_at = 0.0
+        return waited
 
     def note_unanswered(self, ttl: Seconds, sent: Instant) -> None:
         """Remember that a renewal for `ttl`, sent at `sent`, was not answered."""
@@ -178,6 +190,8 @@ class LeaseRecord:
         self.acquired_by = client.runtime.current()
         self.reentry_key = self.lease_ref = self.look_at = None
         self._lose = lose
+        if settings.stall is not None:
+            self.start_beats(settings.stall)
         self.set_deadline(since if grant.anchor is None else grant.anchor, grant.ttl)
 
     # -- local, for the holder -------------------------------------------------------------------------------------
@@ -234,6 +248,19 @@ class LeaseRecord:
         if renews and client.watch_at <= self.valid_until and late >= self.grant.ttl * PAUSED_SHARE:
             self.stood_still = late
         return self.stood_still > 0.0
+
+    # -- progress --------------------------------------------------------------------------------------------------
+
+    def start_beats(self, stall: Seconds) -> None:
+        """Expect a beat every so many seconds from now on."""
+        self.renewal.stall = stall
+        self.renewal.beat(self.client.runtime.now())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether its holder has made no progress for too long. As `lost`, this asks the clock."""
+        plan = self.renewal
+        return plan.stalled or (self.state is HELD and self.client.runtime.now() >= plan.stall_at)
 
     @property
     def loss_text(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from operator import attrgetter, not_
 from typing import Any
@@ -19,6 +19,7 @@ from lockkit.engine.lease_record import HELD, LOST, RELEASED, LeaseRecord, Lease
 from lockkit.engine.observation import Report
 from lockkit.engine.settings import LockSettings, LostCallback
 from lockkit.errors import LockError
+from lockkit.runtime import wall_clock
 from lockkit.units import Seconds
 
 log = logging.getLogger("lockkit")
@@ -209,6 +210,8 @@ class Leases:
                 return  # renewed since the caller looked at the clock
             if passed and reason in {"expired", "session"} and record.find_pause():
                 reason = "paused"
+            elif reason == "expired" and record.renewal.stalled:
+                reason = "stalled"
             callbacks = self._mark_lost(record, reason)
             event = record.lost_event
             may_have_renewed = record.renewal.may_have_renewed
@@ -217,7 +220,7 @@ class Leases:
             event.set()
         for callback in callbacks:
             self._notify(record, callback, reason)
-        if reason in {"expired", "paused"} and may_have_renewed:
+        if reason in {"expired", "paused", "stalled"} and may_have_renewed:
             # A renewal whose answer was lost may have kept the lock at the server: free it for the others.
             self._cleanups.release_later(record)
         observation.post("lost", record, reason)
@@ -232,6 +235,16 @@ class Leases:
         record.renewal.wake_waiters()
         callbacks, record.callbacks = record.callbacks or [], None
         return callbacks
+
+    def stalled(self, record: LeaseRecord) -> None:
+        """Tell that a lease is not renewed any more, until its holder makes progress."""
+        grant, stall = record.grant, record.renewal.stall
+        since = datetime.fromtimestamp(wall_clock() - stall).astimezone().isoformat(" ", "seconds")
+        log.warning(
+            "the holder of lock %r (token %d) at %s has made no progress for %g s, since %s: without a beat() within "
+            "%.3g s it loses the lock", grant.name, grant.token, self._client.url, stall, since, record.remaining(),
+        )  # fmt: skip
+        observation.post("stalled", record)
 
     def lost_at_backend(self, owner: str, reason: LossReason) -> None:
         # First this: the lease may have been granted, and another thread may be about to add it.

@@ -72,6 +72,7 @@ class Renewer:
         self._wake_at = inf
         self._agenda: list[tuple[Instant, str]] = []
         self._due: list[LeaseRecord] = []
+        self._stalled: list[LeaseRecord] = []
         self._last_work: tuple[Work, Event] | None = None
         self._watching.forked()
         self._renewing.forked()
@@ -80,9 +81,11 @@ class Renewer:
 
     def reschedule(self, record: LeaseRecord) -> None:
         """Make sure that the watch looks at a lease in time: it is new, or something is due earlier than planned."""
-        at, next_at, look_at = record.valid_until, record.renewal.next_at, record.look_at
-        if next_at < at:  # noqa: PLR1730 - every acquisition comes here, and min() takes three times as long
-            at = next_at
+        plan, at, look_at = record.renewal, record.valid_until, record.look_at
+        if plan.next_at < at:  # noqa: PLR1730 - every acquisition comes here, and min() takes three times as long
+            at = plan.next_at
+        if plan.stall_at < at and not plan.stalled:
+            at = plan.stall_at
         # The watch adds a new one itself, if it is still held when the watch wakes up.
         if look_at is not None and at < look_at:
             heappush(self._agenda, (at, record.grant.owner))
@@ -152,15 +155,22 @@ class Renewer:
                         # Planned for a lease that has been released: one of a row, of which each next is due later.
                         at = self._wake_at
                 self._wake_at = at
-            self._leases.log_now()
-            for record in expired:
-                self._leases.lose(record, "expired")
+            self._tell_of(expired)
             started = not self._due or self._start_renewer()
             if not started:
                 at = min(at, now + RETRY_START)
             now = self._runtime.now()
             self._client.watch_at = min(at, now + SLEEP_SECONDS_MAX)
             await self._watching.wait(self._client.watch_at - now)
+
+    def _tell_of(self, expired: list[LeaseRecord]) -> None:
+        """Notify of what was found under the mutex."""
+        stalled, self._stalled = self._stalled, []
+        self._leases.log_now()
+        for record in expired:
+            self._leases.lose(record, "expired")
+        for record in stalled:
+            self._leases.stalled(record)
 
     def _is_over(self) -> bool:
         """Tell whether there will be nothing to renew any more: the client is closed."""
@@ -186,7 +196,8 @@ class Renewer:
         if len(self._agenda) > OUTDATED_MIN + 4 * len(self._leases.records):
             self._start_agenda()
         for record in self._leases.unplanned():
-            record.look_at = min(record.renewal.next_at, record.valid_until)
+            plan = record.renewal
+            record.look_at = min(plan.next_at, record.valid_until, inf if plan.stalled else plan.stall_at)
             heappush(self._agenda, (record.look_at, record.grant.owner))
         self._look(now, now, expired, due)
         if due:
@@ -216,6 +227,11 @@ class Renewer:
                 expired.append(record)
                 record.look_at = inf
                 continue
+            if plan.stall_at > now:
+                at = min(at, plan.stall_at)
+            elif not plan.stalled and (plan.next_at != inf or plan.in_flight):
+                plan.stalled, plan.next_at = True, inf
+                self._stalled.append(record)
             if plan.next_at < at and not plan.in_flight:
                 if plan.next_at <= now + record.grant.ttl * BATCH_SHARE:
                     plan.in_flight = True
@@ -263,7 +279,8 @@ class Renewer:
         if batch := [
             record
             for record in due
-            if (record.state is HELD and now <= record.renewal.until) or self._is_due(record, now)
+            if (record.state is HELD and now <= record.renewal.until and not record.renewal.stalled)
+            or self._is_due(record, now)
         ]:
             await self._renew_batch(backend, batch)
 
@@ -273,7 +290,7 @@ class Renewer:
         assert plan.in_flight, "the survey marks what is due"
         if record.released:
             return False
-        if now > plan.until:
+        if now > plan.until or plan.stalled:
             with self._client.mutex:
                 plan.next_at = inf
                 self.reschedule(record)
@@ -385,6 +402,15 @@ class Renewer:
 
     # -- on the holder's request -----------------------------------------------------------------------------------
 
+    def beat(self, record: LeaseRecord) -> None:
+        """Note that the holder makes progress. Does nothing for a lease whose renewal does not depend on it."""
+        plan = record.renewal
+        if plan.stall == inf:
+            return
+        with self._client.mutex:
+            if record.state is HELD and plan.beat(self._runtime.now()):
+                self.reschedule(record)
+
     async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: Seconds) -> Renewal:
         """Renew one lease for another ttl."""
         await self._wait_for_turn(record)
@@ -392,6 +418,7 @@ class Renewer:
         sent = self._runtime.now()
         try:
             with self._client.mutex:
+                record.renewal.beat(sent)
                 # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
                 record.shorten_deadline(sent, ttl)
                 self.reschedule(record)

@@ -70,6 +70,12 @@ class LockOptions(TypedDict, total=False):
     max_hold: Seconds | timedelta | None
     """Seconds after which renewal ends, so that a stuck holder loses the lock. By default never."""
 
+    stall: Seconds | timedelta | None
+    """
+    Seconds without ``lease.beat()`` after which renewal ends until the next beat, so that a holder that makes no
+    progress loses the lock. By default never.
+    """
+
     metadata: str | Mapping[str, object] | None
     """Text or a mapping of JSON values, shown by ``holders``. Never a secret."""
 
@@ -125,6 +131,8 @@ class LockSettings:
     """A decorated call whose lock stays busy returns None: ``on_busy="skip"``."""
     cancel_on_lost: bool = False
     """``async with`` cancels its body when the lease is lost."""
+    stall: Seconds | None = None
+    """How long the holder may go without a beat, seconds."""
     on_wait: Callable[[], None] | None = None
     """Called when the acquisition begins to wait, perhaps several times. Set if observers are told how it ends."""
 

@@ -35,6 +35,7 @@ from lockkit import validation
 from lockkit.backend import Holder
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
+from lockkit.engine.renewal import Renewer
 from lockkit.engine.settings import LockSettings
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost
 from lockkit.runtime import Event, Runtime
@@ -109,12 +110,13 @@ class Tenure:
     may have stopped already.
     """
 
-    __slots__ = ("_record", "_runtime", "_signal", "_wake", "failed", "over")
+    __slots__ = ("_record", "_renewer", "_runtime", "_signal", "_wake", "failed", "over")
 
-    def __init__(self, record: LeaseRecord) -> None:
+    def __init__(self, record: LeaseRecord, renewer: Renewer) -> None:
         """Begin a term."""
         assert record.lost_event is None, "a term begins with its lease"
         self._record = record
+        self._renewer = renewer
         self._runtime: Runtime = record.client.runtime
         self._signal: StopSignal | None = None
         self._wake = self._runtime.event()
@@ -141,7 +143,7 @@ class Tenure:
         record = self._record
         if record.released or (self._signal is not None and self._signal.is_set()):
             self.over = True
-        elif not record.held or self._runtime.now() >= self.stop_at:
+        elif not record.held or record.stalled or self._runtime.now() >= self.stop_at:
             self.over = self.failed = True
         return self.over
 
@@ -151,11 +153,15 @@ class Tenure:
         record = self._record
         if record.lost:
             return record.lost_error()
-        name, url = record.grant.name, record.client.url
-        message = (
-            f"term {record.grant.token} of election {name!r} at {url} could not be renewed: its leader was stopped "
-            f"{record.renewal.grace:.3g} s before the deadline, and has resigned"
-        )
+        name, url, plan = record.grant.name, record.client.url, record.renewal
+        term = f"term {record.grant.token} of election {name!r} at {url}"
+        if record.stalled:
+            message = f"{term} made no progress for {plan.stall:g} s (stall=): its leader was stopped, and has resigned"
+        else:
+            message = (
+                f"{term} could not be renewed: its leader was stopped {plan.grace:.3g} s before the deadline, and has "
+                "resigned"
+            )
         return LockLost(message, name=name, backend=url)
 
     async def must_stop(self, seconds: float | timedelta | None) -> bool:
@@ -167,8 +173,20 @@ class Tenure:
             now = self._runtime.now()
             if now >= until:
                 return False
-            await self._wake.wait(min(until - now, max(0.0, self.stop_at - now), SLEEP_SECONDS_MAX))
+            stop_at = min(self.stop_at, self._record.renewal.stall_at)
+            await self._wake.wait(min(until - now, max(0.0, stop_at - now), SLEEP_SECONDS_MAX))
         return True
+
+    async def ask(self, seconds: float | timedelta | None) -> bool:
+        """As `must_stop`, for the leader itself: that it asks is a beat, and so is that it goes on."""
+        self._beat()
+        stop = await self.must_stop(seconds)
+        self._beat()
+        return stop
+
+    def _beat(self) -> None:
+        if not self._look():
+            self._renewer.beat(self._record)
 
 
 class _Relay:
@@ -243,12 +261,13 @@ class Candidate(Generic[T]):
         *,
         ttl: Seconds | timedelta | None,
         grace: Seconds | timedelta | None,
+        stall: Seconds | timedelta | None,
         value: object,
         label: str | None,
     ) -> None:
         """Describe an election as ``Client.election`` does; `make_term` is the term class of the API in use."""
         metadata = None if value is None else {"value": value}
-        settings = engine.settings(name, ttl=ttl, timeout=None, metadata=metadata, label=label)
+        settings = engine.settings(name, ttl=ttl, timeout=None, stall=stall, metadata=metadata, label=label)
         self._engine = engine
         self._grace = None if grace is None else self._checked_grace(grace, settings)
         grace_seconds = settings.ttl / GRACE_SHARE if self._grace is None else self._grace

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
@@ -102,6 +103,10 @@ class SetMember(Generic[L]):
         """Return the same lock or semaphore under another name."""
         return SetMember(self.engine, self.engine.named(self.settings, name))
 
+    def without_stall(self) -> SetMember[L]:
+        """Return the same lock, with a lease that has no beats of its own."""
+        return self if self.settings.stall is None else SetMember(self.engine, replace(self.settings, stall=None))
+
     @property
     def order(self) -> tuple[bytes, str]:
         """By which all clients sort: by bytes, so that no locale or normalisation plays a part."""
@@ -140,9 +145,10 @@ class LockSetCore(Generic[L]):
         timeout: Seconds for all of them together; None without limit.
         on_lost: Called when the first lease of a set is lost.
         cancel_on_lost: ``async with`` cancels its body then.
+        stall: Seconds without a beat of the set after which none of its leases is renewed; None without limit.
     """
 
-    __slots__ = ("cancel_on_lost", "members", "on_lost", "timeout")
+    __slots__ = ("cancel_on_lost", "members", "on_lost", "stall", "timeout")
 
     def __init__(
         self,
@@ -151,9 +157,17 @@ class LockSetCore(Generic[L]):
         on_lost: LostCallback | None,
         *,
         cancel_on_lost: bool = False,
+        stall: Seconds | timedelta | None = None,
     ) -> None:
         """Check and sort. Nothing is sent."""
-        self.members = _in_order(members)
+        ordered = _in_order(members)
+        # The first beat of a set comes with its last lease, so no lease of it has beats of its own.
+        limits = [member.settings.stall for member in ordered if member.settings.stall is not None]
+        if stall is not None:
+            renewed = all(member.settings.renew for member in ordered)
+            limits.append(validation.stall(stall, renew=renewed))
+        self.stall = min(limits, default=None)
+        self.members = tuple(member.without_stall() for member in ordered)
         self.timeout = validation.timeout(timeout)
         self.cancel_on_lost = validation.flag(cancel_on_lost, "cancel_on_lost")
         self.on_lost = None if on_lost is None else validation.on_lost(on_lost, awaits=self.awaits)
@@ -194,7 +208,7 @@ class LockSetCore(Generic[L]):
         """Return a set with other names: those of `members`, in that order, with their fields filled in."""
         assert len(names) == len(self.members), "a name for each lock"
         members = [member.named(name) for member, name in zip(self.members, names, strict=True)]
-        return LockSetCore(members, self.timeout, self.on_lost, cancel_on_lost=self.cancel_on_lost)
+        return LockSetCore(members, self.timeout, self.on_lost, cancel_on_lost=self.cancel_on_lost, stall=self.stall)
 
     async def acquire(self, timeout: Seconds | Inherit | timedelta | None, make: Callable[[LockSetCore[L]], S]) -> S:
         """Acquire all of them, or none, within `timeout` seconds for all together; `make` is the class of the set."""
@@ -311,6 +325,22 @@ class BaseLeaseSet(Generic[L]):
         for record in self._records:
             record.check()
 
+    def beat(self) -> None:
+        """
+        Say that the work under the locks makes progress, where they have ``stall=``. As ``Lease.beat``, for all.
+
+        Raises:
+            LockLost: As `check` does.
+        """
+        self.check()
+        for member, record in zip(self._locks.members, self._records, strict=True):
+            member.engine.beat(record)
+
+    @property
+    def stalled(self) -> bool:
+        """No beat for `stall` seconds: the leases are not renewed any more, until the next one. Local."""
+        return any(record.stalled for record in self._records)
+
     def on_lost(self, callback: LostCallback) -> None:
         """
         Have ``callback(lease, reason)`` called once, with the first lease of the set that is lost.
@@ -385,6 +415,9 @@ class BaseLeaseSet(Generic[L]):
                 self._acquired.append((member, await member.engine.acquire(member.settings, left)))
                 left = None if timeout is None else max(0.0, began + timeout - locks.runtime.now())
             self._leases = tuple(lease for _, lease in self._acquired)
+            if locks.stall is not None:
+                for record in self._records:
+                    record.start_beats(locks.stall)
             if locks.on_lost is not None:
                 self.on_lost(locks.on_lost)
             self.check()

@@ -127,10 +127,11 @@ class Once:
         timeout: Seconds | timedelta | None,
         match: str | None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException],
+        stall: Seconds | timedelta | None = None,
         label: str | None = None,
     ) -> Once:
         """Validate the arguments of ``client.once``. Nothing is sent."""
-        lock, url = engine.settings(key, ttl=ttl, timeout=timeout, label=label), engine.url
+        lock, url = engine.settings(key, ttl=ttl, timeout=timeout, stall=stall, label=label), engine.url
         kinds: tuple[Any, ...] = store_errors if isinstance(store_errors, tuple) else (store_errors,)
         given: object = match
         problem = ""
@@ -276,6 +277,11 @@ class Attempt:
         record: LeaseRecord = self._lease._record  # noqa: SLF001 - the attempt and its lease are one unit
         return record
 
+    def beat(self) -> None:
+        """Note that the run makes progress; without one under way there is nothing to note."""
+        if self._lease is not None:
+            self._once.engine.beat(self._record("make progress"))
+
     async def done(self, result: Any) -> None:  # noqa: ANN401 - any JSON
         """Note that the work is done, and free the key."""
         record, outcome, problem = self._record("be completed"), "", None
@@ -349,6 +355,15 @@ class BaseAttempt:
     def key(self) -> str:
         """The key, the same for each attempt: give it to a provider that recognises repeats itself."""
         return self._attempt.key
+
+    def beat(self) -> None:
+        """
+        Say that the work makes progress, where ``client.once`` has ``stall=``. As ``Lease.beat``, of the run's lease.
+
+        Raises:
+            LockLost: The run has lost it: another attempt may run.
+        """
+        self._attempt.beat()
 
     @property
     def result(self) -> Any:  # noqa: ANN401 - any JSON

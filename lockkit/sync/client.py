@@ -173,6 +173,7 @@ class Client:
         *,
         ttl: Seconds | timedelta | None = None,
         grace: Seconds | timedelta | None = None,
+        stall: Seconds | timedelta | None = None,
         value: object = None,
         label: str | None = None,
     ) -> Election:
@@ -184,6 +185,8 @@ class Client:
             ttl: Seconds after which another candidate can lead if the leader dies. None: the client's default.
             grace: Seconds that the leader needs to stop; ``term.must_stop()`` is True so long before the deadline.
                 Below half of the ttl. None: a third of it.
+            stall: Seconds without ``term.must_stop()`` or ``term.beat()`` after which the leader must stop and its term
+                is not renewed, so that a leader that is stuck is replaced. None: never.
             value: Text, or any JSON value, that `Election.leader` shows to others, such as an address. Never a secret.
             label: As for `lock`.
 
@@ -191,7 +194,9 @@ class Client:
             ConfigurationError: One of them is wrong.
             LockError: The client is closed.
         """
-        return Election(Candidate(self._engine, name, Term, ttl=ttl, grace=grace, value=value, label=label))
+        return Election(
+            Candidate(self._engine, name, Term, ttl=ttl, grace=grace, stall=stall, value=value, label=label)
+        )
 
     def once(
         self,
@@ -200,6 +205,7 @@ class Client:
         keep: float | timedelta,
         ttl: Seconds | timedelta | None = None,
         timeout: Seconds | timedelta | None = None,
+        stall: Seconds | timedelta | None = None,
         match: str | None = None,
         store_errors: tuple[type[BaseException], ...] | type[BaseException] = (),
         label: str | None = None,
@@ -215,6 +221,8 @@ class Client:
             keep: Seconds for which the result is kept, counted from completion by the server's clock.
             ttl: Seconds after which a crashed run counts as ended. None: the client's default.
             timeout: Seconds to wait for a run that is under way; None without limit, 0 raises `LockTimeout` at once.
+            stall: Seconds without ``attempt.beat()`` after which the run's lease is not renewed until the next beat, so
+                that another attempt replaces one that is stuck. None: never.
             match: Text that must be the same for each repeat of a key, else `KeyReused`; None allows anything. For a
                 decorator, a template.
             store_errors: Classes of the errors that count as done: repeats raise `StoredError`. After any other error
@@ -232,6 +240,7 @@ class Client:
             keep=keep,
             ttl=ttl,
             timeout=timeout,
+            stall=stall,
             match=match,
             store_errors=store_errors,
             label=label,

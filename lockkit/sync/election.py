@@ -36,7 +36,7 @@ class Term(Lease):
     def __init__(self, engine: Engine[Any], record: LeaseRecord) -> None:
         """Made by `Election.campaign`."""
         super().__init__(engine, record)
-        self._tenure = Tenure(record)
+        self._tenure = Tenure(record, engine.renewer)
 
     @property
     def grace(self) -> float:
@@ -47,6 +47,7 @@ class Term(Lease):
         """
         Wait until the leader must stop: at ``deadline - grace``, when the term is lost, or after `resign`.
 
+        Where the election has ``stall=``, also after so long without a call of this or of `beat`: each is a beat.
         Once True, it stays True. Any number of threads may ask.
 
         Args:
@@ -59,7 +60,7 @@ class Term(Lease):
         Raises:
             ConfigurationError: The time is wrong.
         """
-        return drive(self._tenure.must_stop(seconds))
+        return drive(self._tenure.ask(seconds))
 
     def update(self, metadata: str | Mapping[str, object] | None) -> None:
         """See `Lease.update`. The election's value stays, unless `metadata` has another ``value``."""

@@ -28,6 +28,7 @@ def locks(
     *,
     timeout: Seconds | timedelta | None = None,
     on_lost: LostCallback | None = None,
+    stall: Seconds | timedelta | None = None,
 ) -> LockSet:
     """
     Describe several locks, also of several clients and backends, that are held together or not at all.
@@ -37,6 +38,8 @@ def locks(
             ttl and other settings, except for its timeout.
         timeout: Seconds that the caller waits for all of them together; None without limit, 0 tries each once.
         on_lost: Called once with ``(lease, reason)``, with the first lease that is lost.
+        stall: Seconds without ``leases.beat()`` after which none of them is renewed until the next beat; by default the
+            shortest of the locks' own.
 
     Raises:
         ConfigurationError: One of them is wrong.
@@ -45,7 +48,7 @@ def locks(
     for lock in given:
         lock._check_in_set()  # noqa: SLF001 - of the same API
     members = [SetMember(lock._engine, lock._settings) for lock in given]  # noqa: SLF001 - as above
-    return LockSet(LockSetCore(members, timeout, on_lost))
+    return LockSet(LockSetCore(members, timeout, on_lost, stall=stall))
 
 
 class LeaseSet(BaseLeaseSet[Lease]):

@@ -74,11 +74,13 @@ class Watched:
         self.renewer = Renewer(self.client, self.leases, _nothing)
         self.count = 0
 
-    def acquire(self, ttl: float, *, renew: bool = True, max_hold: float | None = None) -> LeaseRecord:
+    def acquire(
+        self, ttl: float, *, renew: bool = True, max_hold: float | None = None, stall: float | None = None
+    ) -> LeaseRecord:
         """Add a lease, as `Engine.admit` does."""
         self.count += 1
         owner = f"{self.count:032x}"
-        settings = LockSettings("x", ttl, None, renew, False, max_hold, "{}", None, True, {})  # noqa: FBT003 - as Engine.settings
+        settings = LockSettings("x", ttl, None, renew, False, max_hold, "{}", None, True, {}, stall=stall)  # noqa: FBT003 - as Engine.settings
         record = LeaseRecord(
             self.client, Grant("x", owner, self.count, ttl), settings, self.runtime.time, self.leases.lose
         )
@@ -97,8 +99,7 @@ class Watched:
         expired, due, look_again = renewer._survey(self.runtime.time)
         renewer._due += due
         renewer._wake_at = look_again
-        for record in expired:
-            self.leases.lose(record, "expired")
+        renewer._tell_of(expired)
         return expired, due
 
     def wake_until_due(self) -> list[LeaseRecord]:
@@ -127,7 +128,15 @@ async def _nothing() -> None:
 def due_at(record: LeaseRecord) -> float:
     """When something is due for a lease: what the agenda is to know."""
     plan = record.renewal
+    if stall_ends_renewal(record):
+        return min(plan.stall_at, record.valid_until if plan.in_flight else plan.next_at)
     return record.valid_until if plan.in_flight else min(plan.next_at, record.valid_until)
+
+
+def stall_ends_renewal(record: LeaseRecord) -> bool:
+    """Whether the end of its holder's progress matters to a lease: it is being renewed."""
+    plan = record.renewal
+    return plan.stall < inf and not plan.stalled and (plan.next_at < inf or plan.in_flight)
 
 
 class AgendaAgainstAll(RuleBasedStateMachine):
@@ -145,10 +154,25 @@ class AgendaAgainstAll(RuleBasedStateMachine):
         """The time."""
         return self.watched.runtime.time
 
-    @rule(target=records, ttl=TTLS, renew=st.sampled_from([True, True, False]), max_hold=st.sampled_from([inf, 50.0]))
-    def acquire(self, ttl: float, renew: bool, max_hold: float) -> LeaseRecord:  # noqa: FBT001 - a parameter
+    @rule(
+        target=records,
+        ttl=TTLS,
+        renew=st.sampled_from([True, True, False]),
+        max_hold=st.sampled_from([inf, 50.0]),
+        stall=st.sampled_from([None, None, 0.2, 4.0, 45.0]),
+    )
+    def acquire(self, ttl: float, renew: bool, max_hold: float, stall: float | None) -> LeaseRecord:  # noqa: FBT001 - a parameter
         """Hold one more."""
-        return self.watched.acquire(ttl, renew=renew, max_hold=max_hold)
+        return self.watched.acquire(ttl, renew=renew, max_hold=max_hold, stall=stall if renew else None)
+
+    @rule(record=records)
+    def beat(self, record: LeaseRecord) -> None:
+        """Make progress, as the holder of a lease that is held."""
+        stalled = record.renewal.stalled
+        self.watched.renewer.beat(record)
+        if record.state is HELD and stalled:
+            assert not record.renewal.stalled
+            assert due_at(record) <= self.now
 
     @rule(record=records)
     def release(self, record: LeaseRecord) -> None:
@@ -205,11 +229,17 @@ class AgendaAgainstAll(RuleBasedStateMachine):
         assert in_flight.isdisjoint(due)
         assert all(record.renewal.next_at <= now + record.grant.ttl / 30 for record in due)
         assert self.watched.renewer._wake_at > now
+        left = [record for record in held if record not in over]
+        assert not any(record.renewal.stall_at <= now for record in left if stall_ends_renewal(record))
+        assert not any(record.renewal.stalled for record in due)
 
     @rule(outcome=OUTCOMES)
     def renew(self, outcome: Renewal) -> None:
         """Let the renewer run."""
+        stalled = {record for record in self.watched.renewer._due if record.renewal.stalled}
+        deadlines = {record: record.valid_until for record in stalled}
         due = self.watched.renew(outcome)
+        assert all(record.valid_until == deadlines[record] for record in stalled)
         assert not any(record.renewal.in_flight for record in due if record.state is HELD)
 
     @rule()

@@ -149,6 +149,35 @@ class Expiry(Cases):
         await after.release()
 
     @case()
+    async def test_holder_without_progress_loses_the_lock(self, driver: FaceDriver) -> None:
+        """Beats keep it beyond its ttl; without them renewal ends, and others get the lock."""
+        client, other = await driver.connect(), await driver.connect()
+
+        async def stop_beating(ttl: Seconds) -> None:
+            name, reasons = driver.name(), []
+            signal = driver.signal()
+
+            def on_lost(_: object, reason: str) -> None:
+                reasons.append(reason)
+                signal.set()
+
+            lease = await client.lock(name, ttl=ttl, stall=ttl, on_lost=on_lost).acquire(PATIENCE)
+            for _ in range(4):
+                await driver.sleep(ttl / 2)
+                lease.beat()
+
+            assert await lease.wait_lost(driver.timing.beyond(3 * ttl))
+            await signal.wait()
+            after = await other.lock(name, ttl=driver.timing.long).acquire(driver.timing.beyond(ttl))
+
+            assert lease.stalled
+            assert reasons[0] in {"stalled", "paused"}
+            assert after.token > lease.token
+            await after.release()
+
+        await driver.renewed(stop_beating)
+
+    @case()
     async def test_remaining_counts_down_and_never_exceeds_the_ttl(self, driver: FaceDriver) -> None:
         """Seconds to the deadline."""
         client = await driver.connect()

@@ -241,7 +241,8 @@ class MakesLeases:
 
 _OF_LEASES = frozenset(
     ("beat", "check", "confirm", "downgrade", "extend", "held", "lost", "on_lost", "owner", "release", "remaining",
-     "resign", "stalled", "token", "update", "wait_lost")
+     "resign", "stalled", "token", "update", "wait_lost",
+     "write_note")
 )  # fmt: skip
 """What leases have and what makes them has not."""
 

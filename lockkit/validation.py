@@ -63,6 +63,10 @@ TTL_MAX = 1e9
 METADATA_BYTES_MAX = 4096
 """Longest metadata in bytes. Every acquisition sends it, so a larger limit would slow down all of them."""
 
+VALUE_BYTES_MAX = 64 * 1024
+"""Longest JSON text of a value of the application that is stored with a lock, UTF-8 bytes: what fits into a note on
+every backend."""
+
 JSON_CHARS_MAX = 128 * 1024
 """Longest JSON text of other clients that is decoded: twice what a note may have."""
 
@@ -131,6 +135,15 @@ def stall(value: object, *, renew: bool) -> float:
         )
         raise ConfigurationError(message)
     return seconds(value, "stall", exclusive=True)
+
+
+def lifetime(value: object, what: str) -> float:
+    """Check how long something is kept: above 0, and not longer than a ttl may be."""
+    checked = seconds(value, what, exclusive=True)
+    if checked > TTL_MAX:
+        message = f"{what} must be at most {TTL_MAX:g} seconds, not {checked:g}"
+        raise ConfigurationError(message)
+    return checked
 
 
 def flag(value: object, option: str) -> bool:
@@ -278,6 +291,26 @@ def decode_json(text: str | bytes | bytearray, chars_max: int = JSON_CHARS_MAX) 
     if _SURROGATE.search(text):
         text = _SURROGATE.sub(_without_lone, text)
     return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+
+
+def encode_json(value: object) -> str:
+    """
+    Turn a value of the application into JSON text that is stored with a lock.
+
+    Raises:
+        ValueError: It is no JSON value, nested too deep, or its text is longer than `VALUE_BYTES_MAX`.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+        check_depth(f"[{text}]")  # what it is stored in is one deeper
+    except (TypeError, ValueError, RuntimeError) as error:  # the last: too deep, or changed by another thread meanwhile
+        message = f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}"
+        raise ValueError(message) from error
+    if size > VALUE_BYTES_MAX:
+        message = f"its JSON text has {size} bytes, and at most {VALUE_BYTES_MAX} can be stored: store a reference"
+        raise ValueError(message)
+    return text
 
 
 def check_depth(text: str) -> None:

@@ -21,9 +21,11 @@ from lockkit.engine.engine import Engine
 from lockkit.engine.lookup import Kind, Listing
 from lockkit.engine.settings import INHERIT, LockOptions, skipping_timeout
 from lockkit.lease import OtherApi
+from lockkit.primitives import note
 from lockkit.primitives import once as core
 from lockkit.primitives.election import Candidate
 from lockkit.primitives.lock_set import LockSetCore
+from lockkit.primitives.note import Note
 from lockkit.runtime import AsyncioRuntime
 from lockkit.units import Seconds
 
@@ -192,6 +194,10 @@ class Client:
     def names(self, prefix: str = "", kind: Kind = "lock") -> AsyncIterator[str]:
         """See `lockkit.Client.names`; read it with ``async for``."""
         return _read(self._engine.names(prefix, kind))
+
+    async def read_note(self, name: str) -> Note | None:
+        """See `lockkit.Client.read_note`."""
+        return await note.read(self._engine, name)
 
     async def break_lock(self, name: str, *, force: bool = False) -> bool:
         """See `lockkit.Client.break_lock`."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from lockkit.lease import BaseLease, OtherApi
+from lockkit.primitives import note
 from lockkit.units import Seconds
 
 __all__ = ["Lease"]
@@ -31,6 +32,10 @@ class Lease(BaseLease):
     async def update(self, metadata: str | Mapping[str, object] | None) -> None:
         """See `lockkit.Lease.update`."""
         await self._engine.update(self._record, metadata)
+
+    async def write_note(self, value: Any, keep: float | timedelta = note.KEEP) -> None:  # noqa: ANN401 - any JSON
+        """See `lockkit.Lease.write_note`."""
+        await note.write(self._engine, self._record, value, keep)
 
     async def downgrade(self) -> None:
         """See `lockkit.Lease.downgrade`."""

@@ -39,15 +39,12 @@ from lockkit.engine.settings import LockSettings
 from lockkit.errors import ConfigurationError, KeyReused, LockError, LockLost, StoredError
 from lockkit.runtime import wall_clock
 from lockkit.units import Seconds
-from lockkit.validation import check_depth, decode_json
+from lockkit.validation import decode_json, encode_json
 
 log = logging.getLogger("lockkit")
 
 SPACE = "once"
 """The records' space apart from the locks (`lockkit.backend.apart`)."""
-
-RESULT_BYTES_MAX = 64 * 1024
-"""Longest JSON text of a result, UTF-8 bytes: what fits into a note on every backend."""
 
 FORGET_SECONDS = 1.0
 """How long `forget` waits for calls that are just looking at the done key, seconds."""
@@ -136,10 +133,8 @@ class Once:
         given: object = match
         problem = ""
         with validation.about(key, url):
-            seconds = validation.seconds(keep, "keep", exclusive=True)
-        if seconds > validation.TTL_MAX:
-            problem = f"keep must be at most {validation.TTL_MAX:g} seconds, not {seconds:g}"
-        elif not (given is None or isinstance(given, str)):
+            seconds = validation.lifetime(keep, "keep")
+        if not (given is None or isinstance(given, str)):
             problem = f"match must be a str, such as '{{amount}}:{{currency}}', not {validation.shown(given)}"
         elif not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             problem = f"store_errors must be a tuple of exception classes, not {validation.shown(store_errors)}"
@@ -287,7 +282,7 @@ class Attempt:
         record, outcome, problem = self._record("be completed"), "", None
         self._completing = True
         try:
-            outcome = encode_result(result)
+            outcome = encode_json(result)
         except ValueError as error:
             problem = error
         await self._complete(record, f'"result":{outcome or "null"}')
@@ -373,21 +368,6 @@ class BaseAttempt:
     def __repr__(self) -> str:
         """Show key and state."""
         return f"<{self._api}.Attempt {self.key!r} {'first' if self.first else 'repeat'}>"
-
-
-def encode_result(result: Any) -> str:  # noqa: ANN401 - any JSON
-    """Turn a result into JSON text."""
-    try:
-        text = json.dumps(result, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
-        check_depth(text)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last: too deep, or changed by another thread meanwhile
-        message = f"it must be made of what JSON has (dict, list, str, number, bool, None): {error}"
-        raise ValueError(message) from error
-    if size > RESULT_BYTES_MAX:
-        message = f"its JSON text has {size} bytes, and at most {RESULT_BYTES_MAX} can be stored: store a reference"
-        raise ValueError(message)
-    return text
 
 
 def encode_error(error: BaseException) -> str:

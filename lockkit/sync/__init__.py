@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockkit.engine.settings import LockOptions
 from lockkit.primitives.election import Leader
+from lockkit.primitives.note import Note
 from lockkit.primitives.once import OnceDone, OnceRunning
 from lockkit.sync.client import Client, connect, from_client
 from lockkit.sync.election import Election, Term
@@ -21,6 +22,7 @@ __all__ = [
     "Lock",
     "LockOptions",
     "LockSet",
+    "Note",
     "OnceDone",
     "OnceRunning",
     "RWLock",

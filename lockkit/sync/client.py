@@ -14,9 +14,11 @@ from lockkit.engine.engine import Engine
 from lockkit.engine.lookup import Kind, Listing
 from lockkit.engine.settings import INHERIT, LockOptions, skipping_timeout
 from lockkit.lease import OtherApi
+from lockkit.primitives import note
 from lockkit.primitives import once as core
 from lockkit.primitives.election import Candidate
 from lockkit.primitives.lock_set import LockSetCore
+from lockkit.primitives.note import Note
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.sync.election import Election, Term
 from lockkit.sync.lease import Lease
@@ -275,6 +277,17 @@ class Client:
             Unsupported: From the iterator: the backend cannot tell (`Capabilities.listing`).
         """
         return _read(self._engine.names(prefix, kind))
+
+    def read_note(self, name: str) -> Note | None:
+        """
+        Read the value that a holder of a lock has left with it (`Lease.write_note`), whether it is held or free.
+
+        Raises:
+            Unsupported: The backend keeps no notes (``capabilities.notes``). Nothing was sent.
+            BackendUnavailable: It cannot be asked.
+            LockError: Something else than `Lease.write_note` has written the note.
+        """
+        return drive(note.read(self._engine, name))
 
     def break_lock(self, name: str, *, force: bool = False) -> bool:
         """

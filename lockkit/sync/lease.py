@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from lockkit.lease import BaseLease, OtherApi
+from lockkit.primitives import note
 from lockkit.runtime import drive
 from lockkit.units import Seconds
 
@@ -64,6 +65,26 @@ class Lease(BaseLease):
             Unsupported: The backend cannot replace it (``capabilities.metadata_update``). Nothing was sent.
         """
         drive(self._engine.update(self._record, metadata))
+
+    def write_note(self, value: Any, keep: float | timedelta = note.KEEP) -> None:  # noqa: ANN401 - any JSON
+        """
+        Leave a value with the lock for its next holder, in place of the one before; `Client.read_note` reads it.
+
+        The backend writes it only if this lease still holds the lock, in the same step. It outlives the lease: release,
+        loss, expiry and ``break_lock`` leave it.
+
+        Args:
+            value: A JSON value, at most 64 KiB as JSON text. None removes the note.
+            keep: Seconds after which the backend forgets it, counted from this call.
+
+        Raises:
+            LockLost: The lease is not held: nothing was written.
+            LockError: It is held with others (a reader's lease, a permit).
+            BackendUnavailable: The backend did not answer for a ttl; it may have the new note or the old.
+            ConfigurationError: The value cannot be stored, or `keep` is wrong.
+            Unsupported: The backend keeps no notes (``capabilities.notes``). Nothing was sent.
+        """
+        drive(note.write(self._engine, self._record, value, keep))
 
     def downgrade(self) -> None:
         """

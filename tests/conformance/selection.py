@@ -15,6 +15,7 @@ from lockkit.testing.conformance.expiry import Expiry
 from lockkit.testing.conformance.inspection import Arguments, Inspection
 from lockkit.testing.conformance.lifetime import Closing, Leftovers
 from lockkit.testing.conformance.names import Names
+from lockkit.testing.conformance.notes import Notes
 from lockkit.testing.conformance.once import Onces
 from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.release import Releasing
@@ -55,7 +56,7 @@ VARIANTS = {
 
 
 class OriginalCases(
-    Expiry, Releasing, GivingUp, Queueing, Names, Inspection, Arguments, Closing, Leftovers, Crashes, Elections, Onces
+    Expiry, Releasing, GivingUp, Queueing, Names, Inspection, Arguments, Closing, Leftovers, Crashes, Elections, Onces, Notes
 ):
     """Groups that ask the same of every topology: by the same scripts, requests and sessions."""
 

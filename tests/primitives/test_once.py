@@ -17,9 +17,10 @@ import lockkit
 from lockkit import aio
 from lockkit.backend import NOTE_BYTES_MAX, Grant, Request, apart, split_space
 from lockkit.errors import BackendUnavailable
-from lockkit.primitives.once import ERROR_CHARS_MAX, ERROR_TYPE_CHARS_MAX, RESULT_BYTES_MAX, SPACE, digest
+from lockkit.primitives.once import ERROR_CHARS_MAX, ERROR_TYPE_CHARS_MAX, SPACE, digest
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
+from lockkit.validation import VALUE_BYTES_MAX
 from lockkit_tools.servers.proxy import FaultProxy
 from lockkit_tools.servers.redis import RedisServer
 from tests.engine.scripted import ScriptedBackend, fail, once, scripted
@@ -123,9 +124,9 @@ class ChangingDict(dict[str, int]):
         b"x",
         "\ud800",
         {(1, 2): 3},
-        "x" * (RESULT_BYTES_MAX - 1),
+        "x" * (VALUE_BYTES_MAX - 1),
         ChangingDict(a=1),
-        json.loads("[" * 100 + "]" * 100),
+        json.loads("[" * 64 + "]" * 64),  # one deeper than what can be read again
     ],
     ids=repr,
 )
@@ -193,7 +194,7 @@ def test_done_key_costs_one_round_trip_and_no_lock(server: RedisServer) -> None:
 
 def test_largest_note_has_room_for_the_largest_result_and_error() -> None:
     """With what is stored beside them."""
-    assert len(f'{{"done":1,"match":"{digest("x")}","result":}}') + RESULT_BYTES_MAX <= NOTE_BYTES_MAX
+    assert len(f'{{"done":1,"match":"{digest("x")}","result":}}') + VALUE_BYTES_MAX <= NOTE_BYTES_MAX
     assert 6 * (ERROR_CHARS_MAX + ERROR_TYPE_CHARS_MAX) + 1000 <= NOTE_BYTES_MAX
 
 

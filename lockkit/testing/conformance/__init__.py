@@ -39,6 +39,7 @@ from lockkit.testing.conformance.lifetime import Closing, Leftovers
 from lockkit.testing.conformance.listing import Listing
 from lockkit.testing.conformance.loss import Loss
 from lockkit.testing.conformance.names import Names
+from lockkit.testing.conformance.notes import Notes
 from lockkit.testing.conformance.once import Onces
 from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.readwrite import ReadWrite
@@ -70,5 +71,6 @@ class ConformanceSuite(
     Crashes,
     Elections,
     Onces,
+    Notes,
 ):
     """All cases. Derive a class ``Test…`` from it and override `lockkit_url` or `lockkit_target`."""

@@ -146,6 +146,7 @@ class Capabilities:
         metadata_update: The metadata of a held lock can be replaced (`LockBackend.update`).
         listing: `LockBackend.names` lists the locks that are held.
         notes: A holder can write a note on its lock (`LockBackend.write_note`), which outlives the lease.
+        transfer: A held lock can be given to another owner in one step (`LockBackend.take_over`).
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -167,6 +168,7 @@ class Capabilities:
     downgrade: bool = False
     permits: Literal["native", "slots", "none"] = "none"
     notes: bool = False
+    transfer: bool = False
 
 
 class Request:
@@ -802,6 +804,27 @@ class LockBackend(ABC):
         del prefix, after
         message = f"{type(self).__name__} cannot list its locks (capabilities.listing): ask for each lock's holders"
         raise Unsupported(message, backend=self.url)
+
+    async def detach(self, grant: Grant) -> Renewal:
+        """
+        Renew a lease, and keep the lock for its ttl also if this client or its process ends before.
+
+        Called only if `capabilities.transfer`; so is `take_over`. This default is for a backend whose locks end by
+        their ttl alone.
+        """
+        (outcome,) = await self.renew([grant])
+        return outcome
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        """
+        Give a lock that `owner` holds to the request, in one atomic step; None if that owner does not hold it.
+
+        The grant has a larger token and a full ttl; those who wait go on waiting. Idempotent: if the request's own
+        owner holds the lock already, because an earlier answer was lost, it is granted again, as it was.
+        """
+        del owner
+        message = f"this backend cannot give lock {request.name!r} to another owner (capabilities.transfer)"
+        raise Unsupported(message, name=request.name, backend=self.url)
 
     async def read_note(self, name: str) -> Note | None:
         """

@@ -67,7 +67,8 @@ class LockEvent:
         held: How long the lease has been held, seconds, counted from before the granted request was sent.
         reason: Why, in one word. Of ``refused``: ``busy``, ``unavailable``, ``cancelled`` or ``error``. Of ``lost``:
             one of ``lockkit.backend.LossReason``. Of ``jeopardy``: ``unavailable``. Of ``released``: None; or
-            ``unconfirmed`` (no answer), ``closed`` (with the client) or ``dropped`` (collected as garbage).
+            ``unconfirmed`` (no answer), ``closed`` (with the client), ``handed_over`` (by a ticket) or ``dropped``
+            (collected as garbage).
         at: When it happened, Unix time, seconds, by this machine's clock.
         waits: Of ``granted`` and ``refused``: whether the call had begun to wait, so that `waiting` came before.
         late: Of ``renewed``: how much later than planned the renewal was sent, seconds. A large value means that this

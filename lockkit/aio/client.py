@@ -187,6 +187,10 @@ class Client:
         )
         return Once(described)
 
+    async def take(self, ticket: str, **options: Unpack[LockOptions]) -> Lease:
+        """See `lockkit.Client.take`."""
+        return await self._engine.take(ticket, Client.take, options)
+
     async def holders(self, name: str) -> list[Holder]:
         """See `lockkit.Client.holders`."""
         return await self._engine.holders(name)

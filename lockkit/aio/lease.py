@@ -33,6 +33,10 @@ class Lease(BaseLease):
         """See `lockkit.Lease.update`."""
         await self._engine.update(self._record, metadata)
 
+    async def ticket(self, ttl: Seconds | timedelta | None = None) -> str:
+        """See `lockkit.Lease.ticket`."""
+        return await self._engine.ticket(self._record, ttl)
+
     async def write_note(self, value: Any, keep: float | timedelta = note.KEEP) -> None:  # noqa: ANN401 - any JSON
         """See `lockkit.Lease.write_note`."""
         await note.write(self._engine, self._record, value, keep)

@@ -317,6 +317,16 @@ class LockState(Generic[C]):
         self.holder, self.shares[owner] = None, share  # in one step also for Ctrl-C
         return True, self._offer(now)
 
+    def take_over(self, name: str, owner: str, claim: C, now: float, token_min: int) -> Grant | None:
+        """Put a claim in the place of the holder, if that is `owner`; the queue stays."""
+        holder = self.holder
+        if holder is None or now >= self.until or holder.owner not in {owner, claim.owner}:
+            return None
+        if holder.owner == owner:
+            self.token = max(self.token + 1, token_min)
+            self.holder, self.until = claim, now + claim.ttl
+        return Grant(name, claim.owner, self.token, claim.ttl)
+
     def held(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held."""
         if self.shares:

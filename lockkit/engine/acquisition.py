@@ -417,7 +417,6 @@ class Acquisition(Generic[L]):
         return self._deadline is not None and self._runtime.now() >= self._deadline
 
     def _too_late(self) -> LockError:
-        assert self._out_of_time, "else the client asks again"
         name, url = self._settings.name, self._client.url
         message = (
             f"lock {name!r} at {url} was granted and released again: the answer took longer than its ttl of "

@@ -47,10 +47,12 @@ from lockkit.backend import (
     Holder,
     LockBackend,
     LossReason,
+    Renewal,
     Unknown,
     apart,
     split_space,
 )
+from lockkit.engine import observation, ticket
 from lockkit.engine.acquisition import Acquisition, AcquisitionContext
 from lockkit.engine.cleanup import PendingCleanups
 from lockkit.engine.client_state import ClientState, check_host
@@ -356,12 +358,55 @@ class Engine(Generic[L]):
         grant, client = record.grant, self.client
         with validation.about(grant.name, self.url):
             wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
-        action = f"extend lock {grant.name!r}"
-        outcome = await client.asked(self.renewer.extend(record, client.ready(), wanted), action, grant.name)
+        await self._extended(record, self.renewer.extend(record, client.ready(), wanted), f"extend lock {grant.name!r}")
+        record.check()
+
+    async def _extended(self, record: LeaseRecord, renewal: Awaitable[Renewal], action: str) -> None:
+        """Await a renewal on the holder's request; without an answer, raise."""
+        client, name = self.client, record.grant.name
+        outcome = await client.asked(renewal, action, name)
         if isinstance(outcome, Unknown):
             failure = BackendUnavailable(str(outcome.error))
-            raise client.unavailable(failure, action, grant.name) from outcome.error
+            raise client.unavailable(failure, action, name) from outcome.error
+
+    async def ticket(self, record: LeaseRecord, ttl: Seconds | timedelta | None) -> str:
+        """End a lease without releasing its lock, which whoever has the ticket can take within `ttl`."""
+        grant, client = record.grant, self.client
+        name, url = grant.name, self.url
+        ticket.require(client, "ticket()")
+        with validation.about(name, url):
+            wanted = grant.ttl if ttl is None else validation.ttl(ttl, client.capabilities.min_ttl)
         record.check()
+        problem = ""
+        if record.mode != "exclusive":
+            problem = "it is held together with others"
+        elif record.part_of:
+            problem = f"it is part of {record.part_of}, which would lose it"
+        elif record.count > 1:
+            problem = "it was entered again, and an outer block relies on it: leave the inner blocks first"
+        if problem:
+            raise LockError(f"the lease of lock {name!r} at {url} has no ticket: {problem}", name=name, backend=url)
+        action = f"hand over lock {name!r}"
+        await self._extended(record, self.renewer.extend(record, client.ready(), wanted, hand_over=True), action)
+        if not record.handed_over:  # lost, or released by another thread
+            record.check()
+        observation.post("released", record, "handed_over")
+        return str(ticket.Handed(name, grant.owner, grant.token, wall_clock() + wanted))
+
+    async def take(self, text: object, function: Callable[..., object], options: LockOptions) -> L:
+        """Take the lock of a ticket. `function` is ``Client.take`` of the API in use."""
+        ticket.require(self.client, "take()")
+        handed = ticket.read(text, self.url)
+        if "timeout" in options:
+            message = "take() has no timeout=: the lock of a ticket is taken at once or not at all. Leave it out"
+            raise ConfigurationError(message, name=handed.name, backend=self.url)
+        settings = self.settings(handed.name, function, **options)
+        backend = self.client.ready()
+        if observers.active is None:
+            return await ticket.Taking(self.acquisitions, backend, settings, handed).take()
+        call = ObservedCall(self.client, settings)
+        taking = ticket.Taking(self.acquisitions, backend, settings, handed)
+        return await call.follow(taking.take(), self.releases.leave)
 
     def beat(self, record: LeaseRecord) -> None:
         """Note that the holder makes progress. Local."""

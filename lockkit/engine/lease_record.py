@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lockkit.backend import Grant, LossReason, Mode, Renewed
 from lockkit.engine.client_state import ClientState
 from lockkit.engine.settings import LockSettings, LostCallback, drift_margin
-from lockkit.errors import LockLost
+from lockkit.errors import LockError, LockLost
 from lockkit.runtime import Event
 from lockkit.units import Instant, Seconds
 
@@ -152,6 +152,8 @@ class LeaseRecord:
     stood_still: Seconds  # for how long this process had not run when it was lost, if that is why
     since: Instant  # before the request was sent that was granted
     count: int  # how often it has been acquired, by re-entry
+    part_of: str  # of what the lease is a part that needs it: a set of locks, a term; empty for none
+    handed_over: bool  # its holder has ended it with a ticket, by which another client may take the lock
     body: bool  # a ``with`` block runs under it
     callbacks: list[LostCallback] | None  # to be called when it is lost
     lost_event: Event | None  # set when it ends; made by a call that waits for the loss
@@ -184,7 +186,8 @@ class LeaseRecord:
         self.stood_still = 0.0
         self.since = since
         self.count = 1
-        self.body = False
+        self.part_of = ""
+        self.handed_over = self.body = False
         self.callbacks = None if settings.on_lost is None else [settings.on_lost]
         self.lost_event = self.release_done = None
         self.acquired_by = client.runtime.current()
@@ -278,8 +281,11 @@ class LeaseRecord:
         )
         return LockLost(message, name=grant.name, backend=self.client.url)
 
-    def _released_error(self) -> LockLost:
+    def _released_error(self) -> LockError:
         name, url = self.grant.name, self.client.url
+        if self.handed_over:
+            message = f"the lease of lock {name!r} (token {self.grant.token}) at {url} was handed over with a ticket"
+            return LockError(message, name=name, backend=url)
         return LockLost(
             f"the lease of lock {name!r} at {url} was released; acquire the lock again", name=name, backend=url
         )

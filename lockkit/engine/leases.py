@@ -196,6 +196,17 @@ class Leases:
             while True:
                 log.warning("%s", self.unlogged.popleft())
 
+    def hand_over(self, record: LeaseRecord) -> None:
+        """End a lease whose lock stays held for whoever has the ticket, unless it has ended otherwise."""
+        with self._client.mutex:
+            if record.state is not HELD:
+                return
+            record.state, record.handed_over = RELEASED, True
+            self.drop(record)
+            event = record.lost_event
+        if event is not None:
+            event.set()
+
     # -- loss ------------------------------------------------------------------------------------------------------
 
     def lose(self, record: LeaseRecord, reason: LossReason, *, state: LeaseState = HELD) -> None:

@@ -411,8 +411,10 @@ class Renewer:
             if record.state is HELD and plan.beat(self._runtime.now()):
                 self.reschedule(record)
 
-    async def extend(self, record: LeaseRecord, backend: LockBackend, ttl: Seconds) -> Renewal:
-        """Renew one lease for another ttl."""
+    async def extend(
+        self, record: LeaseRecord, backend: LockBackend, ttl: Seconds, *, hand_over: bool = False
+    ) -> Renewal:
+        """Renew one lease for another ttl; with `hand_over`, for whoever takes the lock, and end it here."""
         await self._wait_for_turn(record)
         outcome: Renewal = Unknown(InterruptedError("cut short"))
         sent = self._runtime.now()
@@ -422,10 +424,13 @@ class Renewer:
                 # Before it is sent: the server counts a shorter ttl from its arrival on, however late the answer comes.
                 record.shorten_deadline(sent, ttl)
                 self.reschedule(record)
-            (outcome,) = await backend.renew([replace(record.grant, ttl=ttl)])
+            grant = replace(record.grant, ttl=ttl)
+            (outcome,) = [await backend.detach(grant)] if hand_over else await backend.renew([grant])
             _forget_frames([outcome])
         finally:
             self._apply([record], [outcome], sent, ttl)
+        if hand_over and isinstance(outcome, Renewed):
+            self._leases.hand_over(record)
         return outcome
 
     async def _wait_for_turn(self, record: LeaseRecord) -> None:

@@ -124,6 +124,7 @@ class Tenure:
         """The leader must stop."""
         self.failed = False
         """… because the lease was lost, or could not be renewed in time."""
+        record.part_of = "a term"
         record.lost_event = _Relay(self._runtime.event(), self._wake)
 
     @property

@@ -415,8 +415,9 @@ class BaseLeaseSet(Generic[L]):
                 self._acquired.append((member, await member.engine.acquire(member.settings, left)))
                 left = None if timeout is None else max(0.0, began + timeout - locks.runtime.now())
             self._leases = tuple(lease for _, lease in self._acquired)
-            if locks.stall is not None:
-                for record in self._records:
+            for record in self._records:
+                record.part_of = "a set of locks"
+                if locks.stall is not None:
                     record.start_beats(locks.stall)
             if locks.on_lost is not None:
                 self.on_lost(locks.on_lost)

@@ -249,6 +249,25 @@ class Client:
         )
         return Once(described)
 
+    def take(self, ticket: str, **options: Unpack[LockOptions]) -> Lease:
+        """
+        Take the lock that another client has handed over with `Lease.ticket`: the lease that goes on.
+
+        The server gives it to one taker, with a larger token, so that guarded storage refuses what the giver still
+        sends.
+
+        Args:
+            ticket: The text of ``ticket()``.
+            **options: See `LockOptions`. There is no ``timeout``: a ticket is taken at once or not at all.
+
+        Raises:
+            LockLost: Taken already, nobody took it in time, or the lock was broken. Nothing was changed.
+            ConfigurationError: The text is no ticket, or an option is wrong.
+            BackendUnavailable: No answer for `unavailable_after` seconds, or the ttl if that is shorter.
+            Unsupported: As for `Lease.ticket`. Nothing was sent.
+        """
+        return drive(self._engine.take(ticket, Client.take, options))
+
     def holders(self, name: str) -> list[Holder]:
         """
         Ask the backend who holds a lock now; an empty list if it is free.

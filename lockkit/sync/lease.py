@@ -66,6 +66,29 @@ class Lease(BaseLease):
         """
         drive(self._engine.update(self._record, metadata))
 
+    def ticket(self, ttl: Seconds | timedelta | None = None) -> str:
+        """
+        Hand the lock over to whoever takes it with the ticket, in this process or another: `Client.take`.
+
+        The lock stays held; this lease ends: `check` raises, and `release` and leaving ``with`` do nothing. Nobody
+        takes it: the lock is free when the ticket's time is over.
+
+        Args:
+            ttl: Seconds for which the ticket is good. None: the lease's ttl.
+
+        Returns:
+            At most 1,024 URL-safe characters. Whoever has them and reaches the server can take the lock: treat them as
+            a secret.
+
+        Raises:
+            LockLost: The lease is not held.
+            LockError: It is held with others, part of a set or a term, or was entered again.
+            BackendUnavailable: No answer. The lease is as before.
+            ConfigurationError: The ttl is wrong.
+            Unsupported: Here a session or connection is the lock (``capabilities.transfer``). Nothing was sent.
+        """
+        return drive(self._engine.ticket(self._record, ttl))
+
     def write_note(self, value: Any, keep: float | timedelta = note.KEEP) -> None:  # noqa: ANN401 - any JSON
         """
         Leave a value with the lock for its next holder, in place of the one before; `Client.read_note` reads it.

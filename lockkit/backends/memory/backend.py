@@ -79,6 +79,7 @@ class MemoryBackend(LockBackend):
         metadata_update=True,
         listing=True,
         notes=True,
+        transfer=True,
     )
     options: ClassVar[Mapping[str, Option]] = {}
 
@@ -187,6 +188,18 @@ class MemoryBackend(LockBackend):
         with self._space.mutex:
             lock = self._space.locks.get(grant.name)
             return Gone() if lock is None else lock.update(grant.owner, change, self._runtime.now())
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        space = self._space
+        with space.mutex:
+            lock = space.locks.get(request.name)
+            if lock is None:
+                return None
+            token_min = max(wall_clock_us(), space.token + 1)
+            grant = lock.take_over(request.name, owner, request, self._runtime.now(), token_min)
+            if grant is not None:
+                space.token = max(space.token, grant.token)
+        return grant
 
     async def break_lock(self, name: str) -> bool:
         return self._break(name, LockState.break_lock)

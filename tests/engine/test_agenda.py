@@ -219,7 +219,8 @@ class AgendaAgainstAll(RuleBasedStateMachine):
         now, held = self.now, self.watched.leases.all()
         over = {record for record in held if record.valid_until <= now}
         in_flight = {record for record in held if record.renewal.in_flight}
-        must = {record for record in held if record not in over and due_at(record) <= now}
+        stalls = {record for record in held if stall_ends_renewal(record) and record.renewal.stall_at <= now}
+        must = {record for record in held if record not in over | stalls and due_at(record) <= now}
 
         expired, due = self.watched.wake()
 
@@ -231,6 +232,7 @@ class AgendaAgainstAll(RuleBasedStateMachine):
         assert self.watched.renewer._wake_at > now
         left = [record for record in held if record not in over]
         assert not any(record.renewal.stall_at <= now for record in left if stall_ends_renewal(record))
+        assert all(record.renewal.stalled for record in stalls - over)
         assert not any(record.renewal.stalled for record in due)
 
     @rule(outcome=OUTCOMES)

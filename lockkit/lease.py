@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar, cast
 
 from lockkit import validation
 from lockkit.backend import Mode, decode_metadata, split_space
@@ -345,6 +345,10 @@ class BaseLock(MakesLeases):
     def name(self) -> str:
         """Name of the lock."""
         return self._settings.name
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Engine[Any], LockSettings]]:
+        """Pickle what the lock is, and not who is inside it."""
+        return type(self), (self._engine, self._settings)
 
     def _seconds(self, timeout: Seconds | timedelta | None) -> float | None:
         return validation.timeout(timeout, name=self._settings.name, backend=self._engine.url)

@@ -17,7 +17,7 @@ from lockkit.aio.once import Once
 from lockkit.aio.sharing import RWLock, Semaphore
 from lockkit.backend import Capabilities, Holder
 from lockkit.configuration import profiles, registry
-from lockkit.engine.engine import Engine
+from lockkit.engine.engine import Engine, Origin
 from lockkit.engine.lookup import Kind, Listing
 from lockkit.engine.settings import INHERIT, LockOptions, skipping_timeout
 from lockkit.lease import OtherApi
@@ -43,7 +43,9 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     """
     settings = profiles.resolve(url, profile, options)
     open_backend = functools.partial(registry.open_backend, settings.url, settings.options, source=settings.elsewhere)
-    return Client(Engine(open_backend, AsyncioRuntime(), Lease))
+    client = Client(Engine(open_backend, AsyncioRuntime(), Lease))
+    client._engine.origin = Origin(connect, url, profile, options, settings.shows_secret(url, options))  # noqa: SLF001 - as `Client`
+    return client
 
 
 def from_client(client: object, **options: Any) -> Client:

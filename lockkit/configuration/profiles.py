@@ -98,6 +98,10 @@ class Settings:
         """`source` if the caller has to look there for what is wrong: not if the call or nobody gave the URL."""
         return "" if self.source in {_GIVEN, _DEFAULT} else self.source
 
+    def shows_secret(self, url: str | None, options: Mapping[str, object]) -> bool:
+        """Whether the arguments of ``connect`` have a password, and not the environment or a profile."""
+        return (url is not None and self.url.text != self.url.safe_text) or any(map(urls.is_secret, options))
+
     @property
     def embedded(self) -> bool:
         """Whether nothing names a backend, so that locks are files of this user on this machine."""

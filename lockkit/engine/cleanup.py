@@ -81,7 +81,7 @@ class PendingCleanups:
     def release_later(self, record: LeaseRecord) -> None:
         """Release a lease in the background, until its ttl has passed."""
         backend, grant = self._client.backend, record.grant
-        if backend is not None:
+        if backend is not None and not record.min_hold_left:  # else the ttl frees it
             seconds = max(grant.ttl, record.renewal.unanswered_ttl_max)
             self.add(seconds, lambda: backend.release(grant, self._client.answer_by(RELEASE_SECONDS)))
 

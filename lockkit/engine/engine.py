@@ -34,10 +34,10 @@ import os
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar, Unpack, cast
+from typing import Any, Generic, TypeVar, Unpack, cast
 
 from lockkit import observers, validation
 from lockkit.backend import (
@@ -103,6 +103,30 @@ EXIT_SECONDS = 0.9
 does not answer."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What ``connect`` of one of the APIs was called with, without a password."""
+
+    connect: Callable[..., Any]
+    url: str | None
+    profile: str | None
+    options: Mapping[str, Any]
+    has_secret: bool
+
+    def __hash__(self) -> int:
+        """Leave out the options, which may be unhashable."""
+        return hash((self.connect, self.url, self.profile))
+
+
+def engine_of(origin: Origin) -> Engine[Any]:
+    """Return the client of this process that stands for one of another process: one for all that was pickled of it."""
+    engine = _unpickled.get(origin)
+    if engine is None:
+        client = origin.connect(origin.url, profile=origin.profile, **origin.options)
+        engine = _unpickled[origin] = client._engine  # noqa: SLF001 - the API's object for the engine
+    return engine
+
+
 class Engine(Generic[L]):
     """One client: its parts, and what is done with all of them."""
 
@@ -115,6 +139,7 @@ class Engine(Generic[L]):
         """Open the backend, without I/O."""
         check_host(runtime)
         self.runtime = runtime
+        self.origin: Origin | None = None
         self._make_lease = make_lease
         self._open_backend = open_backend
         self._ended = False
@@ -153,13 +178,23 @@ class Engine(Generic[L]):
         self._metadata = validation.metadata(None, self._about)
         _release_at_end_of_child()
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: what clients, locks and elections share are connections and leases of this process."""
-        message = (
-            "lockkit clients and what they make cannot be pickled or copied: in the other process, connect to the same "
-            "URL and use the same names"
-        )
-        raise TypeError(message)
+    def __reduce__(self) -> tuple[Callable[..., Engine[Any]], tuple[object, ...]]:
+        """
+        Pickle what `connect` was called with, so that locks can be sent to another process, which connects itself.
+
+        TypeError: That has a password, is a connection of the application, or leads to locks of this process alone.
+        """
+        problem = ""
+        if self.origin is None:
+            problem = "it uses a connection of this process (from_client)"
+        elif self.capabilities.scope == "process":
+            problem = f"locks at {self.url} exclude only within this process"
+        elif self.origin.has_secret:
+            problem = "its URL or options have a password: give the URL in LOCKKIT_URL or a profile, in each process"
+        if problem or self.origin is None:
+            message = f"this client and what it makes cannot be pickled or copied: {problem}"
+            raise TypeError(message)
+        return engine_of, (self.origin,)
 
     def opens_the_same(self, other: Engine[Any]) -> bool:
         """Tell whether another client was surely made with the same URL, or connection, and the same options."""
@@ -193,6 +228,7 @@ class Engine(Generic[L]):
         reentrant: bool = False,
         max_hold: Seconds | timedelta | None = None,
         stall: Seconds | timedelta | None = None,
+        min_hold: Seconds | timedelta | None = None,
         metadata: str | Mapping[str, object] | None = None,
         on_lost: LostCallback | None = None,
         raise_on_lost: bool = True,
@@ -219,12 +255,23 @@ class Engine(Generic[L]):
                 nests=nests,
                 label=None if label is None else validation.label(label),
                 stall=None if stall is None else validation.stall(stall, renew=renew),
+                min_hold=0.0 if min_hold is None else self._min_hold(min_hold, name),
             )
         except ConfigurationError as error:  # not by `validation.about`, which takes almost as long as all of this
             given: object = name  # of any type: the name may be what is wrong
             error.name = given if isinstance(given, str) else None
             error.backend = self.url
             raise
+
+    def _min_hold(self, given: Seconds | timedelta, name: str) -> Seconds:
+        seconds = validation.lifetime(given, "min_hold")
+        if self.capabilities.crash_release == "ttl" or self.capabilities.transfer:
+            return seconds
+        message = (
+            f"min_hold= needs a backend that keeps a lock after its holder has ended, and at {self.url} a lock belongs "
+            "to its session or connection. Use redis://, file: or the lock table of a database"
+        )
+        raise Unsupported(message, name=name, backend=self.url)
 
     def named(self, settings: LockSettings, name: str) -> LockSettings:
         """Return the settings for one call of a decorated function, whose arguments have completed the name."""
@@ -631,6 +678,7 @@ class Engine(Generic[L]):
 
 
 _engines: weakref.WeakSet[Engine[Any]] = weakref.WeakSet()
+_unpickled: weakref.WeakValueDictionary[Origin, Engine[Any]] = weakref.WeakValueDictionary()
 
 
 def _after_fork() -> None:

@@ -252,6 +252,12 @@ class LeaseRecord:
             self.stood_still = late
         return self.stood_still > 0.0
 
+    @property
+    def min_hold_left(self) -> Seconds:
+        """How long the backend is to keep the lock after a release now, seconds."""
+        min_hold = self.settings.min_hold
+        return max(0.0, self.since + min_hold - self.client.runtime.now()) if min_hold else 0.0
+
     # -- progress --------------------------------------------------------------------------------------------------
 
     def start_beats(self, stall: Seconds) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Coroutine
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 from lockkit import observers
-from lockkit.backend import CALL_SECONDS, Grant
+from lockkit.backend import CALL_SECONDS, Grant, LockBackend, Renewed, Unknown
 from lockkit.engine import observation
 from lockkit.engine.cleanup import RELEASE_SECONDS, PendingCleanups
 from lockkit.engine.client_state import ClientState
@@ -41,7 +44,7 @@ class Releases:
 
     async def release(self, record: LeaseRecord, answer_by: Instant = inf) -> None:
         """Give the lock back."""
-        client, grant = self._client, record.grant
+        client = self._client
         while True:
             # Without a function of its own: leaving a reentrant lock must need no more stack than entering it again.
             # Else a RecursionError in the body would strike here too, and the lock stay held.
@@ -59,7 +62,7 @@ class Releases:
                         self._begin(record)
                     other = None if begun else self._end_of_other_release(record)
                 if other is None:
-                    ours = await client.ready().release(grant, client.answer_by(RELEASE_SECONDS, answer_by))
+                    ours = await self._give_back(record, answer_by)
                     break
             except BaseException as error:
                 await self._failed(record, error, begun=begun, first=before is HELD)
@@ -72,6 +75,20 @@ class Releases:
         # A release that is sent again may find that the first one was run.
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
+
+    def _give_back(self, record: LeaseRecord, answer_by: Instant) -> Coroutine[Any, Any, bool]:
+        """Ask the backend to free the lock, or to keep it for ``min_hold``; tells whether the lease still held it."""
+        backend = self._client.ready()
+        if record.min_hold_left:
+            return self._keep(backend, record)
+        return backend.release(record.grant, self._client.answer_by(RELEASE_SECONDS, answer_by))
+
+    async def _keep(self, backend: LockBackend, record: LeaseRecord) -> bool:
+        ttl = max(record.min_hold_left, self._client.capabilities.min_ttl)
+        outcome = await backend.detach(replace(record.grant, ttl=ttl))
+        if isinstance(outcome, Unknown):
+            raise BackendUnavailable(str(outcome.error)) from outcome.error
+        return isinstance(outcome, Renewed)
 
     async def _finish(self, record: LeaseRecord, *, ours: bool) -> None:
         """Mark a lease as lost if the backend did not hold it any more when it was released; tell the observers."""
@@ -132,11 +149,11 @@ class Releases:
 
     async def _send_again(self, record: LeaseRecord) -> None:
         """Release as well as possible: now, else in the background until the ttl has passed."""
-        client, backend, grant = self._client, self._client.backend, record.grant
-        if backend is None:
+        client = self._client
+        if client.backend is None:
             return
         try:
-            await client.runtime.settle(backend.release(grant, client.answer_by(RELEASE_SECONDS)), INTERRUPTED_SECONDS)
+            await client.runtime.settle(self._give_back(record, inf), INTERRUPTED_SECONDS)
         except BaseException as error:
             self._cleanups.release_later(record)
             if not isinstance(error, Exception):

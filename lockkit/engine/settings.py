@@ -76,6 +76,12 @@ class LockOptions(TypedDict, total=False):
     progress loses the lock. By default never.
     """
 
+    min_hold: Seconds | timedelta | None
+    """
+    Seconds from the grant on for which the backend keeps the lock, also if it is released before: so that a job of
+    milliseconds does not run again on a host whose clock is late. By default not beyond its release.
+    """
+
     metadata: str | Mapping[str, object] | None
     """Text or a mapping of JSON values, shown by ``holders``. Never a secret."""
 
@@ -131,6 +137,8 @@ class LockSettings:
     """A decorated call whose lock stays busy returns None: ``on_busy="skip"``."""
     cancel_on_lost: bool = False
     """``async with`` cancels its body when the lease is lost."""
+    min_hold: Seconds = 0.0
+    """How long the backend keeps the lock at least, seconds."""
     stall: Seconds | None = None
     """How long the holder may go without a beat, seconds."""
     on_wait: Callable[[], None] | None = None

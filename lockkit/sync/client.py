@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, Unpack, overload
 
 from lockkit.backend import Capabilities, Holder
 from lockkit.configuration import profiles, registry
-from lockkit.engine.engine import Engine
+from lockkit.engine.engine import Engine, Origin
 from lockkit.engine.lookup import Kind, Listing
 from lockkit.engine.settings import INHERIT, LockOptions, skipping_timeout
 from lockkit.lease import OtherApi
@@ -48,7 +48,10 @@ def connect(url: str | None = None, *, profile: str | None = None, **options: An
     Raises:
         ConfigurationError: The URL, the profile or an option is wrong; or the program runs on eventlet.
     """
-    return open_client(profiles.resolve(url, profile, options))
+    settings = profiles.resolve(url, profile, options)
+    client = open_client(settings)
+    client._engine.origin = Origin(connect, url, profile, options, settings.shows_secret(url, options))  # noqa: SLF001 - as `Client`
+    return client
 
 
 def open_client(settings: profiles.Settings) -> Client:

@@ -45,6 +45,7 @@ from lockkit.testing.conformance.queueing import Queueing
 from lockkit.testing.conformance.readwrite import ReadWrite
 from lockkit.testing.conformance.release import Releasing
 from lockkit.testing.conformance.semaphores import Semaphores
+from lockkit.testing.conformance.tickets import Tickets
 from lockkit.testing.conformance.tokens import Tokens
 from lockkit.testing.conformance.waiting import GivingUp, Timeouts
 
@@ -72,5 +73,6 @@ class ConformanceSuite(
     Elections,
     Onces,
     Notes,
+    Tickets,
 ):
     """All cases. Derive a class ``Test…`` from it and override `lockkit_url` or `lockkit_target`."""

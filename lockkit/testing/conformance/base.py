@@ -64,6 +64,14 @@ class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
         "it can replace the metadata of a held lock (metadata_update)",
         lambda capabilities: not capabilities.metadata_update,
     )
+    transfer = Need(
+        "its locks belong to a session, a connection or a majority (not transfer)",
+        lambda capabilities: capabilities.transfer,
+    )
+    kept_locks = Need(
+        "its locks end with their holder's session or connection (crash_release)",
+        lambda capabilities: capabilities.crash_release == "ttl" or capabilities.transfer,
+    )
     fairness = Need("it serves waiters in no particular order (not fair)", lambda capabilities: capabilities.fair)
     visible_waiters = Need(
         "it cannot tell how many wait (not waiters_visible)", lambda capabilities: capabilities.waiters_visible

@@ -129,6 +129,10 @@ class Runtime(Protocol):
         """Check that the caller runs where this runtime belongs (the event loop of the first use)."""
         ...
 
+    def loop_is_closed(self) -> bool:
+        """Tell whether this runtime belongs to an event loop that is closed."""
+        ...
+
     works_at_exit: bool
     """Whether what `spawn` started still runs while the interpreter exits."""
 
@@ -356,6 +360,10 @@ class BlockingRuntime(_OperatingSystem):
 
     def bind(self) -> None:
         """Threads may all use a blocking client."""
+
+    def loop_is_closed(self) -> bool:
+        """See `Runtime.loop_is_closed`. Threads need none."""
+        return False
 
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`. A thread is never cancelled."""
@@ -610,6 +618,10 @@ class AsyncioRuntime(_OperatingSystem):
                 message = "it belongs to the event loop in which it was first used"
                 raise RuntimeError(message)
             self.bound_loop()
+
+    def loop_is_closed(self) -> bool:
+        """See `Runtime.loop_is_closed`."""
+        return self.loop is not None and self.loop.is_closed()
 
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`."""

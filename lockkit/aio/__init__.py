@@ -1,7 +1,8 @@
 """
 The async API: the same names as `lockkit`; what does I/O is awaited, what is local stays plain.
 
-Thin: every decision is made by the engine. A client belongs to the event loop in which it was first used.
+Thin: every decision is made by the engine. A client belongs to the event loop in which it is used;
+when that has ended, to the next one, with new connections.
 """
 
 from __future__ import annotations

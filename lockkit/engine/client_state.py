@@ -64,6 +64,7 @@ class ClientState:
         self.sleeping: set[Event] = set()  # of those who are in `sleep`
         # When the watch over the leases is due. If that is long past, this process, or its event loop, has stood still.
         self.watch_at = inf
+        self.begin_anew: Callable[[], None] = self.forked  # all of the client, in an event loop after a closed one
         self._open_backend = open_backend
         self._capabilities = backend.capabilities
         self.draw_renewal_share()
@@ -96,6 +97,7 @@ class ClientState:
 
     def ready(self) -> LockBackend:
         """Return the backend for a call that may do I/O; opens a new one after a fork."""
+        self.check_loop()
         backend = self.backend
         if backend is None:
             if self.closed:
@@ -104,16 +106,22 @@ class ClientState:
             with self.mutex:
                 # Another thread of the child may have been faster. A second backend would be collected with its leases.
                 backend = self.backend = opened if self.backend is None else self.backend
-        self.check_loop()
         return backend
 
     def check_loop(self) -> None:
-        """Check that the caller runs where the client belongs."""
+        """Check that the caller runs where the client belongs: also in an event loop that comes after a closed one."""
         try:
             self.runtime.bind()
         except RuntimeError as error:
+            if self.runtime.loop_is_closed():
+                self.begin_anew()
+                self.runtime.bind()
+                return
             check_host(self.runtime)
-            message = f"this asyncio client of {self.url} cannot be used here: {error}. Make one client per event loop."
+            message = (
+                f"this asyncio client of {self.url} cannot be used here: {error}. Use one client per event loop, or one "
+                "event loop after the other."
+            )
             raise LockError(message, backend=self.url) from error
 
     async def sleep(self, seconds: Seconds) -> None:

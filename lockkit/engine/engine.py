@@ -163,6 +163,7 @@ class Engine(Generic[L]):
         )
         self.default_timeout: Seconds | None = options.get("timeout")
         self.default_ttl = validation.ttl(options.get("ttl") or DEFAULT_TTL, self.client.capabilities.min_ttl)
+        self.client.begin_anew = self.forked
         self._enter_process()
         _engines.add(self)
 
@@ -642,18 +643,25 @@ class Engine(Generic[L]):
 
     async def _disconnect(self, backend: LockBackend, seconds: Seconds) -> None:
         """Close the connections, to the end also if this call is cancelled: a further one would not go on."""
-        assert self._ended, "leases and cleanups need the connections"
         try:
             await self.runtime.settle(backend.close(), seconds)
         except TimeoutError as error:
             log.warning("closing the connections to %s takes long and continues in the background: %s", self.url, error)
 
     async def _loop_ended(self) -> None:
-        """Nothing but background work is left in the event loop: nothing else will release what is still held."""
-        await self.releases.end_all(self.runtime.now() + EXIT_SECONDS)
+        """
+        Nothing but background work is left in the event loop: nothing else will release what is still held.
+
+        In a loop that comes after this one the client begins anew, with connections of its own.
+        """
+        until = self.runtime.now() + EXIT_SECONDS
+        await self.releases.end_all(until)
+        backend, self.client.backend = self.client.backend, None
+        if backend is not None:
+            await self._disconnect(backend, until - self.runtime.now())
 
     def forked(self) -> None:
-        """Own nothing in the child of a fork (rule 8). Its first use opens new connections."""
+        """Own nothing, in the child of a fork (rule 8) or in the next event loop. The first use connects anew."""
         self.runtime.forked()
         self.client.forked()
         self.leases.forked()

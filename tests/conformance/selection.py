@@ -23,6 +23,7 @@ from lockkit.testing.conformance.waiting import GivingUp
 from lockkit.testing.faults import FaultSuite
 from tests.conformance.inputs import Inputs
 from tests.conformance.leases import Blocks, Losses
+from tests.conformance.loops import EventLoops
 from tests.conformance.reentrancy import Reentrancy
 from tests.conformance.several import Several
 from tests.conformance.usage import Decorating, ThreadingLocks
@@ -31,7 +32,7 @@ ENGINE_TARGETS = frozenset({"memory", "file", "redis", "postgresql", "etcd"})
 """Where the cases of `ENGINE_OWNED` run: within the process, in files, and at servers of three kinds."""
 
 
-class EngineCases(Inputs, Blocks, Losses, Reentrancy, Several, Decorating, ThreadingLocks):
+class EngineCases(Inputs, Blocks, Losses, Reentrancy, Several, Decorating, EventLoops, ThreadingLocks):
     """Cases of lockkit's own, which are not in the public suite: they ask nothing of a backend."""
 
 
@@ -56,8 +57,9 @@ VARIANTS = {
 
 
 class OriginalCases(
-    Expiry, Releasing, GivingUp, Queueing, Names, Inspection, Arguments, Closing, Leftovers, Crashes, Elections, Onces, Notes
-):
+    Expiry, Releasing, GivingUp, Queueing, Names, Inspection, Arguments, Closing, Leftovers, Crashes, Elections, Onces,
+    Notes,
+):  # fmt: skip
     """Groups that ask the same of every topology: by the same scripts, requests and sessions."""
 
 

@@ -119,8 +119,8 @@ class ClientState:
                 return
             check_host(self.runtime)
             message = (
-                f"this asyncio client of {self.url} cannot be used here: {error}. Use one client per event loop, or one "
-                "event loop after the other."
+                f"this asyncio client of {self.url} cannot be used here: {error}. Use one client per event loop, or "
+                "one event loop after the other."
             )
             raise LockError(message, backend=self.url) from error
 

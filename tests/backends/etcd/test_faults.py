@@ -15,7 +15,7 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import Renewed, apart
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.connection import TXN, Method
+from lockkit.backends.etcd.cluster import TXN, Method
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.sync import Lease

@@ -73,7 +73,7 @@ from lockkit.backends.etcd import rpc_pb2 as rpc
 from lockkit.backends.etcd.cluster import GRANT, RANGE, REVOKE, TIME_TO_LIVE, TXN, Cluster, settle_by
 from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.keys import Contender, Session
-from lockkit.backends.etcd.options import OPTIONS, adopt_cluster, check_adopted_options, open_cluster
+from lockkit.backends.etcd.options import OPTIONS, TLS_OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends.etcd.session import Sessions, round_up
 from lockkit.backends.etcd.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -101,29 +101,6 @@ MARK_SECONDS = 600
 """How long the mark of a lock that was broken stays. Longer keeps more of them; with shorter ones, a holder with a long
 ttl looks at its key too late, and gets the reason `gone`."""
 
-_CAPABILITIES = Capabilities(
-    crash_release="ttl",
-    min_ttl=1.0,
-    ttl_granularity=1.0,
-    fair=True,
-    wakeup="push",
-    token_source="the key's create_revision; a cluster that comes back without its data may start lower",  # noqa: S106
-    survives_node_loss=True,
-    survives_data_loss=False,
-    shared_mode=True,
-    clock_assumption="the leader's clock runs at the rate of the clients' within 1 %",
-    waiters_visible=True,
-    scope="network",
-    caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone survives "
-    "no loss; the cluster may raise a ttl.",
-    metadata_update=True,
-    listing=True,
-    fair_shared=True,
-    downgrade=True,
-    permits="native",
-    notes=True,
-)
-
 
 class EtcdBackend(LockBackend):
     """
@@ -133,7 +110,28 @@ class EtcdBackend(LockBackend):
         cluster: Its members, also for guards of data in the same etcd.
     """
 
-    capabilities = _CAPABILITIES
+    capabilities = Capabilities(
+        crash_release="ttl",
+        min_ttl=1.0,
+        ttl_granularity=1.0,
+        fair=True,
+        wakeup="push",
+        token_source="the key's create_revision; a cluster that comes back without its data may start lower",  # noqa: S106
+        survives_node_loss=True,
+        survives_data_loss=False,
+        shared_mode=True,
+        clock_assumption="the leader's clock runs at the rate of the clients' within 1 %",
+        waiters_visible=True,
+        scope="network",
+        caveat="A holder that is paused beyond its ttl may still write: guard storage by token. One member alone "
+        "survives no loss; the cluster may raise a ttl.",
+        metadata_update=True,
+        listing=True,
+        fair_shared=True,
+        downgrade=True,
+        permits="native",
+        notes=True,
+    )
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, cluster: Cluster, options: Mapping[str, Any], host: Host) -> None:
@@ -157,10 +155,13 @@ class EtcdBackend(LockBackend):
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> EtcdBackend | None:
         """Take a gRPC channel, or a client that has one, for the same API (sync or async)."""
         found = adopt_cluster(client, host)
-        if found is None:
-            return None
-        check_adopted_options(options)
-        return cls(found[0], found[1], options, host)
+        given = next((name for name in TLS_OPTIONS if options[name] is not None), None)
+        if found is not None and given is not None:
+            message = (
+                f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
+            )
+            raise ConfigurationError(message)
+        return None if found is None else cls(*found, options, host)
 
     @property
     def url(self) -> str:
@@ -173,7 +174,7 @@ class EtcdBackend(LockBackend):
         try:
             outcome = None if request.state is None else await self._check_queue(request, request.state, answer_by)
             while outcome is None:
-                self._forget(request)  # its key or its session has gone
+                self._forget(request.state, request)  # its key or its session has gone
                 outcome = await self._enter(request, answer_by)
         except LockError as error:
             is_refused = isinstance(error, ConfigurationError)
@@ -184,11 +185,19 @@ class EtcdBackend(LockBackend):
                 is_refused = not error.sent
             if contender is not None and is_refused and not contender.create_revision:
                 # There is nothing to delete. That may be refused, too, and then no heartbeat would be sent.
-                self._forget(request)
+                self._forget(contender, request)
             raise
         if isinstance(outcome, Busy) and not request.state.create_revision:
-            self._forget(request)  # it does not wait
+            self._forget(request.state, request)  # it does not wait
         return outcome
+
+    def _forget(self, contender: Contender | None, request: Request | None = None) -> None:
+        """Forget a contender that has no key, or none any more."""
+        if contender is not None:
+            self._listener.unwatch(contender)
+            self._sessions.detach(contender)
+        if request is not None:
+            request.state = None
 
     def _answer_by(self, request: Request) -> float:
         now = self._runtime.now()
@@ -228,10 +237,11 @@ class EtcdBackend(LockBackend):
         finally:
             contender.created.set()
         if is_permit:
-            return busy or await self._grant_from_queue(request, contender, contender.slot is not None, answer_by)
+            held = contender.slot is not None
+            return await self._grant(request, contender, answer_by) if held else busy
         if answer.succeeded:
             contender.set_revision(answer.header.revision)
-            return self._grant(request, contender)
+            return await self._grant(request, contender, answer_by)
         return await self._read_busy_answer(request, contender, answer, answer_by)
 
     async def _read_busy_answer(
@@ -243,7 +253,7 @@ class EtcdBackend(LockBackend):
             nested = answer.responses[2].response_txn
             if nested.succeeded:
                 contender.set_revision(answer.header.revision)
-                return self._behind(contender, answer) or self._grant(request, contender)
+                return self._behind(contender, answer) or await self._grant(request, contender, answer_by)
             found = nested.responses[0].response_range.kvs
         if not found or found[0].key != contender.key:
             return Busy(owner=_owner_of(oldest[0]))
@@ -255,16 +265,6 @@ class EtcdBackend(LockBackend):
         contender.set_revision(found[0].create_revision)
         return await self._check_queue(request, contender, answer_by)
 
-    def _forget(self, request: Request) -> None:
-        """Forget a contender that has no key, or none any more."""
-        if request.state is not None:
-            self._detach(request.state)
-            request.state = None
-
-    def _detach(self, contender: Contender) -> None:
-        self._listener.unwatch(contender)
-        self._sessions.detach(contender)
-
     async def _check_queue(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
         """Check whether the lock is free for this contender. None: its key is gone, start again."""
         if contender.mode == "permit":
@@ -274,7 +274,7 @@ class EtcdBackend(LockBackend):
             answer = await self.cluster.call(TXN, keys.check_queue(contender), resend=True, answer_by=answer_by)
             held = answer.succeeded
             busy = self._behind(contender, answer) if held else None
-        return busy or await self._grant_from_queue(request, contender, held, answer_by)
+        return await self._grant(request, contender, answer_by) if held and busy is None else busy
 
     @staticmethod
     def _behind(contender: Contender, answer: rpc.TxnResponse) -> Busy | None:
@@ -285,26 +285,14 @@ class EtcdBackend(LockBackend):
         contender.waits_for(answer.header.revision, in_front[0].key)
         return Busy(owner=_owner_of(oldest[0]))
 
-    async def _grant_from_queue(
-        self,
-        request: Request,
-        contender: Contender,
-        held: bool,  # noqa: FBT001 - what was found
-        answer_by: float,
-    ) -> Grant | None:
+    async def _grant(self, request: Request, contender: Contender, answer_by: float) -> Grant | None:
         """Grant what a contender holds, if its session lasts. None: start again."""
         session = contender.session
         assert session is not None
-        # After a long wait, little may be left of the session's ttl.
-        if held and session.is_stale(self._runtime.now()):
-            held = await self._sessions.keep_alive(session, answer_by)
-        return self._grant(request, contender) if held else None
-
-    def _grant(self, request: Request, contender: Contender) -> Grant:
-        """Grant what a contender holds."""
-        session = contender.session
-        assert session is not None
         assert contender.create_revision > 0
+        # After a long wait, little may be left of the session's ttl.
+        if session.is_stale(self._runtime.now()) and not await self._sessions.keep_alive(session, answer_by):
+            return None
         self._listener.unwatch(contender)
         if contender.wanted_until > -inf:
             contender.wanted_until = session.ends_at
@@ -343,7 +331,7 @@ class EtcdBackend(LockBackend):
                 request.wake.clear()
                 return
             now = self._runtime.now()
-            if not is_watched or now >= until or session.is_over or now >= session.ends_at:
+            if not is_watched or now >= until or session.ended or now >= session.ends_at:
                 return
             if now >= session.keep_alive_at:
                 try:
@@ -361,12 +349,9 @@ class EtcdBackend(LockBackend):
         # Without an answer to the request, the member may create the key after it is deleted here.
         if contender.created is not None and not await contender.created.wait(timeout):
             contender.set_may_come_late()
-        session = contender.session
-        if session is not None and not session.ended:
-            revoked = contender.may_come_late and await self._sessions.revoke_if_unused(session, answer_by)
-            if not revoked:
-                await self._sessions.delete_keys([contender], answer_by)
-        self._forget(request)
+        if contender.session is not None and not contender.session.ended:
+            await self._sessions.delete_keys([contender], answer_by)
+        self._forget(contender, request)
 
     # -- keep --------------------------------------------------------------------------------------------------------
 
@@ -381,7 +366,7 @@ class EtcdBackend(LockBackend):
             ttl = round_up(grant.ttl)
             contender.wanted_until = max(contender.wanted_until, now + ttl)
             try:
-                if contender.session.is_over:
+                if contender.session.ended:
                     outcomes[contender.owner] = Gone("session")
                     continue
                 if not contender.session.has_ttl(ttl):  # it was extended to that
@@ -412,7 +397,7 @@ class EtcdBackend(LockBackend):
                 for contender, found in zip(batch, answer.responses, strict=True):
                     if not contender.was_found(found.response_range.kvs):
                         gone.append(contender)
-                    elif session.is_over:
+                    elif session.ended:
                         outcomes[contender.owner] = Gone("session")
                     else:
                         if contender.wanted_until < inf:
@@ -453,14 +438,14 @@ class EtcdBackend(LockBackend):
             contender.value_now, contender.mod_revision = kvs[0].value, kvs[0].mod_revision
             if change(kvs[0].value) == kvs[0].value and kvs[0].lease == session.id:
                 break
-        if contender.unsettled and contender.session is session:
-            self._sessions.settle(contender)
+        if contender.session is session:
+            contender.unsettled = False
         return True
 
     async def _gone(self, contenders: Sequence[Contender]) -> Sequence[Gone]:
         """Forget contenders whose keys have gone; return why, as far as `break_lock` has left marks."""
         for contender in contenders:
-            self._detach(contender)
+            self._forget(contender)
         found: list[Gone] = []
         for batch in keys.batches(contenders):
             marks = [self._mark(one.name, one.create_revision) for one in batch]

@@ -166,10 +166,14 @@ class MemberConnection:
     async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401 - messages
         """Send a request and return the answer."""
         try:
-            return self._calls[method](request, timeout=WallClockTimeout(timeout), metadata=metadata)
-        except ValueError as error:
+            return await self._send(self._calls[method], request, timeout=WallClockTimeout(timeout), metadata=metadata)
+        except (ValueError, grpc.aio.BaseError) as error:
             raise CallError(str(error)) from error
-        except grpc.RpcError:
+
+    async def _send(self, call: Any, request: Any, **options: Any) -> Any:  # noqa: ANN401 - see grpc
+        try:
+            return call(request, **options)
+        except (ValueError, grpc.RpcError):
             raise
         except BaseException:
             free_locks(self._channel)
@@ -191,12 +195,9 @@ class MemberConnection:
 class ForkedConnection(MemberConnection):
     """grpc's blocking API under asyncio, in a process that was forked after it used ``grpc.aio``."""
 
-    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
+    async def _send(self, call: Any, request: Any, **options: Any) -> Any:  # noqa: ANN401 - see grpc
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            future = self._calls[method].future(request, timeout=WallClockTimeout(timeout), metadata=metadata)
-        except ValueError as error:
-            raise CallError(str(error)) from error
+        future = call.future(request, **options)
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
         try:
             await done.wait()
@@ -210,13 +211,12 @@ class AsyncioConnection(MemberConnection):
 
     def __init__(self, label: str, channel: Any, *, owned: bool) -> None:  # noqa: ANN401 - see MemberConnection
         super().__init__(label, channel, owned=owned)
-        keep_in_children(channel)
+        _aio_state["used"] = True
+        _aio_channels[id(channel)] = channel
 
-    async def call(self, method: Method, request: Any, timeout: Seconds, metadata: Metadata) -> Any:  # noqa: ANN401
+    async def _send(self, call: Any, request: Any, **options: Any) -> Any:  # noqa: ANN401 - see grpc
         try:
-            return await self._calls[method](request, timeout=WallClockTimeout(timeout), metadata=metadata)
-        except grpc.aio.BaseError as error:
-            raise CallError(str(error)) from error
+            return await call(request, **options)
         except asyncio.CancelledError as error:
             # Closing the channel cancels its calls, which looks as if the caller had been cancelled.
             task = asyncio.current_task()
@@ -278,23 +278,12 @@ _aio_channels: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _kept_for_children: list[list[Any]] = []
 _aio_state = {"used": False, "unusable": False}
 
-
-def keep_in_children(channel: Any) -> None:  # noqa: ANN401 - a grpc.aio.Channel
-    """Have a forked child never collect a channel of grpc.aio."""
-    _aio_state["used"] = True
-    _aio_channels[id(channel)] = channel
-
-
-def _before_fork() -> None:
+os.register_at_fork(
     # Before, as other functions that run in the child first drop the clients.
-    _kept_for_children.append([channel() for channel in _aio_channels.valuerefs()])
-
-
-def _after_fork() -> None:
-    _aio_state["unusable"] = _aio_state["used"]
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_kept_for_children.pop, after_in_child=_after_fork)
+    before=lambda: _kept_for_children.append([channel() for channel in _aio_channels.valuerefs()]),
+    after_in_parent=_kept_for_children.pop,
+    after_in_child=lambda: _aio_state.update(unusable=_aio_state["used"]),
+)
 
 
 class SharedAttempt:
@@ -437,7 +426,7 @@ class Cluster:
                     on_unknown()
                 is_over = not attempts_left or self._runtime.now() >= until - RETRY_PAUSE_SECONDS or self._closed
                 if is_over or (is_unknown and not resend):
-                    raise self._failure(error, connection, len(asked) - 1, sent=may_be_executed) from error
+                    raise self._failure(error, connection.label, len(asked) - 1, sent=may_be_executed) from error
             except BaseException:
                 # Interrupted or cancelled halfway.
                 if sent:
@@ -479,8 +468,8 @@ class Cluster:
             if is_outdated:
                 self._connections = {key: one for key, one in self._connections.items() if one is not connection}
 
-    def _failure(self, error: Exception, connection: MemberConnection, others_count: int, *, sent: bool) -> LockError:
-        failure = translate(error, connection.label)
+    def _failure(self, error: Exception, label: str, others_count: int, *, sent: bool) -> LockError:
+        failure = translate(error, label)
         if others_count:
             members = ", ".join(self._labels)
             failure = type(failure)(f"{failure}; {others_count} other members of {members} failed, too")

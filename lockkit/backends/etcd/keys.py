@@ -57,7 +57,6 @@ class Session:
     anchor: float  # just before the last request that started its ttl anew, of those that were answered
     keep_alive_at: float = 0.0  # when a waiter should send a heartbeat
     retired: bool = False  # it takes no new key: one may be created late in it
-    closing: bool = False  # nothing in it is wanted; it is being revoked
     ended: bool = False  # it is gone, and all its keys with it
     # Those whose key has its id, is attached to it, or may be, or may still be created; by their first keys.
     contenders: dict[bytes, Contender] = field(default_factory=dict)
@@ -72,22 +71,12 @@ class Session:
         """When the cluster may end it, unless it gets a heartbeat before."""
         return self.anchor + self.ttl
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing may rely on it any more."""
-        return self.closing or self.ended
-
     def has_ttl(self, ttl: int) -> bool:
         return ttl in {self.requested_ttl, int(self.ttl)}
 
     def is_stale(self, now: float) -> bool:
         """Tell whether it needs a heartbeat before it grants a lock."""
         return now >= self.anchor + self.ttl * STALE_SHARE
-
-    def is_wanted(self, now: float) -> bool:
-        """Tell whether anything that relies on it is held or waited for."""
-        found = (one for one in self.contenders.values() if one.session is self or one.unsettled)
-        return any(one.wanted_until > now for one in found)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,9 +154,8 @@ class Contender:
 
 def key_of(prefix: bytes, lease_id: int, owner: str, mode: Mode) -> bytes:
     """Return the key of a contender; of a permit, that with which it waits."""
-    if mode == "exclusive":
-        return b"%b%x" % (prefix, lease_id)
-    return b"%b%b%x-%b" % (prefix, READER if mode == "shared" else b"q", lease_id, owner.encode())
+    begin = {"exclusive": b"", "shared": READER, "permit": b"q"}[mode]
+    return b"%b%b%x" % (prefix, begin, lease_id) + (b"-" + owner.encode() if begin else b"")
 
 
 def slot_key(prefix: bytes, slot: int) -> bytes:
@@ -177,8 +165,8 @@ def slot_key(prefix: bytes, slot: int) -> bytes:
 
 def slot_of(key: bytes) -> int | None:
     """Return the number of the permit with a key; None if no permit of lockkit's can have it."""
-    digits = key.rpartition(b"/")[2].removeprefix(b"s")
-    return int(digits) if re.fullmatch(rb"[0-9]{1,9}", digits) else None
+    found = re.search(rb"/s([0-9]{1,9})\Z", key)
+    return int(found[1]) if found else None
 
 
 def slots_of(prefix: bytes) -> tuple[bytes, bytes]:

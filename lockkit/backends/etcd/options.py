@@ -36,7 +36,7 @@ OPTIONS: Mapping[str, Option] = {
 }
 
 _FILES = ("ca", "cert", "key")
-_TLS = (*_FILES, "server_name")
+TLS_OPTIONS = (*_FILES, "server_name")
 
 
 def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
@@ -58,7 +58,7 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
 
 
 def _certificates(url: Url, options: Mapping[str, Any]) -> Sequence[str | None] | None:
-    given = [name for name in _TLS if options[name] is not None]
+    given = [name for name in TLS_OPTIONS if options[name] is not None]
     if url.base != "etcds":
         if given:
             raise _wrong(url, f"the option {given[0]} is for etcds:// only")
@@ -105,14 +105,6 @@ def _make_cluster(
     return Cluster(host.runtime, labels, connect, login)
 
 
-def check_adopted_options(options: Mapping[str, Any]) -> None:
-    """Check the options that come with a client of the application."""
-    given = next((name for name in _TLS if options[name] is not None), None)
-    if given is not None:
-        message = f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
-        raise ConfigurationError(message)
-
-
 def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noqa: ANN401 - of one of several libraries
     """
     Make a cluster that uses a client of the application; None if it is none for etcd.
@@ -144,12 +136,7 @@ def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noq
 
 
 def _target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
-    """
-    Give the address that a channel leads to, or "channel" if it doesn't tell.
-
-    Relies on: the C part of a channel, in ``_channel``, has ``target()``. The public interface has nothing like it.
-    Fails without it: TestForeignClients.test_channel_and_clients_of_others_are_used
-    """
+    """Give the address that a channel leads to, which only its C part knows; "channel" where that changes."""
     target = getattr(getattr(channel, "_channel", None), "target", None)
     if not callable(target):
         return "channel"

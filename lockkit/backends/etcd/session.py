@@ -11,12 +11,9 @@ A session must not keep alive what nobody wants any more:
   key has a time until which it is wanted (`Contender.wanted_until`), and every heartbeat first deletes what is past it.
 - A key that is created late. A sends "create", the member hangs, A gives up or asks another member; when the first one
   goes on, it creates the key, and nobody knows. So a session with such a request is *retired*: it takes no new key, and
-  the contender stays in it, unwanted. If the session has nothing else, the client revokes it; a create that comes later
-  finds no lease. If it has, that stays where it is, and every heartbeat deletes the key that may have come late, for as
-  long as the session lives. What is held never depends on a request for another lock.
-
-Rule: the client never revokes a session that has a wanted contender, and every contender that relies on a session is in
-it before anything is sent. Both are decided under one mutex (`Sessions.revoke_if_unused`).
+  the contender stays in it, unwanted. If the session has nothing else, no heartbeat is sent, and it ends with that key.
+  If it has, that stays where it is, and every heartbeat deletes the key that may have come late, for as long as the
+  session lives. What is held never depends on a request for another lock.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ class Sessions:
             with self._mutex:
                 now = self._runtime.now()
                 for session in self._all:
-                    takes_keys = session.has_ttl(ttl) and not session.retired and not session.is_over
+                    takes_keys = session.has_ttl(ttl) and not session.retired and not session.ended
                     if takes_keys and now < session.ends_at - session.ttl * ALMOST_OVER_SHARE:
                         key = keys.key_of(contender.prefix, session.id, contender.owner, contender.mode)
                         if contender.home is not None:
@@ -85,14 +82,6 @@ class Sessions:
             opening = self._opening.make(lambda: self._open(ttl, answer_by), answer_by)
             if not await settle_by(self._runtime, opening, answer_by):
                 raise BackendUnavailable("etcd did not grant a lease in time")
-
-    def settle(self, contender: Contender) -> None:
-        """Note that a key is surely attached to the session that it was to be moved to, and to no other."""
-        with self._mutex:
-            contender.unsettled = False
-            for session in self._all:
-                if session not in {contender.session, contender.home}:
-                    session.contenders.pop(contender.first_key, None)
 
     async def _open(self, ttl: int, answer_by: float) -> None:
         started = self._runtime.now()
@@ -110,9 +99,16 @@ class Sessions:
         session = Session(answer.ID, ttl, float(answer.TTL), started)
         session.was_kept_alive(started)
         with self._mutex:
-            # Drop those that have ended unnoticed.
-            now = self._runtime.now()
-            self._all = [one for one in self._all if now < one.ends_at or one.is_wanted(now)] + [session]
+            self._all = [*self._living(), session]
+
+    def _living(self) -> list[Session]:
+        """List the sessions, without those that may have ended unnoticed with nothing that is wanted."""
+        now = self._runtime.now()
+        return [
+            one
+            for one in self._all
+            if now < one.ends_at or any(contender.wanted_until > now for contender in one.contenders.values())
+        ]
 
     # -- keep --------------------------------------------------------------------------------------------------------
 
@@ -170,27 +166,14 @@ class Sessions:
             if contender.wanted_until < inf:
                 self._host.lost(contender.owner, "session")
 
-    async def revoke_if_unused(self, session: Session, answer_by: float) -> bool:
-        """Revoke a session in which nothing is held or waited for; tell whether that is so."""
-        with self._mutex:
-            session.closing = session.closing or not session.is_wanted(self._runtime.now())
-        if session.closing and not session.ended:
-            await self._revoke(session, answer_by)
-        return session.closing
-
     async def revoke_all(self, answer_by: float) -> None:
         """Revoke all sessions; after the first without an answer, the others end by their ttl."""
         with self._mutex:
-            now = self._runtime.now()
-            sessions = [one for one in self._all if now < one.ends_at]
+            sessions = self._living()
         for session in sessions:
-            await self._revoke(session, answer_by)
-
-    async def _revoke(self, session: Session, answer_by: float) -> None:
-        """End a session, and all its keys with it. etcd refuses what is created in it late."""
-        try:
-            request = rpc.LeaseRevokeRequest(ID=session.id)
-            await self._cluster.call(REVOKE, request, resend=True, answer_by=answer_by)
-        except LeaseEnded as ended:
-            log.debug("session %x: %s", session.id, ended)
-        self.end(session)
+            try:
+                request = rpc.LeaseRevokeRequest(ID=session.id)
+                await self._cluster.call(REVOKE, request, resend=True, answer_by=answer_by)
+            except LeaseEnded as ended:
+                log.debug("session %x: %s", session.id, ended)
+            self.end(session)

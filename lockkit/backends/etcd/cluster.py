@@ -40,7 +40,7 @@ from lockkit.backends.etcd.errors import (
     is_stale_token,
     translate,
 )
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import Event, Runtime, let_go
 from lockkit.units import Seconds
 
@@ -167,6 +167,8 @@ class MemberConnection:
         """Send a request and return the answer."""
         try:
             return await self._send(self._calls[method], request, timeout=WallClockTimeout(timeout), metadata=metadata)
+        except ConfigurationError:
+            raise
         except (ValueError, grpc.aio.BaseError) as error:
             raise CallError(str(error)) from error
 
@@ -312,70 +314,31 @@ class SharedAttempt:
             pending.set()
 
 
-class Login:
+class Cluster:
     """
-    The login of a client: the metadata that goes with each call. Threads may share it.
+    The members of one cluster, for one client. Threads may share it.
 
     Attributes:
         has_user: It can get a fresh token.
     """
 
     def __init__(
-        self, runtime: Runtime, username: str | None = None, password: str | None = None, client: object = None
+        self,
+        runtime: Runtime,
+        labels: Sequence[str],
+        connect: Callable[[str], MemberConnection],
+        user: tuple[str | None, str | None] = (None, None),
+        client: object = None,
     ) -> None:
-        """Use a name and a password, or a client of the application that logs in by itself."""
-        self._runtime = runtime
-        self._user = rpc.AuthenticateRequest(name=username, password=password or "")
-        self.has_user = username is not None
-        self._client = client
-        self._attempt = SharedAttempt(runtime)
-        self._metadata: Metadata = None
-
-    @property
-    def metadata(self) -> Metadata:
-        """With the token of the last login, or what the application's client would send."""
-        return self._metadata if self._client is None else getattr(self._client, "metadata", None)
-
-    def discard(self, metadata: Metadata) -> None:
-        """Log in again before the next call, unless that has happened since the login that failed."""
-        if self._metadata is metadata:
-            self._metadata = None
-
-    async def obtain(self, connection: MemberConnection, until: float) -> Metadata:
-        """
-        Return the metadata for a call; log in if needed.
-
-        One caller logs in while the others wait: a login costs the member a tenth of a second of CPU time.
-        """
-        while (metadata := self.metadata) is None and self.has_user:
-            if not await self._attempt.make(lambda: self._log_in(connection, until), until):
-                raise CallError("another caller's login took too long", grpc.StatusCode.DEADLINE_EXCEEDED)
-        return metadata
-
-    async def _log_in(self, connection: MemberConnection, until: float) -> None:
-        if self._metadata is not None:
-            return  # another caller has just done so
-        timeout = max(0.0, until - self._runtime.now())
-        try:
-            answer = await connection.call(AUTHENTICATE, self._user, timeout, None)
-        except DRIVER_ERRORS as error:
-            if "authentication is not enabled" not in details_of(error):
-                raise
-            self._metadata = ()
-        else:
-            self._metadata = (("token", answer.token),)  # which all members accept
-
-
-class Cluster:
-    """The members of one cluster, for one client. Threads may share it."""
-
-    def __init__(
-        self, runtime: Runtime, labels: Sequence[str], connect: Callable[[str], MemberConnection], login: Login
-    ) -> None:
+        """Log in with a name and a password, or as a client of the application, which logs in by itself."""
         self._runtime = runtime
         self._labels = labels
         self._connect = connect
-        self.login = login
+        self.has_user = user[0] is not None
+        self._user = rpc.AuthenticateRequest(name=user[0], password=user[1] or "")
+        self._client = client
+        self._login = SharedAttempt(runtime)
+        self._metadata: Metadata = None
         self._mutex = runtime.mutex()
         # Clients that start together spread over the members.
         self._index = runtime.random.randrange(len(labels))
@@ -398,23 +361,21 @@ class Cluster:
         # moment to notice. While the interpreter exits, sleeping is impossible, and all connections are new.
         spare = 0 if self._runtime.loop_has_ended() else 2
         attempts_left, logins_left = len(self._labels) + spare, LOGINS_MAX
-        asked: set[str] = set()
         may_be_executed = False
         while True:
             if attempts_left <= spare:
                 await self._runtime.sleep(RETRY_PAUSE_SECONDS)
             connection = self.connection()
-            asked.add(connection.label)
-            sent, metadata = False, self.login.metadata
+            sent, metadata = False, self.metadata
             try:
                 timeout = self._timeout(until, is_last=attempts_left == 1)
-                metadata = await self.login.obtain(connection, self._runtime.now() + timeout)
+                metadata = await self.obtain_login(connection, self._runtime.now() + timeout)
                 sent = True
                 return await connection.call(method, request, timeout, metadata)
             except DRIVER_ERRORS as error:
-                if is_stale_token(error) and self.login.has_user and logins_left:
+                if is_stale_token(error) and self.has_user and logins_left:
                     logins_left -= 1
-                    self.login.discard(metadata)
+                    self.discard_login(metadata)
                     continue
                 if not is_member_failure(error):
                     raise translate(error, connection.label) from error
@@ -424,9 +385,10 @@ class Cluster:
                 if is_unknown:
                     may_be_executed = True
                     on_unknown()
-                is_over = not attempts_left or self._runtime.now() >= until - RETRY_PAUSE_SECONDS or self._closed
+                is_over = not attempts_left or self._runtime.now() >= until - RETRY_PAUSE_SECONDS
                 if is_over or (is_unknown and not resend):
-                    raise self._failure(error, connection.label, len(asked) - 1, sent=may_be_executed) from error
+                    label = ", ".join(self._labels) if is_over else connection.label
+                    raise translate(error, label, sent=may_be_executed) from error
             except BaseException:
                 # Interrupted or cancelled halfway.
                 if sent:
@@ -439,6 +401,40 @@ class Cluster:
         if left <= 0:
             raise CallError("no time was left to ask it", grpc.StatusCode.DEADLINE_EXCEEDED)
         return left if is_last or len(self._labels) == 1 else min(MEMBER_SECONDS, left / 2)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What goes with each call: the token of the last login, or what the application's client would send."""
+        return self._metadata if self._client is None else getattr(self._client, "metadata", None)
+
+    def discard_login(self, metadata: Metadata) -> None:
+        """Log in again before the next call, unless that has happened since the login that failed."""
+        if self._metadata is metadata:
+            self._metadata = None
+
+    async def obtain_login(self, connection: MemberConnection, until: float) -> Metadata:
+        """
+        Return the metadata for a call; log in if needed.
+
+        One caller logs in while the others wait: a login costs the member a tenth of a second of CPU time.
+        """
+        while (metadata := self.metadata) is None and self.has_user:
+            if not await self._login.make(lambda: self._log_in(connection, until), until):
+                raise CallError("another caller's login took too long", grpc.StatusCode.DEADLINE_EXCEEDED)
+        return metadata
+
+    async def _log_in(self, connection: MemberConnection, until: float) -> None:
+        if self._metadata is not None:
+            return  # another caller has just done so
+        timeout = max(0.0, until - self._runtime.now())
+        try:
+            answer = await connection.call(AUTHENTICATE, self._user, timeout, None)
+        except DRIVER_ERRORS as error:
+            if "authentication is not enabled" not in details_of(error):
+                raise
+            self._metadata = ()
+        else:
+            self._metadata = (("token", answer.token),)  # which all members accept
 
     def connection(self) -> MemberConnection:
         """Return the connection to the member in use."""
@@ -467,15 +463,6 @@ class Cluster:
                 self._index = (index + 1) % len(self._labels)
             if is_outdated:
                 self._connections = {key: one for key, one in self._connections.items() if one is not connection}
-
-    def _failure(self, error: Exception, label: str, others_count: int, *, sent: bool) -> LockError:
-        failure = translate(error, label)
-        if others_count:
-            members = ", ".join(self._labels)
-            failure = type(failure)(f"{failure}; {others_count} other members of {members} failed, too")
-        if isinstance(failure, BackendUnavailable):
-            failure.sent = sent
-        return failure
 
     async def close(self) -> None:
         """Close the connections, but no channel that the application owns."""

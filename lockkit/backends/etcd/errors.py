@@ -97,12 +97,16 @@ def is_stale_token(error: Exception) -> bool:
     return any(message in details_of(error) for message in _STALE_TOKEN)
 
 
-def translate(error: Exception, label: str) -> LockError:
+def translate(error: Exception, label: str, *, sent: bool = True) -> LockError:
     """Turn a failed call into an error of lockkit; raise it ``from`` the original."""
     code, details = code_of(error), details_of(error)
-    for message, kind, text in _MESSAGES:
-        if message in details:
-            return kind(f"etcd at {label}: {text}")
     kind, text = _CODES.get(code, (BackendUnavailable, f"failed with {code.name}"))
     more = f" ({details})" if details and code is not grpc.StatusCode.DEADLINE_EXCEEDED else ""
-    return kind(f"etcd at {label} {text}{more}")
+    failure = kind(f"etcd at {label} {text}{more}")
+    for message, kind, text in _MESSAGES:
+        if message in details:
+            failure = kind(f"etcd at {label}: {text}")
+            break
+    if isinstance(failure, BackendUnavailable):
+        failure.sent = sent
+    return failure

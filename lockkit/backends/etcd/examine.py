@@ -115,7 +115,7 @@ async def _ask(
     cluster = open_cluster(url, examination.options, examination.host)
     connection = cluster.connection()
     try:
-        metadata = await cluster.login.obtain(connection, monotonic() + MEMBER_SECONDS) if login else None
+        metadata = await cluster.obtain_login(connection, monotonic() + MEMBER_SECONDS) if login else None
         return await connection.call(method, request, MEMBER_SECONDS, metadata), metadata
     except DRIVER_ERRORS as error:
         raise translate(error, connection.label) from error

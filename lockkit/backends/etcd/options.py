@@ -12,7 +12,7 @@ import grpc.aio
 
 from lockkit import validation
 from lockkit.backend import Host, Option
-from lockkit.backends.etcd.cluster import AsyncioConnection, Cluster, Login, MemberConnection, open_connection
+from lockkit.backends.etcd.cluster import AsyncioConnection, Cluster, MemberConnection, open_connection
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
@@ -54,7 +54,7 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     labels = [str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts]
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
-    return _make_cluster(host, labels, paths, Login(host.runtime, url.username, url.password), options["server_name"])
+    return _make_cluster(host, labels, paths, (url.username, url.password), options["server_name"])
 
 
 def _certificates(url: Url, options: Mapping[str, Any]) -> Sequence[str | None] | None:
@@ -79,7 +79,11 @@ def _wrong(url: Url, problem: str) -> ConfigurationError:
 
 
 def _make_cluster(
-    host: Host, labels: Sequence[str], paths: Sequence[str | None] | None, login: Login, server_name: str | None = None
+    host: Host,
+    labels: Sequence[str],
+    paths: Sequence[str | None] | None,
+    user: tuple[str | None, str | None] = (None, None),
+    server_name: str | None = None,
 ) -> Cluster:
     """Make a cluster; with TLS if there are the paths of authorities, certificate and key, each or None."""
 
@@ -102,7 +106,7 @@ def _make_cluster(
         connection.is_outdated = lambda: current() != used
         return connection
 
-    return Cluster(host.runtime, labels, connect, login)
+    return Cluster(host.runtime, labels, connect, user)
 
 
 def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noqa: ANN401 - of one of several libraries
@@ -115,10 +119,10 @@ def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noq
     if type(client).__module__.partition(".")[0] == "etcd3gw" and hasattr(client, "host"):
         label = str(HostPort(client.host, int(client.port)))
         if client.protocol != "https":
-            return f"etcd://{label}", _make_cluster(host, [label], None, Login(host.runtime))
+            return f"etcd://{label}", _make_cluster(host, [label], None)
         ca, (cert, key) = client.session.verify, client.session.cert or (None, None)
         paths = [ca if isinstance(ca, str) else None, cert, key]
-        return f"etcds://{label}", _make_cluster(host, [label], paths, Login(host.runtime))
+        return f"etcds://{label}", _make_cluster(host, [label], paths)
     is_channel = isinstance(client, (grpc.Channel, grpc.aio.Channel))
     channel = client if is_channel else getattr(client, "channel", None)
     if not isinstance(channel, (grpc.Channel, grpc.aio.Channel)):
@@ -131,8 +135,8 @@ def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noq
         raise ConfigurationError(message)
     label = _target_of(channel)
     connection = (AsyncioConnection if asyncio else MemberConnection)(label, channel, owned=False)
-    login = Login(host.runtime, client=None if is_channel else client)
-    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: connection, login)
+    logged_in = None if is_channel else client
+    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: connection, client=logged_in)
 
 
 def _target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:

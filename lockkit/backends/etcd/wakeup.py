@@ -71,7 +71,7 @@ class WakeupListener:
             if self._stream is None:
                 if self._runtime.now() < self._refused_until:
                     return False
-                stream = _WatchStream(connection, self._cluster.login.metadata, self)
+                stream = _WatchStream(connection, self._cluster.metadata, self)
                 stream.open()
                 self._stream = stream
             if contender.watch_id and contender.key_watched == contender.key_in_front:
@@ -112,7 +112,7 @@ class WakeupListener:
         if answer.canceled and answer.created:
             log.debug("etcd refuses the watch: %s", answer.cancel_reason)
             # In case the token has expired: then the next call logs in again.
-            self._cluster.login.discard(stream.login)
+            self._cluster.discard_login(stream.login)
             return False
         return True
 
@@ -129,7 +129,7 @@ class WakeupListener:
             for contender in waiting:
                 contender.watch_id = 0
         if isinstance(error, DRIVER_ERRORS) and is_stale_token(error):
-            self._cluster.login.discard(stream.login)
+            self._cluster.discard_login(stream.login)
         elif isinstance(error, DRIVER_ERRORS):
             self._cluster.switch_from(stream.connection, error)
         elif error is not None:

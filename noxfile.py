@@ -339,6 +339,11 @@ def protos(session: nox.Session) -> None:
     session.install("--quiet", "grpcio-tools==1.60.*", "setuptools<81")
     output = ("--python_out=.", "--pyi_out=.")
     session.run("python", "-m", "grpc_tools.protoc", "-I.", *output, "lockkit/backends/etcd/rpc.proto")
+    # Without the positions of each message in the description: only protobuf in pure Python has them, to copy messages
+    # back into a .proto.
+    made = Path("lockkit/backends/etcd/rpc_pb2.py")
+    begin, _, end = made.read_text().partition("if _descriptor._USE_C_DESCRIPTORS == False:\n")
+    made.write_text(begin + end[end.index("# @@protoc_insertion_point(module_scope)") :])
 
 
 @nox.session(name="kazoo-suite")

@@ -59,28 +59,21 @@ _CODES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
     grpc.StatusCode.CANCELLED: (BackendUnavailable, "did not finish the call: the connection was closed"),
     grpc.StatusCode.INTERNAL: (BackendUnavailable, "broke the connection"),
     grpc.StatusCode.UNKNOWN: (BackendUnavailable, "failed"),
+    grpc.StatusCode.ABORTED: (BackendUnavailable, "aborted the call"),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (BackendUnavailable, "is overloaded"),
     grpc.StatusCode.UNIMPLEMENTED: (ConfigurationError, "is no etcd of version 3.4 or later"),
     grpc.StatusCode.UNAUTHENTICATED: (ConfigurationError, _LOGIN_REFUSED),
     grpc.StatusCode.PERMISSION_DENIED: (ConfigurationError, _NO_RIGHTS),
 }
 
-# A call that ends with one of these may or may not have been executed, and another member may do better.
-_MEMBER_FAILURES = {
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.ABORTED,
-}
+# The first six: the call may or may not have been executed, and another member may do better.
+_MEMBER_FAILURES = [*_CODES][:6]
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
     """Return the status of a failed call."""
     code = getattr(error, "code", None)
-    found = code() if callable(code) else None
-    return found if isinstance(found, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
+    return code() if callable(code) else grpc.StatusCode.UNKNOWN
 
 
 def details_of(error: Exception) -> str:
@@ -104,15 +97,16 @@ def is_stale_token(error: Exception) -> bool:
     return any(message in details_of(error) for message in _STALE_TOKEN)
 
 
-def translate(error: Exception, label: str) -> LockError:
+def translate(error: Exception, label: str, *, sent: bool = True) -> LockError:
     """Turn a failed call into an error of lockkit; raise it ``from`` the original."""
     code, details = code_of(error), details_of(error)
+    kind, text = _CODES.get(code, (BackendUnavailable, f"failed with {code.name}"))
+    more = f" ({details})" if details and code is not grpc.StatusCode.DEADLINE_EXCEEDED else ""
+    failure = kind(f"etcd at {label} {text}{more}")
     for message, kind, text in _MESSAGES:
         if message in details:
-            return kind(f"etcd at {label}: {text}")
-    known = _CODES.get(code)
-    if known is None:
-        return BackendUnavailable(f"etcd at {label} failed with {code.name}: {details or 'no details'}")
-    kind, text = known
-    more = f" ({details})" if details and code is not grpc.StatusCode.DEADLINE_EXCEEDED else ""
-    return kind(f"etcd at {label} {text}{more}")
+            failure = kind(f"etcd at {label}: {text}")
+            break
+    if isinstance(failure, BackendUnavailable):
+        failure.sent = sent
+    return failure

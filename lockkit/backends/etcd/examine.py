@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from lockkit.backends.etcd import cluster as etcd
+from lockkit.backends.etcd import keys
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.cluster import Cluster
-from lockkit.backends.etcd.connection import GRANT, KEEP_ALIVE, MEMBER_LIST, RANGE, REVOKE, STATUS, TXN, Method
+from lockkit.backends.etcd.cluster import Cluster, Metadata, Method
 from lockkit.backends.etcd.errors import DRIVER_ERRORS, details_of, translate
 from lockkit.backends.etcd.options import DEFAULT_PORT, open_cluster
 from lockkit.doctor.addresses import is_loopback
@@ -23,7 +23,7 @@ from lockkit.doctor.findings import Check, Severity
 from lockkit.doctor.members import judge_members, member_checks
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import monotonic
-from lockkit.url import HostPort, Url
+from lockkit.url import HostPort
 
 _PAGE = "how-to/check-your-servers.md#etcd"
 
@@ -69,39 +69,35 @@ RIGHTS = _error("etcd-rights", risk="Locks cannot be acquired, renewed or releas
 NO_RENEWAL = _error("etcd-no-renewal", risk="Leases are lost at the end of their ttl, also while their holders live.")
 TTL_RAISED = _warning("etcd-ttl-raised", risk="When a holder dies, its lock becomes free later than after the ttl.")
 
-_ALARMS = {
-    "NOSPACE": (
-        NO_SPACE,
-        "Run etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm; or raise --quota-backend-bytes",
-    ),
-    "CORRUPT": (
-        CORRUPT,
-        "Restore the corrupt member from the others (etcdctl member remove and add), then run etcdctl alarm disarm",
-    ),
-}
+_FULL = "Run etcdctl compact REVISION, etcdctl defrag --cluster, etcdctl alarm disarm; or raise --quota-backend-bytes"
+_REPAIR = "Restore the corrupt member from the others (etcdctl member remove and add), then run etcdctl alarm disarm"
+_ALARMS = {"NOSPACE": (NO_SPACE, _FULL), "CORRUPT": (CORRUPT, _REPAIR)}
 
 
 async def examine(examination: Examination) -> None:
     """Examine each member of the URL, then use the cluster as a lock would."""
-    url = examination.url
+    url, where = examination.url, examination.url.safe_text
     cluster = open_cluster(url, examination.options, examination.host)
+    statuses: list[rpc.StatusResponse] = []
+    leading: list[HostPort] = []
+    down: list[str] = []
     try:
-        answers = [(host, await _examine_member(examination, host)) for host in url.hosts]
-        down = [str(answer) for _, answer in answers if isinstance(answer, BackendUnavailable)]
-        if len(down) == len(answers):
-            message = f"no member of {url.safe_text} answered: {'; '.join(down)}"
-            raise BackendUnavailable(message, backend=url.safe_text)
-        statuses = [answer for _, answer in answers if isinstance(answer, rpc.StatusResponse)]
-        # One that keeps its status to itself has checked a login, which takes a leader.
-        leading = [
-            host
-            for host, answer in answers
-            if answer == "hidden" or (isinstance(answer, rpc.StatusResponse) and answer.leader)
-        ]
+        for host in url.hosts:
+            try:
+                status = await _examine_member(examination, host)
+            except BackendUnavailable as error:
+                down.append(str(error))
+                continue
+            if status is not None:
+                statuses.append(status)
+            # One that keeps its status to itself has checked a login, which takes a leader.
+            if status is None or status.leader:
+                leading.append(host)
+        if len(down) == len(url.hosts):
+            raise BackendUnavailable(f"no member of {where} answered: {'; '.join(down)}", backend=where)
         if not leading:
-            seen = "No member knows a leader."
             fix = "Start members until a majority runs; their logs name the members that they cannot reach"
-            examination.find(NO_LEADER, url.safe_text, seen, fix)
+            examination.find(NO_LEADER, where, "No member knows a leader.", fix)
             return
         if statuses:
             _examine_log(examination, statuses)
@@ -111,33 +107,49 @@ async def examine(examination: Examination) -> None:
         await cluster.close()
 
 
+async def _ask(
+    examination: Examination, host: HostPort, method: Method, request: object, *, login: bool = True
+) -> tuple[Any, Metadata]:
+    """Send a request to one member, once; return the answer and the login."""
+    url = replace(examination.url, hosts=(host,))
+    cluster = open_cluster(url, examination.options, examination.host)
+    connection = cluster.connection()
+    try:
+        metadata = await cluster.obtain_login(connection, monotonic() + MEMBER_SECONDS) if login else None
+        return await connection.call(method, request, MEMBER_SECONDS, metadata), metadata
+    except DRIVER_ERRORS as error:
+        raise translate(error, connection.label) from error
+    finally:
+        await cluster.close()
+
+
 # -- single members ----------------------------------------------------------------------------------------------------
 
 
-async def _examine_member(
-    examination: Examination, host: HostPort
-) -> rpc.StatusResponse | Literal["hidden"] | BackendUnavailable:
-    """Ask a member for its status, which most give also without a leader; some hide it from all but root."""
+async def _examine_member(examination: Examination, host: HostPort) -> rpc.StatusResponse | None:
+    """Ask a member for its status, which most give also without a leader; None: it hides it from all but root."""
     label = f"{host.host}:{host.port or DEFAULT_PORT}"
     if examination.url.base != "etcds" and not is_loopback(host.host):
         password = ", with the password in clear text" if examination.url.password else ""
         seen = f"The connection crosses a network without encryption{password}."
         fix = "Start the member with --cert-file, --key-file and --client-cert-auth, and use etcds://…?ca=…"
         examination.find(NO_TLS, label, seen, fix)
-    cluster = _only(examination, host)
+    ask = partial(_ask, examination, host, etcd.STATUS, rpc.StatusRequest())
     try:
-        status = await _status(cluster)
+        # Without a login if possible: without a leader nobody can log in.
+        try:
+            status, _ = await ask(login=False)
+        except ConfigurationError:
+            status, _ = await ask()
     except BackendUnavailable as error:
         examination.find(MEMBER_DOWN, label, f"The member does not answer: {error}.", "Start it, or read its log.")
-        return error
+        raise
     except ConfigurationError as error:
         if not _is_permission(error):
             raise
         seen = "The user may not ask the member for its status."
         examination.find(HIDDEN, label, seen, "Run the doctor as a user with the role root")
-        return "hidden"
-    finally:
-        await cluster.close()
+        return None
     examination.note(f"version of {label}", f"etcd {status.version}")
     numbers = tuple(int(part) for part in status.version.split(".")[:2] if part.isdigit())
     if numbers and numbers < VERSION_MIN:
@@ -146,7 +158,7 @@ async def _examine_member(
         if any(f"alarm:{name}" in text for text in status.errors):
             examination.find(check, label, f"The alarm {name} is on.", fix)
     _examine_space(examination, host, label, status)
-    return status
+    return cast("rpc.StatusResponse", status)
 
 
 def _examine_log(examination: Examination, statuses: Sequence[rpc.StatusResponse]) -> None:
@@ -169,21 +181,6 @@ def _examine_log(examination: Examination, statuses: Sequence[rpc.StatusResponse
         examination.find(RESTORED, examination.url.safe_text, seen, fix)
 
 
-async def _status(cluster: Cluster) -> rpc.StatusResponse:
-    """Ask a member for its status, without a login if possible: without a leader nobody can log in."""
-    try:
-        status = await _ask(cluster, STATUS, rpc.StatusRequest(), login=False)
-    except ConfigurationError:
-        status = await _ask(cluster, STATUS, rpc.StatusRequest())
-    return cast("rpc.StatusResponse", status)
-
-
-def _only(examination: Examination, host: HostPort) -> Cluster:
-    """Return a cluster with one of the members."""
-    url: Url = replace(examination.url, hosts=(host,))
-    return open_cluster(url, examination.options, examination.host)
-
-
 def _examine_space(examination: Examination, host: HostPort, label: str, status: rpc.StatusResponse) -> None:
     """Look for a database that is nearly full, or grows for ever."""
     metrics = _get(examination, host, "/metrics")
@@ -192,7 +189,10 @@ def _examine_space(examination: Examination, host: HostPort, label: str, status:
         seen = f"{100 * used // quota} % of the quota of {quota} bytes are used."
         fix = "Run etcdctl compact REVISION and etcdctl defrag --cluster; or raise --quota-backend-bytes"
         examination.find(QUOTA, label, seen, fix)
-    if _metric(metrics, "etcd_debugging_mvcc_compact_revision") < 0 and not _compacts(examination, host):
+    # It shows no other setting than the flags with which it was started, as a list in JSON.
+    command = _get(examination, host, "/debug/vars")
+    compacts = re.search(r'-auto-compaction-retention(=|", ?")0*[1-9]', command)
+    if _metric(metrics, "etcd_debugging_mvcc_compact_revision") < 0 and not compacts:
         seen = "It has never been compacted, and was not started with --auto-compaction-retention."
         fix = "Start all members with --auto-compaction-retention=1 (hour); ignore it if a configuration file does"
         examination.find(NO_COMPACTION, label, seen, fix)
@@ -200,18 +200,8 @@ def _examine_space(examination: Examination, host: HostPort, label: str, status:
 
 def _metric(metrics: str, name: str) -> int:
     """Return a metric of a member; 0 if it is not available."""
-    found = next((line for line in metrics.splitlines() if line.startswith(f"{name} ")), f"{name} 0")
-    return int(float(found.split()[1]))
-
-
-def _compacts(examination: Examination, host: HostPort) -> bool:
-    """Tell whether a member was started with a flag that has it compact; it shows no other setting."""
-    try:
-        command = json.loads(_get(examination, host, "/debug/vars"))["cmdline"]
-        found = re.search(r"-auto-compaction-retention=(\d+)", "=".join(command))
-    except (LookupError, TypeError, ValueError):
-        return False
-    return found is not None and int(found[1]) > 0
+    found = re.search(rf"^{name} (\S+)", metrics, re.MULTILINE)
+    return 0 if found is None else int(float(found[1]))
 
 
 def _get(examination: Examination, host: HostPort, path: str) -> str:
@@ -238,80 +228,51 @@ def _get(examination: Examination, host: HostPort, path: str) -> str:
 
 async def _examine_membership(examination: Examination, host: HostPort) -> None:
     """Ask a member that knows a leader for the list of members, and find out whether it requires a login."""
-    cluster = _only(examination, host)
-    try:
-        members = (await _ask(cluster, MEMBER_LIST, rpc.MemberListRequest())).members
-        has_login = cluster.login.metadata not in {None, ()}
-    finally:
-        await cluster.close()
-    judge_members(examination, _MEMBERS, sum(not member.isLearner for member in members))
-    if not has_login and examination.options["cert"] is None:
+    answer, login = await _ask(examination, host, etcd.MEMBER_LIST, rpc.MemberListRequest())
+    judge_members(examination, _MEMBERS, sum(not member.isLearner for member in answer.members))
+    if not login and examination.options["cert"] is None:
         fix = (
             "Run etcdctl user add root, user grant-role root root, auth enable; then add users with rights to the "
             "prefix only"
         )
-        where = examination.url.safe_text
-        examination.find(NO_AUTH, where, "The cluster requires no login.", fix)
+        examination.find(NO_AUTH, examination.url.safe_text, "The cluster requires no login.", fix)
 
 
 async def _examine_locking(examination: Examination, cluster: Cluster) -> None:
-    """Use the cluster as a lock would: any member, rights, round trip, lease."""
-    url = examination.url
+    """Use the cluster as a lock would: any member, rights, round trip, and a lease that is renewed and revoked."""
+    url, prefix = examination.url, examination.options["prefix"]
     if examination.has(NO_SPACE) or examination.has(CORRUPT):
         return  # the cluster refuses every transaction that could write
-    prefix = examination.options["prefix"]
-    key = f"{prefix}/".encode()
-    if await _is_refused(cluster, key):
+    first, behind = keys.all_of(f"{prefix}/".encode())
+    # A transaction that never writes: etcd checks the rights before.
+    never = rpc.Compare(result=rpc.Compare.LESS, target=rpc.Compare.CREATE, key=first, create_revision=0)
+    put = rpc.RequestOp(request_put=rpc.PutRequest(key=first, value=b""))
+    read = rpc.RequestOp(request_range=rpc.RangeRequest(key=first, range_end=behind))
+    try:
+        await cluster.call(etcd.TXN, rpc.TxnRequest(compare=[never], success=[put, read]), resend=True)
+    except ConfigurationError as error:
+        if not _is_permission(error):
+            raise
         seen = f"The user may not read and write below {prefix}/."
         fix = f"Run etcdctl role grant-permission ROLE readwrite {prefix}/ --prefix=true"
         examination.find(RIGHTS, url.safe_text, seen, fix)
         return
-    where = ",".join(str(one) for one in url.hosts)
-    request = rpc.RangeRequest(key=key, limit=1)
-    await examination.time(where, lambda: cluster.call(RANGE, request, resend=True))
-    await _examine_lease(examination, cluster)
-
-
-async def _is_refused(cluster: Cluster, key: bytes) -> bool:
-    """Tell whether the user may not write there, by a transaction that never does: etcd checks the rights before."""
-    never = rpc.Compare(result=rpc.Compare.LESS, target=rpc.Compare.CREATE, key=key, create_revision=0)
-    put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=b""))
-    read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key, range_end=key[:-1] + b"0"))
+    ask = rpc.RangeRequest(key=first, limit=1)
+    await examination.time(",".join(str(one) for one in url.hosts), lambda: cluster.call(etcd.RANGE, ask, resend=True))
+    requested = math.ceil(examination.ttl)
+    answer = await cluster.call(etcd.GRANT, rpc.LeaseGrantRequest(TTL=requested), resend=False)
     try:
-        await cluster.call(TXN, rpc.TxnRequest(compare=[never], success=[put, read]), resend=True)
-    except ConfigurationError as error:
-        if not _is_permission(error):
-            raise
-        return True
-    return False
+        await cluster.call(etcd.KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=answer.ID), resend=True)
+    except BackendUnavailable as error:
+        seen, fix = f"A lease cannot be renewed: {error}.", "Name the members in the URL, and no etcd grpc-proxy"
+        examination.find(NO_RENEWAL, url.safe_text, seen, fix)
+    await cluster.call(etcd.REVOKE, rpc.LeaseRevokeRequest(ID=answer.ID), resend=False)
+    if requested < answer.TTL:
+        seen = f"The ttl is {examination.ttl:g} s, and the cluster grants leases of {answer.TTL} s at least."
+        fix = f"Set ttl={answer.TTL}, or lower --election-timeout of all members: a lease lasts at least 1.5 of it"
+        examination.find(TTL_RAISED, url.safe_text, seen, fix)
 
 
 def _is_permission(error: ConfigurationError) -> bool:
     """Tell whether a member refused a request for want of a right, rather than of a login."""
     return "permission denied" in details_of(cast("Exception", error.__cause__))
-
-
-async def _examine_lease(examination: Examination, cluster: Cluster) -> None:
-    """Get a lease with the ttl, renew and revoke it, as a client does: the cluster may grant a longer one."""
-    requested = math.ceil(examination.ttl)
-    answer = await cluster.call(GRANT, rpc.LeaseGrantRequest(TTL=requested), resend=False)
-    try:
-        await cluster.call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=answer.ID), resend=True)
-    except BackendUnavailable as error:
-        seen, fix = f"A lease cannot be renewed: {error}.", "Name the members in the URL, and no etcd grpc-proxy"
-        examination.find(NO_RENEWAL, examination.url.safe_text, seen, fix)
-    await cluster.call(REVOKE, rpc.LeaseRevokeRequest(ID=answer.ID), resend=False)
-    if requested < answer.TTL:
-        seen = f"The ttl is {examination.ttl:g} s, and the cluster grants leases of {answer.TTL} s at least."
-        fix = f"Set ttl={answer.TTL}, or lower --election-timeout of all members: a lease lasts at least 1.5 of it"
-        examination.find(TTL_RAISED, examination.url.safe_text, seen, fix)
-
-
-async def _ask(cluster: Cluster, method: Method, request: Any, *, login: bool = True) -> Any:  # noqa: ANN401 - messages
-    """Send a request to the member in use, once."""
-    connection, _ = cluster.connection()
-    try:
-        metadata = await cluster.login.obtain(connection, monotonic() + MEMBER_SECONDS) if login else None
-        return await connection.call(method, request, MEMBER_SECONDS, metadata)
-    except DRIVER_ERRORS as error:
-        raise translate(error, connection.label) from error

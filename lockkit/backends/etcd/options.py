@@ -12,14 +12,7 @@ import grpc.aio
 
 from lockkit import validation
 from lockkit.backend import Host, Option
-from lockkit.backends.etcd.cluster import BorrowedLogin, Cluster, Login
-from lockkit.backends.etcd.connection import (
-    AsyncioConnection,
-    BlockingConnection,
-    MemberConnection,
-    open_connection,
-)
-from lockkit.backends.etcd.quirks import target_of
+from lockkit.backends.etcd.cluster import AsyncioConnection, Cluster, MemberConnection, open_connection
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
@@ -43,7 +36,7 @@ OPTIONS: Mapping[str, Option] = {
 }
 
 _FILES = ("ca", "cert", "key")
-_TLS = (*_FILES, "server_name")
+TLS_OPTIONS = (*_FILES, "server_name")
 
 
 def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
@@ -57,53 +50,15 @@ def open_cluster(url: Url, options: Mapping[str, Any], host: Host) -> Cluster:
     url.require_one_login()
     if url.username is not None and url.password is None:
         raise _wrong(url, "the user has no password: write user:password@, or use a client certificate")
-    certificates = _certificates(url, options)
+    paths = _certificates(url, options)
     labels = [str(HostPort(one.host, one.port or DEFAULT_PORT)) for one in url.hosts]
     if len(set(labels)) != len(labels):
         raise _wrong(url, "it names a member twice")
-
-    login = Login(host.runtime, url.username, url.password)
-    return _make_cluster(host, labels, certificates, login, options["server_name"])
+    return _make_cluster(host, labels, paths, (url.username, url.password), options["server_name"])
 
 
-class _Certificates:
-    """
-    The files for TLS, which may be replaced while the client runs.
-
-    gRPC keeps for each channel what was in them when that was made.
-    """
-
-    def __init__(self, *paths: str | None) -> None:
-        """Read them: of the authorities, the certificate and the key, each or None."""
-        self._paths = paths
-        self._files = self._read()
-
-    def _read(self) -> list[bytes | None]:
-        return [None if path is None else Path(path).read_bytes() for path in self._paths]
-
-    def current(self) -> list[bytes | None]:
-        """Read them again; what was read before if that fails, as they may just be being replaced."""
-        with suppress(OSError):
-            self._files = self._read()
-        return self._files
-
-
-def _make_cluster(
-    host: Host, labels: Sequence[str], certificates: _Certificates | None, login: Login, server_name: str | None = None
-) -> Cluster:
-    def connect(label: str) -> MemberConnection:
-        if certificates is None:
-            return open_connection(host.runtime, label, None)
-        ca, cert, key = files = certificates.current()
-        connection = open_connection(host.runtime, label, grpc.ssl_channel_credentials(ca, key, cert), server_name)
-        connection.is_outdated = lambda: certificates.current() != files
-        return connection
-
-    return Cluster(host.runtime, labels, connect, login)
-
-
-def _certificates(url: Url, options: Mapping[str, Any]) -> _Certificates | None:
-    given = [name for name in _TLS if options[name] is not None]
+def _certificates(url: Url, options: Mapping[str, Any]) -> Sequence[str | None] | None:
+    given = [name for name in TLS_OPTIONS if options[name] is not None]
     if url.base != "etcds":
         if given:
             raise _wrong(url, f"the option {given[0]} is for etcds:// only")
@@ -116,30 +71,58 @@ def _certificates(url: Url, options: Mapping[str, Any]) -> _Certificates | None:
         except OSError as error:
             # Without the error's text, which has the path: messages must not name the key file.
             raise _wrong(url, f"the file of the option {name} cannot be read ({error.strerror})") from None
-    return _Certificates(*(options[name] for name in _FILES))
+    return [options[name] for name in _FILES]
 
 
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
 
 
-def check_adopted_options(options: Mapping[str, Any]) -> None:
-    """Check the options that come with a client of the application."""
-    given = next((name for name in _TLS if options[name] is not None), None)
-    if given is not None:
-        message = f"the option {given} is for URLs with etcds://: the channel or client has its certificates already"
-        raise ConfigurationError(message)
+def _make_cluster(
+    host: Host,
+    labels: Sequence[str],
+    paths: Sequence[str | None] | None,
+    user: tuple[str | None, str | None] = (None, None),
+    server_name: str | None = None,
+) -> Cluster:
+    """Make a cluster; with TLS if there are the paths of authorities, certificate and key, each or None."""
+
+    def read() -> list[bytes | None]:
+        return [None if path is None else Path(path).read_bytes() for path in paths or ()]
+
+    files = read()
+
+    def current() -> list[bytes | None]:
+        """Read them again, as they may be replaced: gRPC keeps for each channel what was in them."""
+        with suppress(OSError):  # they may just be being replaced: what was read before counts
+            files[:] = read()
+        return [*files]
+
+    def connect(label: str) -> MemberConnection:
+        if paths is None:
+            return open_connection(host.runtime, label, None)
+        ca, cert, key = used = current()
+        connection = open_connection(host.runtime, label, grpc.ssl_channel_credentials(ca, key, cert), server_name)
+        connection.is_outdated = lambda: current() != used
+        return connection
+
+    return Cluster(host.runtime, labels, connect, user)
 
 
-def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
+def adopt_cluster(client: Any, host: Host) -> tuple[str, Cluster] | None:  # noqa: ANN401 - of one of several libraries
     """
-    Make a cluster that uses a client of the application.
+    Make a cluster that uses a client of the application; None if it is none for etcd.
 
     That is a gRPC channel, or a client that has one (python-etcd3, pyetcd, aetcd). A client of etcd3gw speaks HTTP: of
     that only address and certificates are used, since etcd serves HTTP and gRPC at the same port.
     """
-    if _is_gateway(client):
-        return _adopt_gateway(client, host)
+    if type(client).__module__.partition(".")[0] == "etcd3gw" and hasattr(client, "host"):
+        label = str(HostPort(client.host, int(client.port)))
+        if client.protocol != "https":
+            return f"etcd://{label}", _make_cluster(host, [label], None)
+        ca, (cert, key) = client.session.verify, client.session.cert or (None, None)
+        paths = [ca if isinstance(ca, str) else None, cert, key]
+        return f"etcds://{label}", _make_cluster(host, [label], paths)
     is_channel = isinstance(client, (grpc.Channel, grpc.aio.Channel))
     channel = client if is_channel else getattr(client, "channel", None)
     if not isinstance(channel, (grpc.Channel, grpc.aio.Channel)):
@@ -150,21 +133,17 @@ def adopt_cluster(client: object, host: Host) -> tuple[str, Cluster] | None:
         passed = "sync" if asyncio else "async"
         message = f"{face}.from_client needs a channel of {module}: {type(client).__name__} is for the {passed} API"
         raise ConfigurationError(message)
-    label = target_of(channel)
-    connection = (AsyncioConnection if asyncio else BlockingConnection)(label, channel, owned=False)
-    login = Login(host.runtime, None, None) if is_channel else BorrowedLogin(host.runtime, client)
-    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: connection, login)
+    label = _target_of(channel)
+    connection = (AsyncioConnection if asyncio else MemberConnection)(label, channel, owned=False)
+    logged_in = None if is_channel else client
+    return f"etcd://{label}", Cluster(host.runtime, [label], lambda _: connection, client=logged_in)
 
 
-def _is_gateway(client: object) -> bool:
-    return type(client).__module__.partition(".")[0] == "etcd3gw" and hasattr(client, "host")
-
-
-def _adopt_gateway(client: Any, host: Host) -> tuple[str, Cluster]:  # noqa: ANN401 - etcd3gw's
-    label = str(HostPort(client.host, int(client.port)))
-    certificates = None
-    if client.protocol == "https":
-        ca, (cert, key) = client.session.verify, client.session.cert or (None, None)
-        certificates = _Certificates(ca if isinstance(ca, str) else None, cert, key)
-    scheme = "etcd" if certificates is None else "etcds"
-    return f"{scheme}://{label}", _make_cluster(host, [label], certificates, Login(host.runtime, None, None))
+def _target_of(channel: grpc.Channel | grpc.aio.Channel) -> str:
+    """Give the address that a channel leads to, which only its C part knows; "channel" where that changes."""
+    target = getattr(getattr(channel, "_channel", None), "target", None)
+    if not callable(target):
+        return "channel"
+    found = target()
+    text = found.decode() if isinstance(found, bytes) else str(found)
+    return text.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")

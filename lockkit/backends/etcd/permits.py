@@ -25,11 +25,10 @@ from collections.abc import Sequence
 from math import inf
 
 from lockkit.backend import Busy, Request
+from lockkit.backends.etcd import keys
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import transactions, values
-from lockkit.backends.etcd.cluster import Cluster
-from lockkit.backends.etcd.connection import TXN
-from lockkit.backends.etcd.contender import Contender
+from lockkit.backends.etcd.cluster import TXN, Cluster
+from lockkit.backends.etcd.keys import Contender
 from lockkit.errors import BackendUnavailable
 
 FIRST_SLOTS = 8
@@ -43,53 +42,25 @@ def create_permit(contender: Contender, lease_id: int, asked: Request) -> rpc.Tx
 
     Must be sent once: a second one, executed after the grant, would take another slot.
     """
-    slots = [values.slot_key(contender.prefix, slot) for slot in range(min(asked.limit, FIRST_SLOTS))]
-    contender.slot_keys = tuple(slots)
-    request = rpc.TxnRequest()
-    request.compare.append(transactions.none_in((contender.prefix, transactions.end(contender.prefix))))
-    request.success.append(_put(contender, slots[0], lease_id))
-    request.failure.extend(_look(contender))
-    otherwise = [_put(contender, contender.key, lease_id)] if asked.queue else []
-    behind = values.slot_key(contender.prefix, len(slots)), values.slots_of(contender.prefix)[1]
-    compare = [transactions.none_in(values.waiters_of(contender.prefix)), transactions.none_in(behind)]
-    request.failure.add(
-        request_txn=rpc.TxnRequest(
-            compare=compare, success=_put_first_free(contender, slots, lease_id, otherwise), failure=otherwise
-        )
-    )
-    return request
-
-
-def _put(contender: Contender, key: bytes, lease_id: int) -> rpc.RequestOp:
-    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=contender.value, lease=lease_id))
-
-
-def _put_first_free(
-    contender: Contender, slots: Sequence[bytes], lease_id: int, otherwise: Sequence[rpc.RequestOp]
-) -> Sequence[rpc.RequestOp]:
-    """Put the first of these keys that is not there: a transaction for each, in the failure of the one before."""
+    prefix = contender.prefix
+    slots = contender.slot_keys = tuple(keys.slot_key(prefix, slot) for slot in range(min(asked.limit, FIRST_SLOTS)))
+    otherwise = [contender.put(contender.key, lease_id)] if asked.queue else []
+    free = otherwise
+    # Put the first slot that is not there: a transaction for each, in the failure of the one before.
     for key in reversed(slots):
-        is_free = rpc.Compare(target=rpc.Compare.CREATE, key=key, create_revision=0)
-        take = rpc.TxnRequest(compare=[is_free], success=[_put(contender, key, lease_id)], failure=otherwise)
-        otherwise = [rpc.RequestOp(request_txn=take)]
-    return otherwise
-
-
-def _slot_taken(answer: rpc.TxnResponse) -> int | None:
-    """Read from the answer to `create_permit` which slot was taken."""
-    if answer.succeeded:
-        return 0
-    nested = answer.responses[3].response_txn
-    if not nested.succeeded:
-        return None
-    slot = 0
-    nested = nested.responses[0].response_txn
-    while not nested.succeeded:
-        if not nested.responses or not nested.responses[0].HasField("response_txn"):
-            return None
-        nested = nested.responses[0].response_txn
-        slot += 1
-    return slot
+        put = contender.put(key, lease_id)
+        take = rpc.TxnRequest(compare=[keys.none_in((key, b""))], success=[put], failure=free)
+        free = [rpc.RequestOp(request_txn=take)]
+    behind = keys.slot_key(prefix, len(slots)), keys.slots_of(prefix)[1]
+    nobody = [keys.none_in(keys.waiters_of(prefix)), keys.none_in(behind)]
+    # Read last, the newest permit is ours if one was put.
+    newest = rpc.RequestOp(request_range=keys.in_order(keys.slots_of(prefix), newest=True))
+    request = rpc.TxnRequest(compare=[keys.none_in(keys.all_of(prefix))])
+    request.success.extend([contender.put(slots[0], lease_id), newest])
+    request.failure.extend(_look(contender))
+    request.failure.add(request_txn=rpc.TxnRequest(compare=nobody, success=free, failure=otherwise))
+    request.failure.append(newest)
+    return request
 
 
 def lowest_free(slots: Sequence[int | None]) -> int:
@@ -100,44 +71,45 @@ def lowest_free(slots: Sequence[int | None]) -> int:
 
 def _look(contender: Contender) -> list[rpc.RequestOp]:
     """Read the waiter in front, the slots that are taken, and the oldest holder."""
-    in_front = transactions.in_order(values.waiters_of(contender.prefix), newest=True, keys_only=True)
+    in_front = keys.in_order(keys.waiters_of(contender.prefix), newest=True, keys_only=True)
     if contender.create_revision:
         in_front.max_create_revision = contender.create_revision - 1
-    slots = values.slots_of(contender.prefix)
+    slots = keys.slots_of(contender.prefix)
     taken = rpc.RangeRequest(key=slots[0], range_end=slots[1], keys_only=True)
-    return [rpc.RequestOp(request_range=one) for one in (in_front, taken, transactions.in_order(slots))]
+    return [rpc.RequestOp(request_range=one) for one in (in_front, taken, keys.in_order(slots))]
 
 
 def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
-    """Take the slot that was free at a revision; else read it: the answer to an equal request may have been lost."""
-    slots = values.slots_of(contender.prefix)
+    """Take the slot that was free at a revision; and read it: the answer to an equal request may have been lost."""
+    slots, (slot_key,) = keys.slots_of(contender.prefix), contender.slot_keys
+    less, create = rpc.Compare.LESS, rpc.Compare.CREATE
     request = rpc.TxnRequest()
-    request.compare.add(
-        target=rpc.Compare.CREATE,
-        result=rpc.Compare.LESS,
-        key=slots[0],
-        range_end=slots[1],
-        create_revision=revision + 1,
-    )
+    request.compare.add(target=create, result=less, key=slots[0], range_end=slots[1], create_revision=revision + 1)
     if contender.create_revision:
         # It was the oldest waiter, so it still is.
         request.compare.append(contender.compare_revision)
         request.success.add(request_delete_range=rpc.DeleteRangeRequest(key=contender.key))
     else:
-        request.compare.append(transactions.none_in(values.waiters_of(contender.prefix)))
-    (slot_key,) = contender.slot_keys
-    request.success.append(_put(contender, slot_key, lease_id))
-    request.failure.add(request_range=rpc.RangeRequest(key=slot_key))
+        request.compare.append(keys.none_in(keys.waiters_of(contender.prefix)))
+    read = rpc.RequestOp(request_range=rpc.RangeRequest(key=slot_key))
+    request.success.extend([contender.put(slot_key, lease_id), read])
+    request.failure.append(read)
     return request
+
+
+def _has_slot(contender: Contender, kvs: Sequence[rpc.KeyValue]) -> bool:
+    """Read whether a contender has a permit: the one that was read is its own."""
+    slot = keys.slot_of(kvs[0].key) if kvs and kvs[0].value == contender.value else None
+    if slot is not None:
+        contender.takes_slot(slot, kvs[0].create_revision)
+    return slot is not None
 
 
 async def enter(
     cluster: Cluster, contender: Contender, asked: Request, answer: rpc.TxnResponse, answer_by: float
 ) -> Busy | None:
-    """Read the answer to `create_permit`, and go on from there."""
-    slot = _slot_taken(answer)
-    if slot is not None:
-        contender.takes_slot(slot, answer.header.revision)
+    """Go on from the answer to `create_permit`. None: it has a slot, or its key is gone."""
+    if _has_slot(contender, answer.responses[-1].response_range.kvs):
         return None
     contender.slot_keys = ()
     if asked.queue:
@@ -161,13 +133,13 @@ async def _go_on(
     revision = answer.header.revision
     in_front, taken, oldest = (one.response_range.kvs for one in answer.responses[:3])
     if in_front or len(taken) >= asked.limit:
-        keys = (in_front[0].key,) if in_front else values.slots_of(contender.prefix)
-        contender.waits_for(revision, *keys)
-        return Busy(owner=values.owner_and_metadata(oldest[0])[0] if oldest else None)
+        watched = (in_front[0].key,) if in_front else keys.slots_of(contender.prefix)
+        contender.waits_for(revision, *watched)
+        return Busy(owner=keys.owner_and_metadata(oldest[0])[0] if oldest else None)
     if contender.wanted_until == -inf:
         raise BackendUnavailable("the request was given up")
-    slot = lowest_free([values.slot_of(kv.key) for kv in taken])
-    contender.slot_keys = (values.slot_key(contender.prefix, slot),)
+    slot = lowest_free([keys.slot_of(kv.key) for kv in taken])
+    contender.slot_keys = (keys.slot_key(contender.prefix, slot),)
     session = contender.session
     assert session is not None
     answer = await cluster.call(
@@ -178,12 +150,7 @@ async def _go_on(
         on_unknown=contender.set_may_come_late if not contender.create_revision else lambda: None,
         answer_by=answer_by,
     )
-    if answer.succeeded:
-        contender.takes_slot(slot, answer.header.revision)
-        return None
-    found = answer.responses[0].response_range.kvs
-    if found and found[0].value == contender.value:
-        contender.takes_slot(slot, found[0].create_revision)
+    if _has_slot(contender, answer.responses[-1].response_range.kvs):
         return None
     # Another one was faster, or the key is gone.
     contender.slot_keys = ()

@@ -7,8 +7,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from lockkit.backend import Host
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.cluster import Cluster
-from lockkit.backends.etcd.connection import TXN
+from lockkit.backends.etcd.cluster import TXN, Cluster
 from lockkit.backends.etcd.options import adopt_cluster
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import Runtime

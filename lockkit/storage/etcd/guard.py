@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockkit.backends.etcd import keys
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import transactions, values
-from lockkit.backends.etcd.contender import Contender
+from lockkit.backends.etcd.keys import Contender
 from lockkit.errors import ConfigurationError, StaleToken
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.storage.etcd.client import Key, Lease, Store, Value, as_bytes, text_of
@@ -64,7 +64,7 @@ class _Guard:
             if contender.mode == "shared":
                 raise _reads_only(lease, name, label)
             request.compare.append(_is_not_downgraded(contender))
-        request.failure.add(request_range=transactions.first_key(contender.prefix, keys_only=True))
+        request.failure.add(request_range=keys.oldest_of(contender.prefix, keys_only=True))
         answer = await self._store.transact(request, name, changes=bool(operations))
         if answer.succeeded:
             return answer
@@ -191,7 +191,7 @@ def _contender(lease: object) -> Contender:
 
 def _is_not_downgraded(contender: Contender) -> rpc.Compare:
     return rpc.Compare(
-        target=rpc.Compare.VALUE, result=rpc.Compare.GREATER, key=contender.key, value=values.BEHIND_SHARED
+        target=rpc.Compare.VALUE, result=rpc.Compare.GREATER, key=contender.key, value=keys.BEHIND_SHARED
     )
 
 

@@ -21,8 +21,8 @@ import lockkit
 import lockkit.aio
 from lockkit.backend import apart
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.connection import WATCH
-from lockkit.backends.etcd.contender import Contender
+from lockkit.backends.etcd.cluster import WATCH
+from lockkit.backends.etcd.keys import Contender
 from lockkit.backends.etcd.session import Sessions
 from lockkit.engine.settings import drift_margin
 from lockkit.runtime import drive, monotonic
@@ -272,7 +272,7 @@ class TestForeignClients:
         self, server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each once however many wait for it, etcdctl's too; not keys that belong to no lock."""
-        monkeypatch.setattr("lockkit.backends.etcd.transactions.KEYS_PAGE", 2)
+        monkeypatch.setattr("lockkit.backends.etcd.backend.KEYS_PAGE", 2)
         client = connect()
         for key in ("p-", "p-%zz/1", "p-%2f/1", "p-x/1", "p-x/2", "p-x/3", "p-x/4", "p-y-/1", "p-y/1", "p-y/2/3"):
             server.etcdctl("put", f"lockkit/{key}", "a foreign client")

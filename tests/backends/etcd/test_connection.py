@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import (
+from lockkit.backends.etcd.cluster import (
     RANGE,
     open_connection,
 )

@@ -14,7 +14,7 @@ import pytest
 import lockkit
 from lockkit.backends.etcd import examine as etcd_examine
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.connection import STATUS
+from lockkit.backends.etcd.cluster import STATUS
 from lockkit.doctor import examine
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import EtcdCluster, EtcdServer, wait_until

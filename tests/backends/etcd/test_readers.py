@@ -9,11 +9,10 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd import transactions
+from lockkit.backends.etcd import keys
 from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.connection import TXN
-from lockkit.backends.etcd.contender import Contender
+from lockkit.backends.etcd.cluster import TXN
+from lockkit.backends.etcd.keys import Contender
 from lockkit.engine import semaphore
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
@@ -187,7 +186,8 @@ class TestUpdate:
         (key,) = queue_of(server, "lockkit/late update/")
         backend = cast("EtcdBackend", client._engine.client.ready())
         contender = cast("Contender", lease._record.grant.state)
-        late = transactions.change_key(contender, rpc.PutRequest(key=contender.key, value=b"late", ignore_lease=True))
+        lease_id = session_of(server, key)
+        late = keys.change_key(contender.key, contender.mod_revision, b"late", lease_id)
         lease.downgrade()
 
         answer = drive(backend.cluster.call(TXN, late, resend=False))

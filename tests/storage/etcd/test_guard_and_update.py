@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import lockkit
 import lockkit.aio
 from lockkit import fencing, optimistic
-from lockkit.backends.etcd import quirks
+from lockkit.backends.etcd import cluster as etcd_cluster
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import EtcdServer, FaultProxy, http2_call_ended, require
 from tests.tries import tried
@@ -342,12 +342,12 @@ class TestUpdate:
         """Each call uses the application's channel, which may go when the application drops it."""
 
         async def scenario() -> tuple[int, weakref.ref[grpc.aio.Channel]]:
-            before = len(quirks._aio_channels)
+            before = len(etcd_cluster._aio_channels)
             channel = grpc.aio.insecure_channel(server.address)
             for _ in range(20):
                 await optimistic.update_key_async(channel, "left", lambda _: "x")
             await channel.close()
-            return len(quirks._aio_channels) - before, weakref.ref(channel)
+            return len(etcd_cluster._aio_channels) - before, weakref.ref(channel)
 
         left, channel = asyncio.run(scenario())
         gc.collect()

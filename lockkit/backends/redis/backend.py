@@ -62,12 +62,11 @@ from lockkit.backend import (
     granted_at,
     unproven,
 )
-from lockkit.backends.redis.keys import KeysByName, LockKeys, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import KeysByName, LockKeys, Script, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import NotReplicatedError, Topology, delete_keys
 from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
 from lockkit.backends.redis.resp import Reply, bulk
-from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.wakeup import WakeupListener, gone_channel, warn_of_polling
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant, Seconds

@@ -29,6 +29,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -57,6 +58,7 @@ WRITE_PAUSE = 0.001
 NO_ANSWER = "no answer in time"
 CLOSED_HERE = "the connection was closed here"
 _CLOSED = "the server closed the connection"
+_TOO_MANY = "a reply to no command"
 _NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -107,9 +109,12 @@ class Connection:
         # Of a client that was dropped. Not by __del__, which the garbage collector may call after that of the socket.
         weakref.finalize(self, sock.close).atexit = False
         self._parser = Parser()
-        self._expected: deque[Sent] = deque()
         self._subscribed = False
         self._messages: deque[Reply] = deque()
+        sock.settimeout(None)
+        # Limited by the kernel, since Python polls before each read otherwise: not over TLS, nor where reads do not
+        # block there, as with gevent.
+        self._in_kernel = not isinstance(sock, ssl.SSLSocket) and os.get_blocking(sock.fileno())
         self._limit: Seconds = 0.0
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -125,17 +130,18 @@ class Connection:
 
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         """Send commands now; `answer` waits for their replies."""
-        sent = Sent(count)
         self._write(packed, until)
-        self._expected.append(sent)
-        return sent
+        return Sent(count)
 
     async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
         """Wait for the replies to commands that were sent."""
         until = min(until, monotonic() + self.timeout)
-        while len(sent.replies) < sent.count:
-            self._receive(until)
-        return sent.replies
+        replies = self._receive(until)
+        while len(replies) < sent.count:
+            replies += self._receive(until)
+        if len(replies) > sent.count:
+            raise ConnectionError(_TOO_MANY)
+        return replies
 
     def subscribe(self, packed: bytes, until: Instant) -> None:
         """Send a command of a subscription, whose reply arrives as a message."""
@@ -152,46 +158,44 @@ class Connection:
         return message
 
     async def _wait(self, until: Instant) -> None:
-        self._receive(until)
+        self._messages += self._receive(until)
 
     def _write(self, packed: bytes, until: Instant) -> None:
         if self.error is not None:
             raise ConnectionResetError(_CLOSED) from self.error
-        self._limit_time(until)
-        self._socket.sendall(packed)
+        try:
+            if len(packed) > READ_BYTES:  # else the buffers of the socket take it at once
+                self._limit_time(until)
+            self._socket.sendall(packed)
+        except BlockingIOError:
+            raise TimeoutError(NO_ANSWER) from None
 
-    def _receive(self, until: Instant) -> None:
+    def _receive(self, until: Instant) -> list[Reply]:
         self._limit_time(until)
-        self._take(self._socket.recv(READ_BYTES))
+        try:
+            return self._parse(self._socket.recv(READ_BYTES))
+        except BlockingIOError:
+            raise TimeoutError(NO_ANSWER) from None
 
     def _limit_time(self, until: Instant) -> None:
-        seconds = until - monotonic()
-        if seconds <= 0:
-            raise TimeoutError(NO_ANSWER)
+        seconds = max(until - monotonic(), 1e-6)  # what has arrived already is read, however late it is
         if seconds > WHOLE_SHARE * self.timeout and not self._subscribed:
             seconds = self.timeout
         if seconds != self._limit:
             self._limit = seconds
-            self._socket.settimeout(seconds)
+            if not self._in_kernel:
+                self._socket.settimeout(seconds)
+                return
+            limit = struct.pack("@ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def _take(self, data: bytes) -> None:
-        """Give what has arrived to those who expect it."""
+    def _parse(self, data: bytes) -> list[Reply]:
+        """Return the replies that are complete, or the messages of a subscription."""
         if not data:
             raise ConnectionResetError(_CLOSED)
-        for reply in self._parser.feed(data):
-            if type(reply) is Push and not self._subscribed:
-                continue
-            if self._expected:
-                sent = self._expected[0]
-                sent.replies.append(reply)
-                if len(sent.replies) == sent.count:
-                    self._expected.popleft()
-                    if sent.future is not None and not sent.future.done():  # done: its caller has given up
-                        sent.future.set_result(sent.replies)
-            elif self._subscribed:
-                self._messages.append(reply)
-            else:
-                raise reply if isinstance(reply, ServerSaid) else ConnectionError("a reply to no command")
+        replies = self._parser.feed(data)
+        return replies if self._subscribed else [reply for reply in replies if type(reply) is not Push]
 
     @property
     def stale(self) -> bool:
@@ -230,7 +234,9 @@ class SharedConnection(Connection):
 
     def __init__(self, sock: socket.socket, timeout: Seconds) -> None:
         super().__init__(sock, timeout)
+        sock.settimeout(0)
         self._fd = sock.fileno()
+        self._expected: deque[Sent] = deque()
         self._unsent = b""
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -239,6 +245,7 @@ class SharedConnection(Connection):
 
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         sent = super().send(packed, count, until)
+        self._expected.append(sent)
         sent.future = self._loop.create_future()
         sent.until = self._loop.time() + self.timeout
         if self._timer is None:
@@ -295,12 +302,26 @@ class SharedConnection(Connection):
             data = self._socket.recv(READ_BYTES)
             while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
                 data += self._socket.recv(READ_BYTES)  # decrypted already: the event loop would not tell
-            self._take(data)
+            for reply in self._parse(data):
+                self._take(reply)
         except _NOT_READY:
             return
         except (OSError, ServerSaid) as error:
             self._fail(error)
         self._news.set()
+
+    def _take(self, reply: Reply) -> None:
+        if self._expected:
+            sent = self._expected[0]
+            sent.replies.append(reply)
+            if len(sent.replies) == sent.count:
+                self._expected.popleft()
+                if sent.future is not None and not sent.future.done():  # done: its caller has given up
+                    sent.future.set_result(sent.replies)
+        elif self._subscribed:
+            self._messages.append(reply)
+        else:
+            raise reply if isinstance(reply, ServerSaid) else ConnectionError(_TOO_MANY)
 
     @property
     def stale(self) -> bool:

@@ -128,16 +128,19 @@ def translate(error: BaseException, label: str, *, sent: bool = True) -> LockErr
     if isinstance(error, OSError) and error.strerror and not isinstance(error, ssl.SSLError):
         text = error.strerror  # without the number
     code = code_of(error)
+    translated: LockError
     if code in _CONFIGURATION:
-        return ConfigurationError(f"{label} {_CONFIGURATION[code].replace('{label}', label)} ({text})")
-    if code in _UNAVAILABLE:
-        message = f"{label} {_UNAVAILABLE[code]} ({text})"
-    elif isinstance(error, (redis.TimeoutError, TimeoutError)):
-        message = f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?"
-    elif isinstance(error, ServerSaid):
-        message = f"{label} refused the request: {text}"
+        translated = ConfigurationError(f"{label} {_CONFIGURATION[code].replace('{label}', label)} ({text})")
     else:
-        message = f"no connection to {label}: is it running, and reachable from here? ({text})"
-    unavailable = BackendUnavailable(message)
-    unavailable.sent = sent
-    return unavailable
+        if code in _UNAVAILABLE:
+            message = f"{label} {_UNAVAILABLE[code]} ({text})"
+        elif isinstance(error, (redis.TimeoutError, TimeoutError)):
+            message = f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?"
+        elif isinstance(error, ServerSaid):
+            message = f"{label} refused the request: {text}"
+        else:
+            message = f"no connection to {label}: is it running, and reachable from here? ({text})"
+        translated = BackendUnavailable(message)
+        translated.sent = sent
+    translated.__cause__ = error
+    return translated

@@ -225,7 +225,9 @@ class RedisNode(Topology):
                     replies[index] = reply
         except LockError as error:
             return [error] * len(calls)
-        results = [self._result(reply) for reply in replies]
+        results: list[Reply | LockError] = [
+            translate(reply, self.label) if isinstance(reply, ServerSaid) else reply for reply in replies
+        ]
         if not replicas:
             return results
         short = results.pop()
@@ -247,13 +249,6 @@ class RedisNode(Topology):
         if isinstance(result, LockError):
             raise result
         return result
-
-    def _result(self, reply: Reply) -> Reply | LockError:
-        if not isinstance(reply, ServerSaid):
-            return reply
-        error = translate(reply, self.label)
-        error.__cause__ = reply
-        return error
 
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
         """Send commands in one pipeline and return their replies. Error replies are values (`ServerSaid`)."""

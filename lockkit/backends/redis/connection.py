@@ -52,9 +52,6 @@ WHOLE_SHARE = 0.9
 """Share of the time for an answer from which a wait may take all of it, so that the limit of the socket stays as it is,
 which saves a system call. Lower lets a second slow node of a Redlock take longer than the caller has."""
 
-WRITE_PAUSE = 0.001
-"""Seconds between two attempts of a TLS handshake to write. Only a server that reads nothing needs it."""
-
 NO_ANSWER = "no answer in time"
 CLOSED_HERE = "the connection was closed here"
 _CLOSED = "the server closed the connection"
@@ -63,21 +60,15 @@ _NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Sent:
-    """
-    Commands that were sent, and their replies so far.
-
-    Attributes:
-        future: Gets the replies, of a connection that tasks share.
-        until: When that fails for want of an answer (the event loop's clock).
-    """
+    """So many commands that were sent; and, if tasks share the connection, the replies so far, and when it fails."""
 
     __slots__ = ("count", "future", "replies", "until")
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.replies: list[Reply] = []
-        self.future: asyncio.Future[list[Reply]] | None = None
-        self.until = inf
+        self.future: asyncio.Future[list[Reply]]
+        self.replies: list[Reply]
+        self.until: Instant  # the event loop's clock
 
 
 class Connection:
@@ -214,17 +205,12 @@ class Connection:
         if self.error is not None:
             return
         self.error = error
-        # After a fork only the child's copy is closed: the selector of the event loop is the parent's, too.
-        if os.getpid() == self._process:
-            self._leave_loop()
+        if os.getpid() == self._process:  # else only the child's copy is closed
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # which wakes a thread that reads
         self._socket.close()
         if self.on_lost is not None:
             self.on_lost(error)
-
-    def _leave_loop(self) -> None:
-        pass
 
 
 class SharedConnection(Connection):
@@ -246,14 +232,13 @@ class SharedConnection(Connection):
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         sent = super().send(packed, count, until)
         self._expected.append(sent)
-        sent.future = self._loop.create_future()
+        sent.future, sent.replies = self._loop.create_future(), []
         sent.until = self._loop.time() + self.timeout
         if self._timer is None:
             self._timer = self._loop.call_at(sent.until, self._check_overdue)
         return sent
 
     async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
-        assert sent.future is not None
         if until == inf or (left_seconds := until - monotonic()) >= self.timeout:
             return await sent.future
         # This caller gives up earlier, and the others keep the connection: the reply is dropped when it arrives, as
@@ -316,7 +301,7 @@ class SharedConnection(Connection):
             sent.replies.append(reply)
             if len(sent.replies) == sent.count:
                 self._expected.popleft()
-                if sent.future is not None and not sent.future.done():  # done: its caller has given up
+                if not sent.future.done():  # done: its caller has given up
                     sent.future.set_result(sent.replies)
         elif self._subscribed:
             self._messages.append(reply)
@@ -337,19 +322,18 @@ class SharedConnection(Connection):
             self._fail(TimeoutError(NO_ANSWER))
 
     def _fail(self, error: BaseException) -> None:
+        if self.error is None and os.getpid() == self._process:  # the selector of the event loop is the parent's, too
+            if self._timer is not None:
+                self._timer.cancel()
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
         super()._fail(error)
         expected, self._expected = self._expected, deque()
         for sent in expected:
-            if sent.future is not None and not sent.future.done():
+            if not sent.future.done():
                 sent.future.set_exception(error)
                 sent.future.exception()  # retrieved: asyncio must not log it if the caller has gone
         self._news.set()
-
-    def _leave_loop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
 
 
 async def open_connection(runtime: Runtime, target: Target, until: Instant = inf, *, log_in: bool = True) -> Connection:
@@ -431,7 +415,7 @@ async def _shake_hands(runtime: Runtime, sock: ssl.SSLSocket, until: Instant) ->
             if not await runtime.readable(sock.fileno(), max(0.0, until - monotonic())):
                 raise TimeoutError(NO_ANSWER) from None
         except ssl.SSLWantWriteError:
-            await runtime.sleep(WRITE_PAUSE)
+            await runtime.sleep(0.001)  # a server that reads nothing
         else:
             return
 

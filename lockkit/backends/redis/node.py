@@ -54,11 +54,9 @@ TRUSTED_SECONDS = 0.005
 """After so long without use, lockkit checks whether the server has closed a connection before it uses it again. Longer
 finds fewer closed ones, shorter checks (a system call) more often."""
 
-REPLICAS_MS = 1000
-"""Time that replicas have to acknowledge. Longer delays a grant while one is slow; shorter gives up on slow ones."""
-
-REPLICAS_SHARE = 0.6
-"""Share of a call's time that replicas may take. More leaves too little to undo a grant that they do not have."""
+REPLICAS_MS, REPLICAS_SHARE = 1000, 0.6
+"""Time that replicas have to acknowledge, and their share of a call's. Longer delays a grant while one is slow, and leaves
+less to undo a grant that they do not have; shorter gives up on slow ones."""
 
 
 class NotReplicatedError(BackendUnavailable):

@@ -25,7 +25,8 @@ def checks() -> list[Check]:
     names += [module.name for module in backends if ".examine" in module.name]
     found: dict[str, Check] = {}
     for name in names:
-        for value in vars(importlib.import_module(name)).values():
+        names_in = vars(importlib.import_module(name))
+        for value in [*names_in.values(), *names_in.get("CHECKS", {}).values()]:
             if isinstance(value, Check):
                 assert found.setdefault(value.id, value) is value, f"two findings have the id {value.id}"
     return list(found.values())

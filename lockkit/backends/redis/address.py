@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -23,9 +25,17 @@ SOCKET_TIMEOUT = 2.5
 CONNECT_TIMEOUT = 2.0
 """Seconds for a TCP connection. With `SOCKET_TIMEOUT` for the login, a call stays below five seconds."""
 
-_DEFAULTS = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
+_LIMITS = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
+_DEFAULTS = {**_LIMITS, "protocol": 2}
 
-_TLS_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+# Arguments of redis-py that lockkit sets itself, does not use, or that would change the replies.
+_NOT_PASSED_ON = {
+    "self", "args", "kwargs", "host", "port", "path", "db", "parser", "parser_class", "decode_responses", "encoding",
+    "encoding_errors", "encoder_class", "command_packer", "legacy_responses", "retry", "retry_on_timeout",
+    "retry_on_error", "health_check_interval", "redis_connect_func", "event_dispatcher", "himport_registry",
+    "socket_read_size", "lib_name", "lib_version", "driver_info",
+}  # fmt: skip
+_NOT_PASSED_ON_PREFIXES = ("maint", "orig_", "oss_", "ssl_validate_ocsp", "ssl_ocsp")
 
 Form: TypeAlias = Literal["tcp", "tls", "unix"]
 
@@ -33,15 +43,27 @@ _CLASSES: dict[Form, str] = {"tcp": "Connection", "tls": "SSLConnection", "unix"
 """The classes of redis-py, of the same names in both APIs."""
 
 
+@cache
+def argument_names() -> frozenset[str]:
+    """Return the keyword arguments of redis-py's connections that lockkit passes on, for the installed version."""
+    names: set[str] = set()
+    for kind in (redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection):
+        for cls in kind.__mro__:
+            if "__init__" in vars(cls) and cls is not object:
+                names |= set(inspect.signature(vars(cls)["__init__"]).parameters)
+    return frozenset(name for name in names - _NOT_PASSED_ON if not name.startswith(_NOT_PASSED_ON_PREFIXES))
+
+
 class Tls:
-    """The TLS context that servers share, made at the first connection: reading the authorities takes 10 to 20 ms."""
+    """The TLS context that servers share, made at the first connection: reading the authorities takes 10 to 60 ms."""
 
     def __init__(self) -> None:
         self._made: tuple[object, ssl.SSLContext] | None = None
 
     def context(self, arguments: Mapping[str, Any], settings: Any) -> ssl.SSLContext:  # noqa: ANN401 - redis-py's
         """Return the context, a new one if a file was replaced: certificates are renewed while clients run."""
-        files = [_version_of_file(arguments.get(name)) for name in _TLS_FILES]
+        paths = [arguments.get(f"ssl_{name}") for name in ("ca_certs", "ca_path", "certfile", "keyfile")]
+        files = [_version_of_file(path) for path in paths]
         if self._made is None or self._made[0] != files:
             self._made = files, _make_context(arguments, settings)
         return self._made[1]
@@ -80,7 +102,8 @@ class Target:
 
     def moved(self, host: str, port: int) -> Target:
         """Return the same for the server at another address."""
-        return replace(self, arguments={**self.arguments, "host": host, "port": port}, label=_label(host, port))
+        label = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return replace(self, arguments={**self.arguments, "host": host, "port": port}, label=label)
 
     @classmethod
     def unix(cls, path: str, arguments: Mapping[str, Any]) -> Target:
@@ -88,25 +111,25 @@ class Target:
         return cls({**_DEFAULTS, **arguments, "path": path}, "unix", path)
 
     @classmethod
-    def lent(cls, pool: Any, timeout: float | None = None) -> Target:  # noqa: ANN401 - redis-py's, sync or async
-        """Make it from an application's connection pool: the arguments of its connections."""
-        arguments = dict(pool.connection_kwargs)
-        form = _form_of(pool.connection_class)
-        if arguments.pop("redis_connect_func", None) is not None:
+    def lent(cls, pool: Any, timeout: float | None = None, *, in_cluster: bool = False) -> Target:  # noqa: ANN401 - redis-py's
+        """Make it from an application's connection pool, sync or async: the arguments of its connections."""
+        given, form = pool.connection_kwargs, _form_of(pool.connection_class)
+        if given.get("redis_connect_func") is not None and not in_cluster:  # of redis-py itself in a Cluster
             message = "lockkit cannot call the redis_connect_func of this client: give it a credential_provider instead"
             raise ConfigurationError(message)
-        refuse_ocsp(arguments)
-        # The engine retries, because it knows for how long.
-        for name in ("retry", "retry_on_error", "retry_on_timeout"):
-            arguments.pop(name, None)
-        limits = {"socket_timeout": SOCKET_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT}
+        if given.get("ssl_validate_ocsp") or given.get("ssl_validate_ocsp_stapled"):
+            message = (
+                "lockkit does not ask whether a certificate was revoked (ssl_validate_ocsp, "
+                "ssl_validate_ocsp_stapled): give it a client without that, or connect through a TLS proxy that does"
+            )
+            raise ConfigurationError(message)
+        wanted = {*argument_names(), "db"}
+        arguments = {name: value for name, value in given.items() if name in wanted and value is not None}
+        for name, limit in _LIMITS.items():
+            arguments[name] = timeout or min(arguments.get(name, limit), limit)
         if form == "unix":
-            del limits["socket_connect_timeout"]
-        for name, limit in limits.items():
-            arguments[name] = timeout or min(arguments.get(name) or limit, limit)
-        if form == "unix":
-            return cls(arguments, form, str(arguments["path"]))
-        return cls(arguments, form, "").moved(arguments.get("host", "localhost"), arguments.get("port", DEFAULT_PORT))
+            return cls.unix(str(given["path"]), arguments)
+        return cls(arguments, form, "").moved(given.get("host", "localhost"), int(given.get("port", DEFAULT_PORT)))
 
     @property
     def timeout(self) -> float:
@@ -135,22 +158,22 @@ class Target:
 
 def _make_context(arguments: Mapping[str, Any], settings: Any) -> ssl.SSLContext:  # noqa: ANN401 - redis-py's
     """Make a context by the arguments ``ssl_…`` of redis-py."""
-    get: Callable[[str], Any] = arguments.get
+    get: Callable[..., Any] = {name[4:]: value for name, value in arguments.items() if name[:4] == "ssl_"}.get
     context = ssl.create_default_context()
     context.check_hostname = settings.check_hostname
     context.verify_mode = settings.cert_reqs
-    for flag in get("ssl_include_verify_flags") or ():
+    for flag in get("include_verify_flags") or ():
         context.verify_flags |= flag
-    for flag in get("ssl_exclude_verify_flags") or ():
+    for flag in get("exclude_verify_flags") or ():
         context.verify_flags &= ~flag
-    if get("ssl_certfile") or get("ssl_keyfile"):
-        context.load_cert_chain(get("ssl_certfile"), get("ssl_keyfile"), get("ssl_password"))
-    if get("ssl_ca_certs") or get("ssl_ca_path") or get("ssl_ca_data"):
-        context.load_verify_locations(get("ssl_ca_certs"), get("ssl_ca_path"), get("ssl_ca_data"))
-    if get("ssl_min_version") is not None:
-        context.minimum_version = get("ssl_min_version")
-    if get("ssl_ciphers"):
-        context.set_ciphers(get("ssl_ciphers"))
+    if get("certfile") or get("keyfile"):
+        context.load_cert_chain(get("certfile"), get("keyfile"), get("password"))
+    if get("ca_certs") or get("ca_path") or get("ca_data"):
+        context.load_verify_locations(get("ca_certs"), get("ca_path"), get("ca_data"))
+    if get("min_version") is not None:
+        context.minimum_version = get("min_version")
+    if get("ciphers"):
+        context.set_ciphers(get("ciphers"))
     return context
 
 
@@ -163,32 +186,20 @@ def _version_of_file(path: Any) -> object:  # noqa: ANN401 - an argument of redi
     return found.st_ino, found.st_mtime_ns
 
 
-def refuse_ocsp(arguments: Mapping[str, Any]) -> None:
-    """Refuse a client whose servers' certificates must be checked for revocation: lockkit does not do that."""
-    if arguments.get("ssl_validate_ocsp") or arguments.get("ssl_validate_ocsp_stapled"):
-        message = (
-            "lockkit does not ask whether a certificate was revoked (ssl_validate_ocsp, ssl_validate_ocsp_stapled): "
-            "give it a client without that, or connect through a TLS proxy that does"
-        )
-        raise ConfigurationError(message)
-
-
-def _form_of(connection_class: type) -> Form:
+def _form_of(cls: type) -> Form:
     """Return the transport of redis-py's own classes. Any other may reach its server in a way of its own."""
-    for module in (redis.connection, redis.asyncio.connection):
-        for form, name in _CLASSES.items():
-            if connection_class is getattr(module, name):
+    if cls.__module__.startswith("redis."):
+        for form in ("tls", "unix"):
+            kinds = [getattr(module, _CLASSES[form]) for module in (redis.connection, redis.asyncio.connection)]
+            if issubclass(cls, tuple(kinds)):
                 return form
+        return "tcp"
     message = (
-        f"connections of the class {connection_class.__module__}.{connection_class.__qualname__} have no socket that "
-        "lockkit could use: it connects by itself, as redis-py's own classes do. A stand-in for Redis, such as "
-        "fakeredis, cannot be used. In tests, use lockkit.connect('memory://')"
+        f"connections of the class {cls.__module__}.{cls.__qualname__} have no socket that lockkit could use: it "
+        "connects by itself, as redis-py's own classes do. A stand-in for Redis, such as fakeredis, cannot be used. In "
+        "tests, use lockkit.connect('memory://')"
     )
     raise ConfigurationError(message)
-
-
-def _label(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def credentials(username: str | None, password: str | None) -> dict[str, str]:
@@ -205,8 +216,3 @@ def credentials(username: str | None, password: str | None) -> dict[str, str]:
 def verifies_certificate(arguments: Mapping[str, Any]) -> bool:
     """Tell whether redis-py verifies the server's certificate with these arguments."""
     return arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
-
-
-def speaks_tls(connection_class: type) -> bool:
-    """Tell whether a class of redis-py's connections uses TLS."""
-    return issubclass(connection_class, (redis.connection.SSLConnection, redis.asyncio.connection.SSLConnection))

@@ -38,9 +38,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from lockkit.backend import (
     SPACES,
@@ -62,12 +62,11 @@ from lockkit.backend import (
     granted_at,
     unproven,
 )
-from lockkit.backends.redis.keys import KeysByName, LockKeys, fence_milliseconds, ttl_milliseconds
+from lockkit.backends.redis.keys import KeysByName, LockKeys, Script, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import NotReplicatedError, Topology, delete_keys
 from lockkit.backends.redis.options import OPTIONS, adopt_topology, driver_options, open_topology
 from lockkit.backends.redis.resp import Reply, bulk
-from lockkit.backends.redis.script import Script
 from lockkit.backends.redis.wakeup import WakeupListener, gone_channel, warn_of_polling
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant, Seconds
@@ -140,14 +139,12 @@ class RedisBackend(LockBackend):
         self._replicas: int = options["replicas"]
         self._keys = KeysByName(partial(LockKeys, self._prefix))
         self._idle_ms = ttl_milliseconds(options["idle_ttl"])
-        self._terms = _Terms(1.0, "", self._idle_ms)
-        self._gone = bulk(gone_channel(self._prefix))
+        self._gone = gone_channel(self._prefix)
         self._shortest_ttl = inf
         self._warned_of_polling = False
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
-        """See `LockBackend.driver_options`: the keyword arguments of redis-py's connections."""
         return driver_options()
 
     @classmethod
@@ -161,7 +158,6 @@ class RedisBackend(LockBackend):
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedisBackend | None:
-        """See `LockBackend.adopt`: a client, Sentinel or Cluster of redis-py, sync or async as the runtime."""
         found = adopt_topology(client, options, host)
         return None if found is None else cls(found[0], found[1], options, host)
 
@@ -171,32 +167,26 @@ class RedisBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         keys = self._keys[request.name]
-        terms = self._terms
-        if terms.ttl != request.ttl or terms.metadata is not request.metadata:
-            terms = self._terms = _Terms(request.ttl, request.metadata, self._idle_ms)
+        ttl_ms = ttl_milliseconds(request.ttl)
+        limit = "" if request.mode == "exclusive" else 0 if request.mode == "shared" else request.limit
         subscribed = False
         while True:
-            entry = self._queue_entry(request, keys, terms) if request.queue and self._topology.listening else _NO_ENTRY
-            owner = request.owner
-            mode = request.mode
-            limit = _EXCLUSIVE if mode == "exclusive" else _READER if mode == "shared" else bulk(request.limit)
-            packed = keys.packed(_ACQUIRE)
-            body = b"%b$%d\r\n%b\r\n%b%b%b" % (packed, len(owner), owner.encode(), terms.packed, entry, limit)
+            entry = (
+                self._queue_entry(request, keys, ttl_ms, limit) if request.queue and self._topology.listening else ""
+            )
+            terms = _terms(ttl_ms, request.metadata, fence_milliseconds(ttl_ms, self._idle_ms))
+            body = b"%b%b%b%b%b" % (keys.packed(_ACQUIRE), bulk(request.owner), terms, bulk(entry), bulk(limit))
             if self._replicas:
                 reply = await self._acquire_replicated(request, keys, body)
             else:
                 reply = await self._run(_ACQUIRE, keys.lock, body, resend=True, answer_by=request.answer_by)
-            if type(reply) is int:
+            if type(reply) is not list:
                 if request.state is not None:
                     self._left_queue(request)
-                return Grant(request.name, owner, reply, terms.granted_ttl, None, keys)
-            if type(reply) is bytes:
-                if request.state is not None:
-                    self._left_queue(request)
-                token, number = map(int, reply.split())
-                return Grant(request.name, owner, token, terms.granted_ttl, None, keys, number)
+                token, slot = (reply, None) if type(reply) is int else map(int, cast("bytes", reply).split())
+                return Grant(request.name, request.owner, token, ttl_ms / 1000, None, keys, slot)
             left_ms, holder, foreign = cast("tuple[int, bytes, int]", reply)
-            queued = entry is not _NO_ENTRY or not request.queue
+            queued = entry != "" or not request.queue
             if queued or foreign or subscribed:
                 # Not queued although subscribed: the subscription ended at once. Then poll.
                 poll = foreign == 1 or not queued
@@ -205,14 +195,10 @@ class RedisBackend(LockBackend):
             # No subscription, so no queue entry: a waiter that cannot be notified must not be offered the lock.
             await self._topology.listen(keys.lock, request.answer_by)
             subscribed = True
-            self._note_denied(keys.lock)
-
-    def _note_denied(self, key: str) -> None:
-        """Warn once if this client cannot be notified."""
-        listener = self._topology.listener_for(key)
-        if not self._warned_of_polling and listener is not None and listener.denied is not None:
-            self._warned_of_polling = True
-            warn_of_polling(self._url, listener.denied)
+            listener = self._topology.listener_for(keys.lock)
+            if not self._warned_of_polling and listener is not None and listener.denied is not None:
+                self._warned_of_polling = True
+                warn_of_polling(self._url, listener.denied)
 
     async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
         """Acquire, and undo a grant that too few replicas have."""
@@ -234,20 +220,25 @@ class RedisBackend(LockBackend):
             raise result
         return result
 
-    def _queue_entry(self, request: Request, keys: LockKeys, terms: _Terms) -> bytes:
-        """Return the queue entry for the script, packed; an empty one when no subscription is active."""
+    async def _ask(self, script: Script, keys: LockKeys, *arguments: str | int) -> Any:  # noqa: ANN401 - as the script says
+        """Run a script that may be sent again and needs no replicas."""
+        return await self._run(script, keys.lock, keys.body(script, *arguments), resend=True)
+
+    def _queue_entry(self, request: Request, keys: LockKeys, ttl_ms: int, limit: str | int) -> str:
+        """Return the queue entry for the script; an empty one when no subscription is active."""
         listener = self._topology.listener_for(keys.lock)
         channel = None if listener is None else listener.channel
         if listener is None or channel is None:
-            return _NO_ENTRY
-        entry = request.state
+            return ""
+        entry: _QueueEntry | None = request.state
         if entry is None or entry.channel != channel:
             # Messages to a former subscription are lost; its queue entry is removed when its turn comes.
             self._left_queue(request)
-            beside = "" if request.mode == "exclusive" else "+0" if request.mode == "shared" else f"+{request.limit}"
-            entry = request.state = _QueueEntry(listener, channel, f"{terms.grace_ms}{beside} {channel}")
+            beside = "" if limit == "" else f"+{limit}"
+            grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
+            entry = request.state = _QueueEntry(listener, channel, f"{grace_ms}{beside} {channel}")
             listener.expect(request, keys.lock)
-        return bulk(entry.text)
+        return entry.text
 
     def _left_queue(self, request: Request) -> None:
         if request.state is not None:
@@ -265,18 +256,16 @@ class RedisBackend(LockBackend):
             self._left_queue(request)
 
     async def _abandon(self, request: Request, keys: LockKeys) -> None:
-        text = "" if request.state is None else request.state.text
-        body = keys.body(_ABANDON, request.owner, text)
+        body = keys.body(_ABANDON, request.owner, "" if request.state is None else request.state.text)
         await self._run(_ABANDON, keys.lock, body, resend=True, answer_by=request.answer_by)
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`. One pipeline per node."""
         calls = []
         for grant in grants:
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
-            body = keys.body(_RENEW, grant.owner, ttl_ms, fence_milliseconds(ttl_ms, self._idle_ms)) + self._gone
-            calls.append((keys.lock, body))
+            fence_ms = fence_milliseconds(ttl_ms, self._idle_ms)
+            calls.append((keys.lock, keys.body(_RENEW, grant.owner, ttl_ms, fence_ms, self._gone)))
         answer_by = inf
         if self._topology.several:
             self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
@@ -285,22 +274,19 @@ class RedisBackend(LockBackend):
         return [Unknown(reply) if isinstance(reply, LockError) else _RENEWALS[cast("int", reply)] for reply in replies]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`. Sent again by the engine only."""
-        return await self._run(_RELEASE, grant.state.lock, self._release_body(grant), answer_by=answer_by) == 1
+        # Sent again by the engine only.
+        return await self._run(_RELEASE, *self._release_call(grant), answer_by=answer_by) == 1
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`. One pipeline per node."""
-        calls = [(grant.state.lock, self._release_body(grant)) for grant in grants]
-        replies = await self._topology.run_many(_RELEASE, calls, answer_by=answer_by)
+        replies = await self._topology.run_many(_RELEASE, list(map(self._release_call, grants)), answer_by=answer_by)
         failures = [reply for reply in replies if isinstance(reply, LockError)]
         if failures:
             message = f"{len(failures)} of {len(grants)} locks may still be held: {failures[0]}"
             raise BackendUnavailable(message) from failures[0]
 
-    def _release_body(self, grant: Grant) -> bytes:
+    def _release_call(self, grant: Grant) -> tuple[str, bytes]:
         keys: LockKeys = grant.state
-        owner = grant.owner
-        return b"%b$%d\r\n%b\r\n%b" % (keys.packed(_RELEASE), len(owner), owner.encode(), self._gone)
+        return keys.lock, keys.body(_RELEASE, grant.owner, self._gone)
 
     async def downgrade(self, grant: Grant) -> bool:
         keys: LockKeys = grant.state
@@ -308,46 +294,32 @@ class RedisBackend(LockBackend):
         return await self._change(_DOWNGRADE, keys, body) == 1
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        keys = self._keys[name]
-        reply = cast("list[Any]", await self._run(_HOLDERS, keys.lock, keys.packed(_HOLDERS), resend=True))
+        reply: list[Any] = await self._ask(_HOLDERS, self._keys[name])
         if not reply:
             return []
         if type(reply[0]) is int:
-            return sorted((_holder(share, reply[0]) for share in reply[1:]), key=lambda holder: holder.token or 0)
+            holders = [_holder(*share, waiters=reply[0]) for share in reply[1:]]
+            return sorted(holders, key=lambda holder: holder.token or 0)
         owner, left_ms, token, metadata, waiters = reply
-        number = int(token) if token.isdigit() else None
-        return [
-            Holder(
-                owner.decode("utf-8", "replace"),
-                number,
-                None if left_ms < 0 else left_ms / 1000,
-                decode_metadata(metadata),
-                waiters,
-                since=granted_at(number),
-            )
-        ]
+        return [_holder(owner, left_ms, token + b" " + metadata, None, waiters=waiters)]
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        keys: LockKeys = grant.state
-        reply = await self._run(_UPDATE, keys.lock, keys.body(_UPDATE, grant.owner, metadata), resend=True)
+        reply = await self._ask(_UPDATE, grant.state, grant.owner, metadata)
         return None if reply == 1 else Gone("gone" if reply == 0 else "taken")
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`. With an empty prefix, a key may be an application's."""
-        reply = await self._break(name, "", "" if self._prefix else "1")
+        # With an empty prefix, a key may be an application's.
+        keys = self._keys[name]
+        reply = await self._ask(_BREAK, keys, self._idle_ms, "", "" if self._prefix else "1")
         if reply == -1:
-            raise unproven(self._url, name, f"its key {self._keys[name].lock!r} has neither an expiry nor a record")
-        return reply == 1
+            raise unproven(self._url, name, f"its key {keys.lock!r} has neither an expiry nor a record")
+        return bool(reply == 1)
 
     async def break_unproven(self, name: str) -> bool:
-        return await self._break(name, "", "") == 1
+        return bool(await self._ask(_BREAK, self._keys[name], self._idle_ms, "", "") == 1)
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        return await self._break(name, str(slot), "") == 1
-
-    async def _break(self, name: str, *which: str) -> Reply:
-        keys = self._keys[name]
-        return await self._run(_BREAK, keys.lock, keys.body(_BREAK, self._idle_ms, *which))
+        return bool(await self._ask(_BREAK, self._keys[name], self._idle_ms, slot, "") == 1)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         masters = self._topology.masters
@@ -355,8 +327,7 @@ class RedisBackend(LockBackend):
         return await scan.page(masters)
 
     async def read_note(self, name: str) -> Note | None:
-        keys = self._keys[name]
-        reply = cast("list[Any]", await self._run(_READ_NOTE, keys.lock, keys.packed(_READ_NOTE), resend=True))
+        reply = await self._ask(_READ_NOTE, self._keys[name])
         if not reply:
             return None
         text, left_ms = reply
@@ -368,9 +339,7 @@ class RedisBackend(LockBackend):
         return await self._change(_WRITE_NOTE, keys, body, answer_by) == 1
 
     async def clock(self) -> float:
-        keys = self._keys["clock"]
-        reply = await self._run(_CLOCK, keys.lock, keys.packed(_CLOCK), resend=True)
-        seconds, microseconds = cast("list[bytes]", reply)
+        seconds, microseconds = await self._ask(_CLOCK, self._keys["clock"])
         return int(seconds) + int(microseconds) / 1e6
 
     async def erase(self) -> None:
@@ -385,47 +354,30 @@ class RedisBackend(LockBackend):
         await self._topology.close()
 
 
-class _Terms:
-    """ttl and metadata, packed once: the acquisitions of a client mostly use the same."""
-
-    __slots__ = ("grace_ms", "granted_ttl", "metadata", "packed", "ttl")
-
-    def __init__(self, ttl: Seconds, metadata: str, idle_ms: int) -> None:
-        ttl_ms = ttl_milliseconds(ttl)
-        self.ttl = ttl
-        self.metadata = metadata
-        self.granted_ttl = ttl_ms / 1000
-        self.grace_ms = min(ttl_ms // 2, GRACE_MS_MAX)
-        self.packed = bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms, idle_ms))
+@lru_cache
+def _terms(ttl_ms: int, metadata: str, fence_ms: int) -> bytes:
+    """Pack ttl and metadata: the acquisitions of a client mostly use the same."""
+    return bulk(ttl_ms) + bulk(metadata) + bulk(fence_ms)
 
 
-class _QueueEntry:
+class _QueueEntry(NamedTuple):
     """An entry in a lock's queue, and the subscription by which its client is notified."""
 
-    __slots__ = ("channel", "listener", "text")
-
-    def __init__(self, listener: WakeupListener, channel: str, text: str) -> None:
-        self.listener = listener
-        self.channel = channel
-        self.text = text
+    listener: WakeupListener
+    channel: str
+    text: str
 
 
-_NO_ENTRY = _EXCLUSIVE = bulk("")
-_READER = bulk(0)
-
-
-def _holder(share: Sequence[Any], waiters: int) -> Holder:
-    """Describe a reader, or the holder of a permit."""
-    owner, left_ms, lease, number = share
+def _holder(owner: bytes, left_ms: int, lease: bytes, number: bytes | None, *, waiters: int) -> Holder:
     digits, _, metadata = lease.partition(b" ")
     token = int(digits) if digits.isdigit() else None
     return Holder(
         owner.decode("utf-8", "replace"),
         token,
-        left_ms / 1000,
+        None if left_ms < 0 else left_ms / 1000,
         decode_metadata(metadata),
         waiters,
-        mode="permit" if number else "shared",
-        slot=int(number) if number.isdigit() else None,
+        mode="exclusive" if number is None else "permit" if number else "shared",
+        slot=int(number) if number else None,
         since=granted_at(token),
     )

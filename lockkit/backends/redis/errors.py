@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import redis
 
@@ -34,86 +32,55 @@ _NO_RUN_ID = (
     "loses data (appendonly yes, appendfsync always)"
 )
 _NO_RIGHT = "denies this user a right: the documentation of this backend lists the rights that lockkit needs"
-_TABLE: dict[str, tuple[Callable[[str], LockError], str]] = {
-    "LOADING": (BackendUnavailable, "is still loading its data after a start: try again later"),
-    "READONLY": (
-        BackendUnavailable,
-        "is a read-only replica: give the address of the master, or find it by redis+sentinel://",
-    ),
-    "MASTERDOWN": (BackendUnavailable, "is a replica that has lost its master: give the address of the master"),
-    "CLUSTERDOWN": (
-        BackendUnavailable,
-        "belongs to a Cluster that is down: see CLUSTER INFO for slots that no node serves",
-    ),
-    "TRYAGAIN": (BackendUnavailable, "is moving this slot to another node: try again later"),
-    # Those that a Cluster's topology does not follow.
-    "MOVED": (ConfigurationError, _IN_CLUSTER),
-    "ASK": (ConfigurationError, _IN_CLUSTER),
-    "INCLUSTER": (ConfigurationError, _IN_CLUSTER),
-    "CROSSSLOT": (BackendUnavailable, "finds keys of several slots in one script; that is a bug in lockkit"),
-    "OOM": (
-        BackendUnavailable,
-        "is out of memory (maxmemory is reached, with the policy noeviction): free memory or raise maxmemory",
-    ),
-    "MISCONF": (BackendUnavailable, "refuses writes because it cannot save its data: see its log"),
-    "NOREPLICAS": (BackendUnavailable, "refuses writes because too few replicas follow it (min-replicas-to-write)"),
-    "BUSY": (BackendUnavailable, "is running a long script: see SCRIPT KILL"),
-    "UNKILLABLE": (BackendUnavailable, "is running a long script that has written data"),
-    "NOAUTH": (ConfigurationError, f"{_NO_PASSWORD}, redis://user:password@host"),
-    "WRONGPASS": (ConfigurationError, f"{_REFUSED}: user name or password is wrong, or the user is disabled"),
-    "NOPERM": (ConfigurationError, _NO_RIGHT),
-    "NODATA": (
-        ConfigurationError,
-        "is a Sentinel, which knows the servers and has no locks: use redis+sentinel://, with the master's name",
-    ),
-    "NORUNID": (ConfigurationError, _NO_RUN_ID),
-    "TOOOLD": (ConfigurationError, f"is too old: {_VERSION}"),
-    "DENIED": (
-        ConfigurationError,
-        "runs in protected mode and refuses connections from other machines: set a password",
-    ),
-    "NOPROTO": (ConfigurationError, "does not support this version of the protocol: leave out protocol=3"),
-    "WRONGTYPE": (
-        ConfigurationError,
-        "has something other than a lock at the key of this lock: remove it, or use another prefix=",
-    ),
-}
-_CODES = re.compile(rf"\b({'|'.join(_TABLE)})\b")
-# Messages without a code, in the order in which they are compared.
-_TEXTS: tuple[tuple[str, Callable[[str], LockError], str], ...] = (
-    ("max number of clients", BackendUnavailable, "has reached its limit of connections (maxclients)"),
-    (
-        "without any password configured",
-        ConfigurationError,
-        "has no password, but the URL gives one: leave it out",
-    ),
-    ("no password is set", ConfigurationError, "has no password, but the URL gives one: leave it out"),
-    ("DB index", ConfigurationError, "has no database with that number: see the path of the URL"),
-    (
-        "unknown command",
-        ConfigurationError,
-        f"lacks a command that lockkit needs: {_VERSION}",
-    ),
-    ("syntax error", ConfigurationError, f"lacks an option of a command that lockkit needs: {_VERSION}"),
-    (
-        "certificate is not valid for",
-        ConfigurationError,
-        _OTHER_HOST,
-    ),
-    ("CERTIFICATE_VERIFY_FAILED", ConfigurationError, "has a certificate that is not trusted: see ssl_ca_certs="),
-    ("WRONG_VERSION_NUMBER", ConfigurationError, _NO_TLS),
-    ("the port answers in plain text", ConfigurationError, _NO_TLS),
-    ("the port answers in TLS", ConfigurationError, _TLS),
-    ("invalid username-password", ConfigurationError, f"{_REFUSED}: user name or password is wrong"),
-    ("unauthenticated", ConfigurationError, _NO_PASSWORD),
-    ("Authentication required", ConfigurationError, _NO_PASSWORD),
-    ("HELLO must be called with the client already authenticated", ConfigurationError, _NO_PASSWORD),
+# Codes and parts of messages, in the order in which they are compared. Errors inside a script have their code within
+# the text (before Redis 7: ``ERR Error running script …: OOM …``).
+_CONFIGURATION = {
+    "without any password configured": "has no password, but the URL gives one: leave it out",
+    "no password is set": "has no password, but the URL gives one: leave it out",
+    "DB index": "has no database with that number: see the path of the URL",
+    "unknown command": f"lacks a command that lockkit needs: {_VERSION}",
+    "syntax error": f"lacks an option of a command that lockkit needs: {_VERSION}",
+    "certificate is not valid for": _OTHER_HOST,
+    "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: see ssl_ca_certs=",
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "the port answers in plain text": _NO_TLS,
+    "the port answers in TLS": _TLS,
+    "unauthenticated": _NO_PASSWORD,
+    "HELLO must be called with the client already authenticated": _NO_PASSWORD,
     # Of a command within a script, which has the code ERR: Redis 7.0; later versions, and Valkey.
-    ("The user executing the script can't", ConfigurationError, _NO_RIGHT),
-    ("ACL failure in script", ConfigurationError, _NO_RIGHT),
-)
+    "The user executing the script can't": _NO_RIGHT,
+    "ACL failure in script": _NO_RIGHT,
+    # Those that a Cluster's topology does not follow.
+    "MOVED": _IN_CLUSTER,
+    "ASK": _IN_CLUSTER,
+    "INCLUSTER": _IN_CLUSTER,
+    "NOAUTH": f"{_NO_PASSWORD}, redis://user:password@host",
+    "WRONGPASS": f"{_REFUSED}: user name or password is wrong, or the user is disabled",
+    "NOPERM": _NO_RIGHT,
+    "NODATA": "is a Sentinel, which knows the servers and has no locks: use redis+sentinel://, with the master's name",
+    "NORUNID": _NO_RUN_ID,
+    "TOOOLD": f"is too old: {_VERSION}",
+    "DENIED": "runs in protected mode and refuses connections from other machines: set a password",
+    "NOPROTO": "does not support this version of the protocol: leave out protocol=3",
+    "WRONGTYPE": "has something other than a lock at the key of this lock: remove it, or use another prefix=",
+}
+_UNAVAILABLE = {
+    "max number of clients": "has reached its limit of connections (maxclients)",
+    "LOADING": "is still loading its data after a start: try again later",
+    "READONLY": "is a read-only replica: give the address of the master, or find it by redis+sentinel://",
+    "MASTERDOWN": "is a replica that has lost its master: give the address of the master",
+    "CLUSTERDOWN": "belongs to a Cluster that is down: see CLUSTER INFO for slots that no node serves",
+    "TRYAGAIN": "is moving this slot to another node: try again later",
+    "CROSSSLOT": "finds keys of several slots in one script; that is a bug in lockkit",
+    "OOM": "is out of memory (maxmemory is reached, with the policy noeviction): free memory or raise maxmemory",
+    "MISCONF": "refuses writes because it cannot save its data: see its log",
+    "NOREPLICAS": "refuses writes because too few replicas follow it (min-replicas-to-write)",
+    "BUSY": "is running a long script: see SCRIPT KILL",
+    "UNKILLABLE": "is running a long script that has written data",
+}
+_PATTERNS = {part: re.compile(rf"\b{part}\b") for part in (*_CONFIGURATION, *_UNAVAILABLE, "NOSCRIPT")}
 # redis-py removes the code from the messages of errors that it knows.
-_CODE_OF_CLASS: dict[str, str] = {
+_CODE_OF_CLASS = {
     "NoScriptError": "NOSCRIPT",
     "BusyLoadingError": "LOADING",
     "ReadOnlyError": "READONLY",
@@ -132,21 +99,17 @@ def server_said(error: redis.ResponseError) -> ServerSaid:
     return ServerSaid(f"{code} {error}" if code else str(error))
 
 
-def code_of(error: BaseException) -> str:
-    """
-    Return the code of an error: ``READONLY``, ``NOSCRIPT``, …; empty if it has none that is known.
-
-    Errors inside a script have theirs within the text (before Redis 7: ``ERR Error running script …: OOM …``).
-    """
-    if isinstance(error, ServerSaid):
-        found = _CODES.search(error.text)
-        return found[1] if found else error.code
-    return _CODE_OF_CLASS.get(type(error).__name__, "")
+def code_of(error: BaseException | None) -> str:
+    """Return the code of an error (``READONLY``, ``MOVED``, …) or the part of its message that tells it; else empty."""
+    if isinstance(error, ServerSaid) and error.code in _PATTERNS:
+        return error.code
+    text = f"{_CODE_OF_CLASS.get(type(error).__name__, '')} {error}"
+    return next((part for part, pattern in _PATTERNS.items() if pattern.search(text)), "")
 
 
-def is_replica(error: ServerSaid) -> bool:
+def is_replica(reply: object) -> bool:
     """Tell whether the server refused because it is a replica: it did nothing, and another may be the master now."""
-    return code_of(error) in {"READONLY", "MASTERDOWN"}
+    return isinstance(reply, ServerSaid) and code_of(reply) in {"READONLY", "MASTERDOWN"}
 
 
 def lacks_script(answer: object) -> bool:
@@ -156,52 +119,28 @@ def lacks_script(answer: object) -> bool:
 
 def nothing_done(error: LockError) -> bool:
     """Tell whether the request that failed with this error was certainly not carried out."""
-    cause = error.__cause__
-    unsent = isinstance(error, BackendUnavailable) and not error.sent
-    return unsent or (isinstance(cause, ServerSaid) and is_replica(cause))
+    return (isinstance(error, BackendUnavailable) and not error.sent) or is_replica(error.__cause__)
 
 
-@contextmanager
-def nothing_sent(*, before: bool = False) -> Iterator[None]:
-    """Note on errors of the driver that the request was not sent, unless it was sent `before`; see `translate`."""
-    try:
-        yield
-    except DRIVER_ERRORS as error:
-        vars(error)["unsent"] = not before
-        raise
-
-
-@contextmanager
-def sent_before(sent: bool) -> Iterator[None]:  # noqa: FBT001 - says what the name says
-    """Let an error say that the request was sent, if it was sent to another node before."""
-    try:
-        yield
-    except BackendUnavailable as error:
-        error.sent = sent or error.sent
-        raise
-
-
-def translate(error: BaseException, label: str) -> LockError:
-    """Return lockkit's error for one of a driver or server."""
-    translated = _translate(error, label)
-    if isinstance(translated, BackendUnavailable):
-        translated.sent = not vars(error).get("unsent", False)
-    return translated
-
-
-def _translate(error: BaseException, label: str) -> LockError:
+def translate(error: BaseException, label: str, *, sent: bool = True) -> LockError:
+    """Return lockkit's error for one of a driver or server; `sent` says whether it may have got the request."""
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and not isinstance(error, ssl.SSLError):
         text = error.strerror  # without the number
-    for part, make, advice in _TEXTS:
-        if part in text:
-            return make(f"{label} {advice} ({text})")
-    entry = _TABLE.get(code_of(error))
-    if entry is not None:
-        make, advice = entry
-        return make(f"{label} {advice.replace('{label}', label)} ({text})")
-    if isinstance(error, (redis.TimeoutError, TimeoutError)):
-        return BackendUnavailable(f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?")
-    if isinstance(error, ServerSaid):
-        return BackendUnavailable(f"{label} refused the request: {text}")
-    return BackendUnavailable(f"no connection to {label}: is it running, and reachable from here? ({text})")
+    code = code_of(error)
+    translated: LockError
+    if code in _CONFIGURATION:
+        translated = ConfigurationError(f"{label} {_CONFIGURATION[code].replace('{label}', label)} ({text})")
+    else:
+        if code in _UNAVAILABLE:
+            message = f"{label} {_UNAVAILABLE[code]} ({text})"
+        elif isinstance(error, (redis.TimeoutError, TimeoutError)):
+            message = f"{label} did not answer in time ({text}): is it overloaded, stopped or cut off?"
+        elif isinstance(error, ServerSaid):
+            message = f"{label} refused the request: {text}"
+        else:
+            message = f"no connection to {label}: is it running, and reachable from here? ({text})"
+        translated = BackendUnavailable(message)
+        translated.sent = sent
+    translated.__cause__ = error
+    return translated

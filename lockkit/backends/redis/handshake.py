@@ -10,6 +10,7 @@ credentials, and only if the server has never answered.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from ssl import SSLError
 
@@ -73,22 +74,20 @@ class Handshake:
         replies = await connection.call_many(b"".join(sections), len(sections), until)
         facts: dict[str, str] = {}
         for reply in replies:
-            denied = isinstance(reply, ServerSaid) and reply.code in {"NOPERM", "ERR"}
-            if isinstance(reply, ServerSaid) and (reply.code == "NOAUTH" or (self._votes and not denied)):
-                raise reply
-            # A user without the right to INFO gets an error: then lockkit checks nothing.
             if isinstance(reply, bytes):
                 facts.update(info_fields(reply))
-        refuse_unfit(facts, in_cluster=self._in_cluster)
-        connection.sharded = can_shard(facts)
+            elif isinstance(reply, ServerSaid) and (
+                reply.code == "NOAUTH" or (self._votes and reply.code not in {"NOPERM", "ERR"})
+            ):
+                raise reply
+            # Else the user has no right to INFO: then lockkit checks nothing.
         run_id, role = facts.get("run_id"), facts.get("role")
         connection.run_id = bulk(run_id or "")
         if run_id is None and not self._durable:
             message = f"NORUNID INFO: {next(filter(None, map(str, replies)))}" if not facts else "NORUNID no run_id"
             raise ServerSaid(message)
-        if role == "slave" and self._masters_only:
-            message = "READONLY it is a replica now"
-            raise ServerSaid(message)
+        if refusal := self._refusal(facts):
+            raise ServerSaid(refusal)
         self._warn_of_eviction(facts)
         changed = self._known is not None and self._known != (run_id, role)
         if run_id is not None:  # else it is busy with a script and cannot tell, and may be another
@@ -96,6 +95,16 @@ class Handshake:
         if changed:
             log.info("the Redis server has changed (restart or failover): lockkit confirms all leases")
             self._host.confirm_soon()
+
+    def _refusal(self, facts: Mapping[str, str]) -> str:
+        version = facts.get("redis_version", "")
+        if is_mode("sentinel", facts):
+            return "NODATA it is a Sentinel"
+        if not self._in_cluster and is_mode("cluster", facts):
+            return "INCLUSTER it runs with cluster-enabled"
+        if version and version_of(version) < VERSION_MIN:
+            return f"TOOOLD it is Redis {version}"
+        return "READONLY it is a replica now" if facts.get("role") == "slave" and self._masters_only else ""
 
     def _warn_of_eviction(self, facts: dict[str, str]) -> None:
         policy = facts.get("maxmemory_policy", "noeviction")
@@ -110,50 +119,12 @@ class Handshake:
 
 def version_of(text: str) -> tuple[int, ...]:
     """Read a version: ``7.0.15`` and ``7.2.4-rc1`` alike."""
-    numbers = []
-    for part in text.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
+    return tuple(int(digits or 0) for digits in re.findall(r"(?:^|\.)(\d*)", text))
 
 
-def is_sentinel(facts: Mapping[str, str]) -> bool:
-    """Tell from ``INFO server`` whether it is a Sentinel, which has no data; Valkey names the field differently."""
-    return _is_mode("sentinel", facts)
-
-
-def _is_mode(mode: str, facts: Mapping[str, str]) -> bool:
+def is_mode(mode: str, facts: Mapping[str, str]) -> bool:
+    """Tell from ``INFO server`` what it is: "sentinel", "cluster"; Valkey names the field differently."""
     return mode in {facts.get("redis_mode"), facts.get("server_mode")}
-
-
-def refuse_unfit(facts: Mapping[str, str], *, in_cluster: bool = False) -> None:
-    """Refuse a Sentinel, a node of a Cluster, and a server whose version is too low; not one that does not tell."""
-    if is_sentinel(facts):
-        message = "NODATA it is a Sentinel"
-        raise ServerSaid(message)
-    if not in_cluster and _is_mode("cluster", facts):
-        message = "INCLUSTER it runs with cluster-enabled"
-        raise ServerSaid(message)
-    version = facts.get("redis_version", "")
-    if version and version_of(version) < VERSION_MIN:
-        message = f"TOOOLD it is Redis {version}"
-        raise ServerSaid(message)
-
-
-def can_shard(facts: Mapping[str, str]) -> bool:
-    """
-    Tell whether the server's sharded pub/sub can be used.
-
-    Other versions lack it, or may crash: Redis from 7.4 to 8.6.3 and Valkey from 8.0 to 8.1.1 when a subscriber is
-    disconnected while another client's command runs, such as a slow script (redis/redis#15094, valkey-io/valkey#2137);
-    Redis before 7.0.9 when a link between nodes is full (redis/redis#11752). A version without a known fix counts as
-    one that crashes.
-    """
-    if "valkey_version" in facts:
-        version = version_of(facts["valkey_version"])
-        return version < (8,) or version >= (8, 1, 2)
-    version = version_of(facts.get("redis_version", ""))
-    return (7, 0, 9) <= version < (7, 4) or version >= (8, 6, 4)
 
 
 def info_fields(info: bytes) -> dict[str, str]:

@@ -1,15 +1,16 @@
-"""Names of the keys of a lock, and the times in Redis's unit."""
+"""Lua files made into commands, the names of their keys, and the times in Redis's unit."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import TypeAlias, TypeVar
 
 from lockkit.backend import SPACES, split_space
 from lockkit.backends.redis.resp import bulk
-from lockkit.backends.redis.script import Script
 from lockkit.validation import escape
 
 IDLE_SECONDS = 86_400.0
@@ -24,6 +25,91 @@ IDLE_TTLS = 10
 
 KNOWN_NAMES_MAX = 1024
 """Names whose packed keys are cached. More takes memory (half a kilobyte each), fewer packs them more often."""
+
+Pack: TypeAlias = "Callable[[bytes], bytes]"
+
+SHARED = "lockkit:shared"
+"""Value of a lock that readers or permits hold."""
+
+_FUNCTIONS = re.compile(r"^-- With the functions of .*:$", re.MULTILINE)
+
+# Scripts call commands on keys other than the lock's by `side`. In a Cluster, a key vanishes with its last entry. While
+# its slot moves, the server then takes it for one at the other node, and refuses the commands that follow: they find
+# nothing.
+_STRICT = f"""\
+local SHARED, alone = '{SHARED}', false
+local function side(...)
+  local result = redis.pcall(...)
+  if type(result) == 'table' and result.err and not string.find(result.err, 'non local key', 1, true) then
+    return redis.call(...)  -- which raises the error
+  end
+  return result
+end
+"""
+_LENIENT = """\
+local SHARED, alone, side = '%s', true, redis.pcall
+local KEYS, ARGV = {KEYS[1]}, ARGV
+do
+  local count, rest = %d, {}
+  for i, value in ipairs(ARGV) do
+    if i <= count then
+      KEYS[i + 1] = value
+    else
+      rest[i - count] = value
+    end
+  end
+  ARGV = rest
+end
+"""
+
+
+class Command:
+    """
+    A Lua script as a command.
+
+    Attributes:
+        alone: A variant for a slot that moves between nodes of a Cluster; None if there is none.
+        command: Packs a call; takes its keys and arguments, each packed by `bulk`.
+        loading_command: The same for a call that also loads the script.
+    """
+
+    __slots__ = ("alone", "command", "loading_command")
+
+    def __init__(self, text: str, *, keys: int, words: int, alone: Command | None = None) -> None:
+        """Pack it. The first `keys` of the `words` that follow are keys."""
+        self.alone = alone
+        sha = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - by which Redis identifies it
+        count = b"*%d\r\n" % (3 + words)
+        # Methods of bytes, because each lock calls them twice.
+        self.command: Pack = (count + bulk("EVALSHA") + bulk(sha) + bulk(keys)).__add__
+        self.loading_command: Pack = (count + bulk("EVAL") + bulk(text) + bulk(keys)).__add__
+
+
+class Script(Command):
+    """
+    A Lua file in the folder ``scripts`` of a backend.
+
+    Attributes:
+        keys: What each of its keys is for: the lock's own key is "lock", see `side_key`.
+    """
+
+    __slots__ = ("keys",)
+
+    def __init__(
+        self, name: str, *, keys: Sequence[str], arguments: int, alone: bool = False, package: str = __package__
+    ) -> None:
+        self.keys = tuple(keys)
+        folder = files(package).joinpath("scripts")
+        text, words = folder.joinpath(f"{name}.lua").read_text("utf-8"), len(keys) + arguments
+        if (line := _FUNCTIONS.search(text)) is not None:
+            used = [folder.joinpath(file).read_text("utf-8") for file in re.findall(r"\w+\.lua", line[0])]
+            text = "\n".join([text[: line.start()], *used, text[line.end() :]])
+        # While a slot moves, the server refuses a script (TRYAGAIN) if it has some of the declared keys and not all.
+        # So this variant declares the first key only, and takes the others from the arguments. What follows the command
+        # stays the same.
+        one = Command(_LENIENT % (SHARED, len(keys) - 1) + text, keys=1, words=words) if alone else None
+        super().__init__(_STRICT + text, keys=len(keys), words=words, alone=one)
+
 
 # "session" was such a space once; a lock of that name keeps its key.
 _APART = tuple(f"+{space}:" for space in (*SPACES, "session"))

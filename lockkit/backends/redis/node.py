@@ -4,7 +4,7 @@ One Redis server, as one client uses it: the connections for commands, and the s
 ::
 
     target = Target.of(url.hosts[0], arguments, tls=False)  # where, and redis-py's connection arguments
-    node = open_node(runtime, target)  # no I/O
+    node = RedisNode(runtime, target)  # no I/O
     reply = await node.call(pack("PING"))  # raises LockError
     reply = await node.run(script, key, body, resend=True)  # EVALSHA, and EVAL if the server does not have the script
     replies = await node.call_many([...])  # pipelined; error replies are values
@@ -27,16 +27,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
+from weakref import WeakMethod
 
 from lockkit.backend import CALL_SECONDS
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import CLOSED_HERE, NO_ANSWER, Connection, open_connection
-from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, lacks_script, nothing_sent, translate
+from lockkit.backends.redis.errors import DRIVER_ERRORS, is_replica, lacks_script, translate
 from lockkit.backends.redis.handshake import TLS_SHARE, other_form
-from lockkit.backends.redis.keys import escape_glob
+from lockkit.backends.redis.keys import Command, escape_glob
 from lockkit.backends.redis.resp import Reply, ServerSaid, pack
-from lockkit.backends.redis.script import Command
 from lockkit.backends.redis.wakeup import WakeupListener
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import Runtime
@@ -54,14 +54,9 @@ TRUSTED_SECONDS = 0.005
 """After so long without use, lockkit checks whether the server has closed a connection before it uses it again. Longer
 finds fewer closed ones, shorter checks (a system call) more often."""
 
-REPLICAS_MS = 1000
-"""Time that replicas have to acknowledge. Longer delays a grant while one is slow; shorter gives up on slow ones."""
-
-REPLICAS_SHARE = 0.6
-"""Share of a call's time that replicas may take. More leaves too little to undo a grant that they do not have."""
-
-OnConnect: TypeAlias = Callable[[Connection, float], Awaitable[None]]
-"""Awaited with each new connection before it is used, and with the time by which it must return."""
+REPLICAS_MS, REPLICAS_SHARE = 1000, 0.6
+"""Time that replicas have to acknowledge, and their share of a call's. Longer delays a grant while one is slow, and leaves
+less to undo a grant that they do not have; shorter gives up on slow ones."""
 
 
 class NotReplicatedError(BackendUnavailable):
@@ -125,6 +120,8 @@ class RedisNode(Topology):
     """
     One server, which has all locks unless a Sentinel or a Cluster says otherwise.
 
+    `on_connect` is awaited with each new connection before it is used, and with the time by which it must return.
+
     Attributes:
         target: Where it is. **Holds the password.**
         label: ``host:port``, for messages.
@@ -134,12 +131,16 @@ class RedisNode(Topology):
     """
 
     def __init__(
-        self, runtime: Runtime, target: Target, prefix: str = "lockkit", on_connect: OnConnect | None = None
+        self,
+        runtime: Runtime,
+        target: Target,
+        prefix: str = "lockkit",
+        on_connect: Callable[[Connection, Instant], Awaitable[None]] | None = None,
     ) -> None:
         self._runtime = runtime
         self.target = target
         self.label = target.label
-        self.listener = WakeupListener(runtime, self, prefix)
+        self.listener = WakeupListener(runtime, WeakMethod(self.connect), target.label, prefix)
         self._on_connect = on_connect
         self.idle: deque[Connection] = deque()
         self._sharing = runtime.kind == "asyncio"
@@ -169,8 +170,8 @@ class RedisNode(Topology):
         try:
             while True:
                 if connection is None:
-                    with nothing_sent(before=sent):
-                        connection = await self._connect(until)
+                    connection = await self._connect(until)
+                sent = True
                 try:
                     reply = await connection.call(packed, until)
                 except BaseException as error:
@@ -178,7 +179,6 @@ class RedisNode(Topology):
                     # A kept one may close between check and answer: a restart, or the network dropped it while idle.
                     if not (kept and resend and isinstance(error, ConnectionError)):
                         raise
-                    sent = True
                 else:
                     if type(reply) is not ServerSaid:
                         self.give_back(connection)
@@ -188,46 +188,44 @@ class RedisNode(Topology):
                         raise reply
                 connection, kept = None, False
         except DRIVER_ERRORS as error:
-            raise translate(error, self.label) from error
+            raise translate(error, self.label, sent=sent) from error
 
     async def run_many(
-        self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
+        self,
+        script: Command,
+        calls: Sequence[tuple[str, bytes]],
+        *,
+        replicas: int = 0,
+        answer_by: float = inf,
+        asking: bool = False,
     ) -> list[Reply | LockError]:
-        bodies = [body for _, body in calls]
+        """See `Topology.run_many`. A single call may be `asking`: the node is taking over its slot."""
         until = end_of_call(self._runtime, answer_by)
-        waiting = [self.wait_command(replicas, until)] if replicas else []
-        commands = [script.command(body) for body in bodies]
+        before = [pack("ASKING")] if asking else []
+        after = []
+        if replicas:
+            # Until so many replicas have what the connection wrote, or most of the time is up.
+            left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
+            after = [pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))]
+
+        async def send(commands: Sequence[bytes]) -> list[Reply]:
+            replies = await self.call_many([*before, *commands, *after], alone=replicas > 0, answer_by=until)
+            return replies[len(before) :]
+
         try:
-            replies = await self.call_many([*commands, *waiting], alone=replicas > 0, answer_by=until)
+            replies = await send([script.command(body) for _, body in calls])
             unknown = [index for index, reply in enumerate(replies) if lacks_script(reply)]
             if unknown:
                 # The first one loads the script, so that its text is sent once.
-                again = [script.loading_command(bodies[unknown[0]])]
-                again += [script.command(bodies[index]) for index in unknown[1:]]
-                late = await self.call_many([*again, *waiting], alone=replicas > 0, answer_by=until)
-                for index, reply in zip(unknown, late, strict=False):
+                bodies = [calls[index][1] for index in unknown]
+                late = await send([script.loading_command(bodies[0]), *map(script.command, bodies[1:])])
+                for index, reply in zip([*unknown, *range(len(calls), len(replies))], late, strict=True):
                     replies[index] = reply
-                if waiting:
-                    replies[-1] = late[-1]
         except LockError as error:
-            return [error] * len(bodies)
-        return self.results(replies, replicas)
-
-    def wait_command(self, replicas: int, until: Instant) -> bytes:
-        """Pack ``WAIT``: until so many replicas have what the connection wrote, or most of the time is up."""
-        left_ms = int((until - self._runtime.now()) * 1000 * REPLICAS_SHARE)
-        return pack("WAIT", replicas, min(REPLICAS_MS, max(1, left_ms)))
-
-    def results(self, replies: Sequence[Reply], replicas: int) -> list[Reply | LockError]:
-        """Turn replies to scripts, and to WAIT if there are replicas, into results of `run_many`."""
-        results: list[Reply | LockError] = []
-        for reply in replies:
-            if isinstance(reply, ServerSaid):
-                error = translate(reply, self.label)
-                error.__cause__ = reply
-                results.append(error)
-            else:
-                results.append(reply)
+            return [error] * len(calls)
+        results: list[Reply | LockError] = [
+            translate(reply, self.label) if isinstance(reply, ServerSaid) else reply for reply in replies
+        ]
         if not replicas:
             return results
         short = results.pop()
@@ -235,16 +233,30 @@ class RedisNode(Topology):
             if short >= replicas:
                 return results
             short = NotReplicatedError(f"{short} of {replicas} replicas of {self.label} acknowledged in time")
-        return [result if _changed_nothing(result) else short for result in results]
+        # A refusal counts at once, as that of a lease that was ended: it has changed nothing.
+        return [
+            result if isinstance(result, (list, LockError)) or (isinstance(result, int) and result <= 0) else short
+            for result in results
+        ]
+
+    async def run_one(
+        self, script: Command, body: bytes, *, replicas: int, answer_by: float, asking: bool = False
+    ) -> Reply:
+        """Do the same for one key, and raise its error."""
+        (result,) = await self.run_many(script, [("", body)], replicas=replicas, answer_by=answer_by, asking=asking)
+        if isinstance(result, LockError):
+            raise result
+        return result
 
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
         """Send commands in one pipeline and return their replies. Error replies are values (`ServerSaid`)."""
         now = self._runtime.now()
         until = min(answer_by, now + CALL_SECONDS)
         replies: list[Reply] = []
+        sent = False
         try:
-            with nothing_sent():
-                connection = self.kept(now, alone=alone) or await self._connect(until, alone=alone)
+            connection = self.kept(now, alone=alone) or await self._connect(until, alone=alone)
+            sent = True
             try:
                 for start in range(0, len(commands), BATCH):
                     batch = commands[start : start + BATCH]
@@ -253,7 +265,7 @@ class RedisNode(Topology):
                 self._fail(connection, error)
                 raise
         except DRIVER_ERRORS as error:
-            raise translate(error, self.label) from error
+            raise translate(error, self.label, sent=sent) from error
         self.give_back(connection, replies)
         return replies
 
@@ -287,16 +299,18 @@ class RedisNode(Topology):
 
     def give_back(self, connection: Connection, replies: Sequence[Reply] = ()) -> None:
         """Keep a connection that has no call in progress for the next caller."""
-        for reply in replies:
-            if isinstance(reply, ServerSaid) and is_replica(reply):
-                self._leave(connection)
-                return
-        if connection is self.shared:
-            return
-        if len(self.idle) < KEPT_MAX and not self._closed:
-            self.idle.append(connection)
-        else:
+        if any(map(is_replica, replies)):
+            # Behind a name or an address that moves to the new master, the next connection leads there, while a server
+            # that has become a replica keeps those that it has.
+            log.debug("%s is a replica: connecting anew", self.label)
             connection.close()
+            self.close_idle()
+            self.listener.drop()
+        elif connection is not self.shared:
+            if len(self.idle) < KEPT_MAX and not self._closed:
+                self.idle.append(connection)
+            else:
+                connection.close()
 
     def _fail(self, connection: Connection, error: BaseException) -> None:
         """Close a connection after any exception, also Ctrl-C: half a reply must not remain for the next caller."""
@@ -308,24 +322,10 @@ class RedisNode(Topology):
             # many callers the time of an answer.
             self.close_idle()
 
-    def _leave(self, connection: Connection) -> None:
-        """
-        Keep no connection to a server that has become a replica.
-
-        Behind a name or an address that moves to the new master, the next connection leads there, while the old server
-        keeps those that it has.
-        """
-        log.debug("%s is a replica: connecting anew", self.label)
-        connection.close()
-        self.close_idle()
-        self.listener.drop()
-
     async def _connect(self, until: Instant, *, alone: bool = False) -> Connection:
         """Open a connection; the shared one once for all tasks that want it, and not less if one of them gives up."""
         if not self._sharing or alone:
-            connection = await self.connect(until)
-            connection.used = self._runtime.now()
-            return connection
+            return await self.connect(until)
         if self._closed:
             raise ConnectionAbortedError(CLOSED_HERE)
         task = self._connecting
@@ -351,30 +351,25 @@ class RedisNode(Topology):
 
     async def connect(self, until: Instant = inf) -> Connection:
         """Open a new connection and have `on_connect` check it; the caller closes it."""
-        until = end_of_call(self._runtime, until)
-        connection = await self._open(until)
-        if self._on_connect is not None:
-            try:
-                await self._on_connect(connection, until)
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    async def _open(self, until: Instant) -> Connection:
-        if self._proven:
-            return await open_connection(self._runtime, self.target, until)
-        # It has never answered: the URL may be wrong about TLS.
-        share = TLS_SHARE if self.target.form == "tls" else 1.0
         now = self._runtime.now()
+        until = min(until, now + CALL_SECONDS)
+        # As long as it has never answered, the URL may be wrong about TLS.
+        share = TLS_SHARE if self.target.form == "tls" and not self._proven else 1.0
         try:
             connection = await open_connection(self._runtime, self.target, now + (until - now) * share)
         except DRIVER_ERRORS as error:
-            found = await other_form(self._runtime, self.target, error, until)
+            found = None if self._proven else await other_form(self._runtime, self.target, error, until)
             if found is None:
                 raise
             raise ConnectionError(found) from error
         self._proven = True
+        try:
+            if self._on_connect is not None:
+                await self._on_connect(connection, until)
+        except BaseException:
+            connection.close()
+            raise
+        connection.used = self._runtime.now()
         return connection
 
     async def close(self) -> None:
@@ -409,11 +404,6 @@ def end_of_call(runtime: Runtime, answer_by: Instant) -> Instant:
     return min(answer_by, runtime.now() + CALL_SECONDS)
 
 
-def _changed_nothing(result: Reply | LockError) -> bool:
-    """Tell whether there is nothing to acknowledge: a refusal counts at once, as that of a lease that was ended."""
-    return isinstance(result, (list, LockError)) or (isinstance(result, int) and result <= 0)
-
-
 async def delete_keys(node: RedisNode, prefix: str) -> None:
     """Delete the keys of all locks with a prefix at one node: ``PREFIX:NAME``, and ``{PREFIX:NAME}:…`` beside them."""
     if not prefix:
@@ -421,11 +411,9 @@ async def delete_keys(node: RedisNode, prefix: str) -> None:
         raise Unsupported(message)
     escaped = escape_glob(prefix)
     for pattern in (f"{escaped}:*", f"{{{escaped}:*", f"{{{escaped}}}:*"):
-        cursor: Any = b"0"
-        while True:
-            cursor, keys = cast("Any", await node.call(pack("SCAN", cursor, "MATCH", pattern, "COUNT", 500)))
+        cursor: Any = None
+        while cursor != b"0":
+            cursor, keys = cast("Any", await node.call(pack("SCAN", cursor or "0", "MATCH", pattern, "COUNT", 500)))
             # One by one: in a Cluster they are in different slots.
             for key in keys:
                 await node.call(pack("DEL", key), resend=True)
-            if cursor == b"0":
-                break

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -20,16 +19,19 @@ from lockkit.backend import Host, Option
 from lockkit.backends.redis.address import (
     DEFAULT_PORT,
     Target,
+    argument_names,
     credentials,
-    refuse_ocsp,
-    speaks_tls,
     verifies_certificate,
 )
-from lockkit.backends.redis.cluster import ClusterTopology
+from lockkit.backends.redis.groups import (
+    DEFAULT_SENTINEL_PORT,
+    SENTINEL_TIMEOUT,
+    ClusterTopology,
+    SentinelTopology,
+)
 from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import IDLE_SECONDS, IDLE_SECONDS_MIN
 from lockkit.backends.redis.node import RedisNode, Topology
-from lockkit.backends.redis.sentinel import DEFAULT_SENTINEL_PORT, SENTINEL_TIMEOUT, SentinelTopology
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import Kind
 from lockkit.url import Url
@@ -78,42 +80,6 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     }
 )
 
-# Arguments that lockkit sets itself, or that would change the replies.
-_NOT_PASSED_ON = {
-    "self", "args", "kwargs", "host", "port", "path", "db", "parser", "parser_class", "decode_responses", "encoding",
-    "encoding_errors", "encoder_class", "command_packer", "legacy_responses", "retry", "retry_on_timeout",
-    "retry_on_error", "health_check_interval", "redis_connect_func", "event_dispatcher", "himport_registry",
-    "socket_read_size",
-}  # fmt: skip
-_NOT_PASSED_ON_PREFIXES = ("maint", "orig_", "oss_", "ssl_validate_ocsp", "ssl_ocsp")
-
-
-@cache
-def driver_options() -> Mapping[str, Option]:
-    """Return the keyword arguments of redis-py's connections, for the installed version."""
-    names: set[str] = set()
-    for kind in (redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection):
-        for cls in kind.__mro__:
-            if "__init__" in vars(cls) and cls is not object:
-                names |= set(inspect.signature(vars(cls)["__init__"]).parameters)
-    wanted = {name for name in names - _NOT_PASSED_ON if not name.startswith(_NOT_PASSED_ON_PREFIXES)}
-    help_text = "As of redis-py's connections."
-    return {name: Option(_PARSERS.get(name) or _driver_parser(name), help_text) for name in wanted}
-
-
-def _driver_parser(name: str) -> Callable[[Any], Any]:
-    parse = cast("Callable[[str], object] | None", redis.connection.URL_QUERY_ARGUMENT_PARSERS.get(name))
-
-    def parse_text(value: object) -> object:
-        # An argument of connect(...) may be any object that the driver accepts.
-        return parse(value) if parse is not None and isinstance(value, str) else value
-
-    return parse_text
-
-
-def _parse_protocol(value: object) -> int:
-    return validation.parse_int(2, 3)(value)
-
 
 def _parse_limit(value: object) -> float:
     seconds = validation.parse_seconds(value)
@@ -123,42 +89,63 @@ def _parse_limit(value: object) -> float:
     return seconds
 
 
-_PARSERS: Mapping[str, Callable[[object], Any]] = {
-    "protocol": _parse_protocol,
+_PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "protocol": validation.parse_int(2, 3),
     "ssl_check_hostname": validation.parse_bool,
     "socket_timeout": _parse_limit,
     "socket_connect_timeout": _parse_limit,
 }
 
 
+@cache
+def driver_options() -> Mapping[str, Option]:
+    """Return the keyword arguments of redis-py's connections, for the installed version."""
+    help_text = "As of redis-py's connections."
+    return {name: Option(_PARSERS.get(name) or _driver_parser(name), help_text) for name in argument_names()}
+
+
+def _driver_parser(name: str) -> Callable[[Any], Any]:
+    parse: Any = redis.connection.URL_QUERY_ARGUMENT_PARSERS.get(name)
+    # An argument of connect(...) may be any object that the driver accepts.
+    return lambda value: parse(value) if parse is not None and isinstance(value, str) else value
+
+
 def open_topology(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
     """Make the topology of a URL. No I/O."""
+    arguments = {name: value for name, value in options.items() if name not in OPTIONS}
     if url.driver == "sentinel":
-        return _sentinel(url, options, host)
+        return _sentinel(url, options, arguments, host)
+    for name in ("service_name", "sentinel_username", "sentinel_password"):
+        if options[name] is not None:
+            raise wrong_url(url.safe_text, f"the option {name} is for redis+sentinel:// only")
+    tls = url.base == "rediss"
+    arguments = {**credentials(url.username, url.password), **arguments}
     if url.driver == "cluster":
-        return _cluster(url, options, host)
-    return _single(url, options, host)
-
-
-def _single(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
-    arguments = _driver_arguments(url, options)
+        if not url.hosts:
+            raise wrong_url(url.safe_text, f"write {url.scheme}://node1:{DEFAULT_PORT},node2")
+        url.require_one_login()
+        if database(url, url.path, options) != 0:
+            raise wrong_url(url.safe_text, "a Cluster has only the database 0")
+        target = Target.anywhere(arguments, tls=tls)
+        check_arguments(url, target, host.runtime.kind)
+        seeds = [(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
+        return ClusterTopology(seeds, target, host, options["prefix"])
     if url.base == "unix":
         if url.hosts or len(url.path) <= 1:
             raise wrong_url(url.safe_text, "write unix:///path/of/the.sock?db=0")
-        own = credentials(url.username, url.password)
-        target = Target.unix(url.path, {"db": options["db"] or 0, **own, **arguments})
+        target = Target.unix(url.path, {"db": options["db"] or 0, **arguments})
     else:
         if len(url.hosts) != 1:
             problem = f"it must name one server: {url.scheme}://host:{DEFAULT_PORT}/0"
             raise wrong_url(
                 url.safe_text, f"{problem}. For several see redis+sentinel://, redis+cluster:// and redlock://"
             )
-        target = Target.of(url.hosts[0], {"db": database(url, url.path, options), **arguments}, tls=_is_tls(url))
+        target = Target.of(url.hosts[0], {"db": database(url, url.path, options), **arguments}, tls=tls)
     check_arguments(url, target, host.runtime.kind)
     return RedisNode(host.runtime, target, options["prefix"], Handshake(host))
 
 
-def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
+def _sentinel(url: Url, options: Mapping[str, Any], arguments: Mapping[str, Any], host: Host) -> Topology:
     # Not strip: of "//0" the name is empty, not "0".
     path_name, _, path_db = url.path.removeprefix("/").partition("/")
     service_name = path_name or options["service_name"]
@@ -167,35 +154,17 @@ def _sentinel(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
             url.safe_text, f"write {url.scheme}://sentinel1:{DEFAULT_SENTINEL_PORT},sentinel2/NAME_OF_THE_MASTER/0"
         )
     url.require_one_login()
-    arguments = _driver_arguments(url, options)
-    common = {name: value for name, value in arguments.items() if name not in {"username", "password"}}
-    own = _sentinel_arguments(common, options["sentinel_username"], options["sentinel_password"])
-    sentinel = Target.anywhere(own, tls=_is_tls(url))
-    sentinels = [sentinel.moved(one.host, one.port or DEFAULT_SENTINEL_PORT) for one in url.hosts]
+    tls = url.base == "rediss"
     login = credentials(url.username, url.password)
-    master = Target.anywhere({**login, **arguments, "db": database(url, path_db, options)}, tls=_is_tls(url))
+    master = Target.anywhere({**login, **arguments, "db": database(url, path_db, options)}, tls=tls)
     check_arguments(url, master, host.runtime.kind)
+    # The Sentinels have the master's TLS and protocol, a login of their own, and shorter time limits.
+    own = {name: value for name, value in arguments.items() if name not in {"username", "password"}}
+    own |= {"socket_timeout": SENTINEL_TIMEOUT, "socket_connect_timeout": SENTINEL_TIMEOUT}
+    own |= {name: options[f"sentinel_{name}"] for name in ("username", "password") if options[f"sentinel_{name}"]}
+    anyone = Target.anywhere(own, tls=tls)
+    sentinels = [anyone.moved(one.host, one.port or DEFAULT_SENTINEL_PORT) for one in url.hosts]
     return SentinelTopology(sentinels, service_name, master, host, options["prefix"])
-
-
-def _sentinel_arguments(common: Mapping[str, Any], username: str | None, password: str | None) -> dict[str, Any]:
-    """Arguments for the Sentinels: the master's TLS and protocol, their own login, and shorter time limits."""
-    limit = {"socket_timeout": SENTINEL_TIMEOUT, "socket_connect_timeout": SENTINEL_TIMEOUT}
-    login = {"username": username, "password": password}
-    return {**common, **limit, **{name: value for name, value in login.items() if value is not None}, "db": 0}
-
-
-def _cluster(url: Url, options: Mapping[str, Any], host: Host) -> Topology:
-    if not url.hosts:
-        raise wrong_url(url.safe_text, f"write {url.scheme}://node1:{DEFAULT_PORT},node2")
-    url.require_one_login()
-    if database(url, url.path, options) != 0:
-        raise wrong_url(url.safe_text, "a Cluster has only the database 0")
-    arguments = {**credentials(url.username, url.password), **_driver_arguments(url, options)}
-    seeds = [(one.host, one.port or DEFAULT_PORT) for one in url.hosts]
-    node = Target.anywhere(arguments, tls=_is_tls(url))
-    check_arguments(url, node, host.runtime.kind)
-    return ClusterTopology(seeds, node, host, options["prefix"])
 
 
 def database(url: Url, path: str, options: Mapping[str, Any]) -> int:
@@ -206,18 +175,6 @@ def database(url: Url, path: str, options: Mapping[str, Any]) -> int:
     if text and options["db"] is not None and int(text) != options["db"]:
         raise wrong_url(url.safe_text, "its path and its option db name different databases: leave one out")
     return int(text) if text else options["db"] or 0
-
-
-def _is_tls(url: Url) -> bool:
-    return url.base == "rediss"
-
-
-def _driver_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
-    if url.driver != "sentinel":
-        for name in ("service_name", "sentinel_username", "sentinel_password"):
-            if options[name] is not None:
-                raise wrong_url(url.safe_text, f"the option {name} is for redis+sentinel:// only")
-    return {name: value for name, value in options.items() if name not in OPTIONS}
 
 
 def check_arguments(url: Url, target: Target, kind: Kind) -> None:
@@ -247,67 +204,6 @@ def check_async(clients: Sequence[object], kind: Kind) -> None:
             raise ConfigurationError(f"{message}. Use {there}.from_client")
 
 
-def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tuple[str, Topology] | None:
-    """
-    Make a topology from a client of redis-py, sync or async as the host's runtime.
-
-    lockkit opens its own connections beside the client's, by its addresses, credentials and TLS settings: keeping one
-    costs less than borrowing one for each call, an exhausted pool delays no renewal, and lockkit must notice a failover
-    on them.
-    """
-    check_async([client], host.runtime.kind)
-    ours = redis.asyncio if host.runtime.kind == "asyncio" else redis
-    if isinstance(client, ours.sentinel.Sentinel):
-        service_name = options["service_name"]
-        if service_name is None:
-            message = "a Sentinel may watch several masters: name one by from_client(sentinel, service_name=…)"
-            raise ConfigurationError(message)
-        return _adopt_sentinel(client.master_for(service_name).connection_pool, options, host)
-    if isinstance(client, ours.RedisCluster):
-        return _adopt_cluster(client, options, host)
-    if not isinstance(client, ours.Redis):
-        return None
-    pool: Any = client.connection_pool
-    if isinstance(pool, ours.sentinel.SentinelConnectionPool):
-        return _adopt_sentinel(pool, options, host)
-    target = Target.lent(pool)
-    db = pool.connection_kwargs.get("db") or 0
-    if target.form == "unix":
-        url = f"unix://{target.label}?db={db}"
-    else:
-        url = f"{_scheme(pool.connection_class)}://{target.label}/{db}"
-    warn_of_unverified([target], host.runtime.kind, url)
-    return url, RedisNode(host.runtime, target, options["prefix"], Handshake(host))
-
-
-def _adopt_sentinel(pool: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
-    sentinels = []
-    for one in pool.sentinel_manager.sentinels:
-        own = one.connection_pool
-        arguments = {**_known_arguments(own.connection_kwargs), **_sentinel_arguments({}, None, None)}
-        sentinel = Target.anywhere(arguments, tls=speaks_tls(own.connection_class))
-        sentinels.append(sentinel.moved(own.connection_kwargs["host"], own.connection_kwargs["port"]))
-    arguments = _known_arguments(pool.connection_kwargs)
-    labels = ",".join(target.label for target in sentinels)
-    scheme = _scheme(pool.connection_class)
-    url = f"{scheme}+sentinel://{labels}/{pool.service_name}/{arguments.get('db', 0)}"
-    master = Target.anywhere(arguments, tls=speaks_tls(pool.connection_class))
-    warn_of_unverified([master, *sentinels], host.runtime.kind, url)
-    return url, SentinelTopology(sentinels, pool.service_name, master, host, options["prefix"])
-
-
-def _adopt_cluster(client: Any, options: Mapping[str, Any], host: Host) -> tuple[str, Topology]:  # noqa: ANN401 - redis-py's
-    nodes = list(client.nodes_manager.startup_nodes.values())
-    # Nodes of an async client have the connection arguments themselves, those of a sync client in a pool.
-    source = nodes[0] if host.runtime.kind == "asyncio" else client.get_default_node().redis_connection.connection_pool
-    node = Target.anywhere(_known_arguments(source.connection_kwargs), tls=speaks_tls(source.connection_class))
-    seeds = [(one.host, int(one.port)) for one in nodes]
-    url = f"{_scheme(source.connection_class)}+cluster://{','.join(node.moved(*seed).label for seed in seeds)}"
-    warn_of_unverified([node], host.runtime.kind, url)
-    remap = getattr(client.nodes_manager, "address_remap", None)  # of later versions
-    return url, ClusterTopology(seeds, node, host, options["prefix"], remap=remap)
-
-
 def warn_of_unverified(targets: Sequence[Target], kind: Kind, url: str) -> None:
     """Warn if an application's client does not verify its servers: the doctor sees only URLs."""
     if any(target.unverified(kind) is not None for target in targets):
@@ -318,12 +214,48 @@ def warn_of_unverified(targets: Sequence[Target], kind: Kind, url: str) -> None:
         )
 
 
-def _scheme(connection_class: type) -> str:
-    return "rediss" if speaks_tls(connection_class) else "redis"
+def adopt_topology(client: object, options: Mapping[str, Any], host: Host) -> tuple[str, Topology] | None:
+    """
+    Make a topology from a client of redis-py, sync or async as the host's runtime.
 
-
-def _known_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out arguments that lockkit sets itself or that would change the replies, and those that are None."""
-    refuse_ocsp(arguments)
-    wanted = {*driver_options(), "db"}
-    return {name: value for name, value in arguments.items() if name in wanted and value is not None}
+    lockkit opens its own connections beside the client's, by its addresses, credentials and TLS settings: keeping one
+    costs less than borrowing one for each call, an exhausted pool delays no renewal, and lockkit must notice a failover
+    on them.
+    """
+    kind, prefix = host.runtime.kind, options["prefix"]
+    check_async([client], kind)
+    ours = redis.asyncio if kind == "asyncio" else redis
+    if isinstance(client, ours.sentinel.Sentinel):
+        if options["service_name"] is None:
+            message = "a Sentinel may watch several masters: name one by from_client(sentinel, service_name=…)"
+            raise ConfigurationError(message)
+        client = client.master_for(options["service_name"])
+    topology: Topology
+    if isinstance(client, ours.RedisCluster):
+        nodes: list[Any] = list(client.nodes_manager.startup_nodes.values())
+        # Nodes of an async client have the connection arguments themselves, those of a sync client in a pool.
+        pool: Any = nodes[0] if kind == "asyncio" else client.get_default_node().redis_connection.connection_pool
+        targets = [target := Target.lent(pool, in_cluster=True)]
+        seeds = [(one.host, int(one.port)) for one in nodes]
+        where = f"+cluster://{','.join(target.moved(*seed).label for seed in seeds)}"
+        remap = getattr(client.nodes_manager, "address_remap", None)  # of later versions
+        topology = ClusterTopology(seeds, target, host, prefix, remap=remap)
+    elif isinstance(client, ours.Redis):
+        pool = client.connection_pool
+        targets = [target := Target.lent(pool)]
+        where = f"://{target.label}/{target.arguments.get('db', 0)}"
+        topology = RedisNode(host.runtime, target, prefix, Handshake(host))
+        if isinstance(pool, ours.sentinel.SentinelConnectionPool):
+            managers: Any = pool.sentinel_manager.sentinels
+            sentinels = [Target.lent(one.connection_pool, SENTINEL_TIMEOUT) for one in managers]
+            labels = ",".join(sentinel.label for sentinel in sentinels)
+            where = f"+sentinel://{labels}/{pool.service_name}/{target.arguments.get('db', 0)}"
+            topology = SentinelTopology(sentinels, pool.service_name, target, host, prefix)
+            targets += sentinels
+    else:
+        return None
+    url = f"{'rediss' if target.form == 'tls' else 'redis'}{where}"
+    if target.form == "unix":
+        url = f"unix://{target.label}?db={target.arguments.get('db', 0)}"
+    warn_of_unverified(targets, kind, url)
+    return url, topology

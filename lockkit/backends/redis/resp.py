@@ -102,49 +102,32 @@ class Parser:
         line = self._line()
         kind, rest = line[:1], line[1:]
         try:
-            if kind == b":":
+            if kind in b"$*" and rest == b"-1":
+                return None
+            if kind in b":(":
                 return int(rest)
-            return _KINDS[kind](self, rest)
+            if kind in b"$=!":
+                data = self._exactly(int(rest))
+                return _error(data) if kind == b"!" else data[4:] if kind == b"=" else data  # after "txt:"
+            if kind in b"*~>%|":
+                items = [self._read() for _ in range(int(rest) * (2 if kind in b"%|" else 1))]
+                if kind == b"|":
+                    return self._read()  # the items are about this one
+                return Push(items) if kind == b">" else items
+            return _SIMPLE[kind](rest)
         except (KeyError, ValueError):
             message = f"the server answered something that is not the Redis protocol: {line[:40]!r}"
             raise ConnectionError(message) from None
 
-    def _bulk(self, rest: bytes) -> Reply:
-        return None if rest == b"-1" else self._exactly(int(rest))
 
-    def _blob_error(self, rest: bytes) -> Reply:
-        return ServerSaid(self._exactly(int(rest)).decode("utf-8", "replace"))
-
-    def _verbatim(self, rest: bytes) -> Reply:
-        return self._exactly(int(rest))[4:]  # after "txt:"
-
-    def _array(self, rest: bytes) -> Reply:
-        return None if rest == b"-1" else [self._read() for _ in range(int(rest))]
-
-    def _map(self, rest: bytes) -> Reply:
-        return [self._read() for _ in range(2 * int(rest))]
-
-    def _push(self, rest: bytes) -> Reply:
-        return Push(self._read() for _ in range(int(rest)))
-
-    def _attribute(self, rest: bytes) -> Reply:
-        self._map(rest)  # about the reply that follows
-        return self._read()
+def _error(text: bytes) -> ServerSaid:
+    return ServerSaid(text.decode("utf-8", "replace"))
 
 
-_KINDS: dict[bytes, Callable[[Parser, bytes], Reply]] = {
-    b"+": lambda _, rest: rest,
-    b"-": lambda _, rest: ServerSaid(rest.decode("utf-8", "replace")),
-    b"$": Parser._bulk,  # noqa: SLF001 - same class
-    b"*": Parser._array,  # noqa: SLF001
-    b"_": lambda _, __: None,
-    b"#": lambda _, rest: rest == b"t",
-    b",": lambda _, rest: float(rest),
-    b"(": lambda _, rest: int(rest),
-    b"!": Parser._blob_error,  # noqa: SLF001
-    b"=": Parser._verbatim,  # noqa: SLF001
-    b"%": Parser._map,  # noqa: SLF001
-    b"~": Parser._array,  # noqa: SLF001
-    b">": Parser._push,  # noqa: SLF001
-    b"|": Parser._attribute,  # noqa: SLF001
+_SIMPLE: dict[bytes, Callable[[bytes], Reply]] = {
+    b"+": lambda rest: rest,
+    b"-": _error,
+    b"_": lambda _: None,
+    b"#": lambda rest: rest == b"t",
+    b",": float,
 }

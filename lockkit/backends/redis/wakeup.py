@@ -15,19 +15,13 @@ No wake-up is missed: the server has confirmed the subscription before any reque
 subscription ends, all waiting requests retry, which subscribes anew.
 A connection that the network has dropped (NAT, firewall) gives no sign, so lockkit sends a PING now and then while any
 request waits.
-
-A Cluster sends what is published to all its nodes. If the server's sharded pub/sub can be used, the channel there has a
-hash tag whose slot is at the node, and the client subscribes to it in both ways (``SSUBSCRIBE`` and ``SUBSCRIBE``). The
-scripts publish by ``SPUBLISH``, and by ``PUBLISH`` only if that reached no client (``scripts/offer.lua``). When that
-slot moves to another node, the subscription ends.
 """
 
 from __future__ import annotations
 
 import logging
-import weakref
+from collections.abc import Awaitable, Callable
 from math import inf
-from typing import Protocol, cast
 
 from lockkit.backend import Request, seconds_left
 from lockkit.backends.redis.connection import CLOSED_HERE, Connection
@@ -56,10 +50,6 @@ DENIED_SECONDS = 60.0
 """Seconds until lockkit retries a subscription for which the user lacks the right. Longer notices later that the right
 was granted; shorter connects more often."""
 
-_CONFIRMATIONS = (b"subscribe", b"ssubscribe")
-_SLOT_MOVED = "the slot of the channel has moved to another node"
-_NO_SHARDS = ("ERR", "NOPERM")  # a command that was renamed, a missing right; other refusals of SSUBSCRIBE pass
-
 
 def warn_of_polling(url: str, denied: LockError) -> None:
     """Log that waiters poll."""
@@ -76,16 +66,6 @@ def gone_channel(prefix: str) -> str:
     return f"{prefix}:wake:gone"
 
 
-class Server(Protocol):
-    """What a subscription needs of a node."""
-
-    label: str
-
-    async def connect(self, until: float = inf, /) -> Connection:
-        """Open a new connection; see `lockkit.backends.redis.node.RedisNode.connect`."""
-        ...
-
-
 class WakeupListener:
     """
     The subscription of one client at one node.
@@ -95,14 +75,25 @@ class WakeupListener:
         denied: Why there is none, if the user has no right to subscribe or to publish: then waiters poll.
     """
 
-    def __init__(self, runtime: Runtime, node: Server, prefix: str) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        connect: Callable[[], Callable[[Instant], Awaitable[Connection]] | None],
+        label: str,
+        prefix: str,
+    ) -> None:
+        """
+        Subscribe to nothing yet.
+
+        `connect` is a weak reference, because the node has this listener: a dropped client must not wait for the
+        garbage collector.
+        """
         self.channel: str | None = None
         self.denied: LockError | None = None
         self._ask_again_at = 0.0
         self._runtime = runtime
-        self._label = node.label
-        # Weak, because the node has this listener: a dropped client must not wait for the garbage collector.
-        self._connect = weakref.WeakMethod(node.connect)
+        self._label = label
+        self._connect = connect
         self._prefix = prefix
         self._gone = gone_channel(prefix).encode()
         self._mutex = runtime.mutex()
@@ -110,7 +101,6 @@ class WakeupListener:
         self._connection: Connection | None = None
         self._opening: Event | None = None
         self._retries: dict[bytes, Instant] = {}  # when a waiting request retries by itself; at most one time for each
-        self._sharded = True
         self._closed = False
 
     def expect(self, request: Request, key: str = "") -> None:
@@ -123,7 +113,7 @@ class WakeupListener:
         self._waiting.pop(owner, None)
         self._retries.pop(owner, None)
 
-    async def open(self, answer_by: float = inf, tag: str = "") -> None:
+    async def open(self, answer_by: float = inf) -> None:
         """Subscribe, unless subscribed already or without the right to. One caller does; others wait for it."""
         now = self._runtime.now()
         if now < self._ask_again_at:
@@ -135,39 +125,22 @@ class WakeupListener:
                     return
                 opening = self._opening = self._opening or mine
             if opening is mine:
-                await self._subscribe_sharded(answer_by, tag)
+                await self._subscribe(answer_by)
             else:
                 await opening.wait(seconds_left(answer_by, now))
-        except ServerSaid as error:
-            self._deny(error)
         except DRIVER_ERRORS as error:
-            raise translate(error, self._label) from error
+            translated = translate(error, self._label)
+            if code_of(error) not in {"NOPERM", "unknown command"}:
+                raise translated from error
+            self.denied = translated
+            self._ask_again_at = self._runtime.now() + DENIED_SECONDS
         finally:
             with self._mutex:
                 if self._opening is mine:
                     self._opening = None
             mine.set()
 
-    def _deny(self, error: ServerSaid) -> None:
-        """Do without a subscription if the user has no right to it."""
-        translated = translate(error, self._label)
-        if code_of(error) != "NOPERM" and "unknown command" not in error.text:
-            raise translated from error
-        self.denied = translated
-        self._ask_again_at = self._runtime.now() + DENIED_SECONDS
-
-    async def _subscribe_sharded(self, answer_by: float, tag: str) -> None:
-        if tag and self._sharded:
-            try:
-                await self._subscribe(answer_by, tag)
-            except ServerSaid as error:
-                log.debug("no sharded pub/sub at %s: %s", self._label, error)
-                await self._subscribe(answer_by)
-                self._sharded = error.code not in _NO_SHARDS
-        else:
-            await self._subscribe(answer_by)
-
-    async def _subscribe(self, answer_by: float, tag: str = "") -> None:
+    async def _subscribe(self, answer_by: float) -> None:
         connect = self._connect()
         assert connect is not None, "a listener that outlives its node"
         connection = await connect(answer_by)
@@ -176,43 +149,25 @@ class WakeupListener:
         try:
             # A new channel for each subscription: messages for the former one must not reach this one.
             channel = f"{self._prefix}:wake:{self._runtime.owner()}"
-            command, confirmations = b"", 2
-            if tag and connection.sharded:
-                channel += f"{{{tag}}}"
-                command, confirmations = pack("SSUBSCRIBE", channel), 3
-            command += pack("SUBSCRIBE", channel, self._gone)
-            await self._check_publishing(connection, channel, until)
-            connection.subscribe(command, until)
-            while confirmations:
-                message = cast("list[Reply]", await connection.receive(until))
-                if message[0] in _CONFIRMATIONS:
-                    confirmations -= 1
-                else:
-                    self._received(message)
+            # Mostly the holders have the same user: if it may not publish, they notify nobody.
+            reply = await connection.call(pack("PUBLISH", channel, ""), until)
+            if isinstance(reply, ServerSaid):
+                raise reply  # noqa: TRY301 - handled as any other end
+            connection.subscribe(pack("SUBSCRIBE", channel, self._gone), until)
+            for _ in (channel, self._gone):
+                await connection.receive(until)  # the confirmation
             with self._mutex:
                 if self._closed:
-                    raise ConnectionAbortedError(CLOSED_HERE)  # noqa: TRY301 - handled as any other end
+                    raise ConnectionAbortedError(CLOSED_HERE)  # noqa: TRY301
                 self._connection = connection
                 self.denied = None
                 self.channel = channel
             self._runtime.spawn("lockkit-redis-wake", lambda: self._listen(connection))
         except BaseException as error:
             # Also on Ctrl-C between any two lines: no request may believe that the subscription works.
-            self._stop_listening(connection, error)
+            self._end(connection, error)
             connection.close()
             raise
-
-    async def _check_publishing(self, connection: Connection, channel: str, until: Instant) -> None:
-        """Raise the refusal if the user may not publish: mostly the holders have the same user, and notify nobody."""
-        sharded = connection.sharded and channel.endswith("}")
-        reply: Reply = None
-        for command in ("SPUBLISH", "PUBLISH") if sharded else ("PUBLISH",):
-            reply = await connection.call(pack(command, channel, ""), until)
-            if not isinstance(reply, ServerSaid):
-                return
-        raise cast("ServerSaid", reply)
-
-    # -- listening ---------------------------------------------------------------------------------------------------
 
     async def _listen(self, connection: Connection) -> None:
         """Read messages until the subscription ends, in a thread or task of its own."""
@@ -221,13 +176,10 @@ class WakeupListener:
             await self._take_messages(connection)
         except DRIVER_ERRORS as failure:
             error = failure
-        except Exception as failure:
-            error = failure
-            log.exception("the subscription at %s failed; waiting requests subscribe anew", self._label)
         finally:
             # Also when the task was cancelled: all requests retry, and the next one subscribes.
             connection.close()
-            self._stop_listening(connection, error)
+            self._end(connection, error)
 
     async def _take_messages(self, connection: Connection) -> None:
         """Return when no request has waited for a while."""
@@ -242,27 +194,20 @@ class WakeupListener:
                 message = await connection.receive(until)
             except TimeoutError as error:
                 now = self._runtime.now()
-                if self._end_if_idle(connection, now - idle_since):
-                    log.debug("no request waits at %s: unsubscribed (%s)", self._label, error)
+                if now >= idle_since + IDLE_SECONDS_MAX and self._end(connection, error, if_idle=True):
                     return
                 if asked and now >= received_at + PONG_SECONDS:
                     raise
                 if not asked and now >= received_at + HEARTBEAT_SECONDS:
                     received_at = now
                     if self._waiting:
-                        connection.subscribe(pack("PING"))
+                        connection.subscribe(pack("PING"), now + PONG_SECONDS)
                         asked = True
             else:
                 now = received_at = self._runtime.now()
                 asked = False
                 if isinstance(message, list):
                     self._received(message)
-
-    def _end_if_idle(self, connection: Connection, idle_seconds: float) -> bool:
-        """End the subscription if no request has waited for a while."""
-        with self._mutex:
-            # Under the mutex: a later request finds no channel, and subscribes anew.
-            return idle_seconds >= IDLE_SECONDS_MAX and not self._waiting and self._forget_connection(connection)
 
     def _wake_due(self, now: float) -> float:
         """Wake the requests whose time to retry has come; return the next such time."""
@@ -279,14 +224,9 @@ class WakeupListener:
 
     def _received(self, message: list[Reply]) -> None:
         # [kind, channel, text]; any client of the server may have published it.
-        if len(message) != 3:  # noqa: PLR2004
+        if len(message) != 3 or message[0] != b"message" or not isinstance(text := message[2], bytes):  # noqa: PLR2004
             return
-        kind, channel, text = message
-        if kind == b"sunsubscribe":
-            raise ConnectionAbortedError(_SLOT_MOVED)
-        if kind not in (b"message", b"smessage") or not isinstance(text, bytes):
-            return
-        if channel == self._gone:
+        if message[1] == self._gone:
             for event, key in list(self._waiting.values()):
                 if key == text:
                     event.set()
@@ -302,36 +242,28 @@ class WakeupListener:
         due = self._runtime.now() + int(grace_ms[:9]) / 1000 + RETRY_MARGIN_SECONDS
         self._retries[owner] = min(due, self._retries.get(owner, inf))
 
-    def _stop_listening(self, connection: Connection, error: BaseException) -> None:
-        """Have all requests retry: they may have missed a message."""
-        with self._mutex:
-            if not self._forget_connection(connection):
-                return
+    def _end(self, connection: Connection, why: object, *, if_idle: bool = False) -> bool:
+        """Have all requests retry, since they may have missed a message; the next one subscribes anew."""
+        with self._mutex:  # a later request finds no channel
+            if self._connection is not connection or (if_idle and self._waiting):
+                return False
+            self._connection = self.channel = None
+            self._retries = {}
             waiters = list(self._waiting.values())
-        log.debug("subscription at %s ended: %s", self._label, error)
+        log.debug("subscription at %s ended: %s", self._label, why)
         for event, _ in waiters:
             event.set()
-
-    def _forget_connection(self, connection: Connection) -> bool:
-        if self._connection is not connection:
-            return False
-        self._connection = self.channel = None
-        self._retries = {}
         return True
 
     def drop(self) -> None:
         """End the subscription, if there is one. All waiting requests retry, and the next one subscribes anew."""
-        with self._mutex:
-            connection = self._connection
-            if connection is not None:
-                self._forget_connection(connection)
-            waiters = list(self._waiting.values())
+        connection = self._connection
         if connection is not None:
+            self._end(connection, CLOSED_HERE)
             connection.close()
-        for event, _ in waiters:
-            event.set()
 
     def close(self) -> None:
         """Unsubscribe for good. All waiting requests retry: another node may have replaced this one."""
-        self._closed = True
+        with self._mutex:
+            self._closed = True
         self.drop()

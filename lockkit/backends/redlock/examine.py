@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from lockkit.backends.redis.examine.node import examine_server
-from lockkit.backends.redis.examine.server import RedisServer
+from lockkit.backends.redis.examine import RedisServer, examine_server
 from lockkit.backends.redis.keys import ttl_milliseconds
 from lockkit.backends.redlock.addresses import counted, url_targets
 from lockkit.backends.redlock.backend import OPTIONS

@@ -18,10 +18,10 @@ from lockkit.backend import CALL_SECONDS, Host, Request
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import Connection, Sent
 from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.keys import Pack
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.node import BATCH, delete_keys
 from lockkit.backends.redis.resp import Reply, ServerSaid, bulk
-from lockkit.backends.redis.script import Pack
 from lockkit.backends.redis.wakeup import warn_of_polling
 from lockkit.backends.redlock.addresses import counted
 from lockkit.backends.redlock.node import ClientState, RedlockNode

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from lockkit.backend import Request
 from lockkit.backends.redis import keys as redis_keys
+from lockkit.backends.redis.keys import Script
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.resp import Reply
-from lockkit.backends.redis.script import Script
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant
 

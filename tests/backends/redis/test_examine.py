@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import lockkit
-from lockkit.backends.redis.examine import node as redis_node
+from lockkit.backends.redis import examine as redis_examine
 from lockkit.backends.redis.handshake import VERSION_MIN, version_of
 from lockkit.doctor import Severity, addresses, examine, timing
 from lockkit.testing.timing import PATIENCE
@@ -248,7 +248,7 @@ def test_clock_of_this_machine_is_wrong(server: RedisServer, monkeypatch: pytest
 
 def test_tls_absent_across_a_network(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an address that is not this machine's own."""
-    monkeypatch.setattr(redis_node, "is_loopback", lambda host: False)  # noqa: ARG005
+    monkeypatch.setattr(redis_examine, "is_loopback", lambda host: False)  # noqa: ARG005
 
     assert "rediss://" in found(server.url)["redis-no-tls"].fix
     with RedisServer(appendonly=True, appendfsync="always", password=SECRET, tls=True) as safe:
@@ -276,7 +276,7 @@ def test_old_version(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> No
     assert version_of("6.2.0") > VERSION_MIN
     assert version_of("255.255.255-dev1") > VERSION_MIN
 
-    monkeypatch.setattr(redis_node, "VERSION_MIN", (999,))
+    monkeypatch.setattr(redis_examine, "VERSION_MIN", (999,))
     assert "redis-version" in found(server.url)
 
 

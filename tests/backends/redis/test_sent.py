@@ -14,7 +14,7 @@ import redis.asyncio
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.redis.cluster import slot_of
+from lockkit.backends.redis.groups import slot_of
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import Work
 from lockkit.testing.timing import PATIENCE

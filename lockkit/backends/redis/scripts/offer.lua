@@ -3,7 +3,6 @@
 -- queue is a list of "OWNER GRACE_MS CHANNEL", in order of arrival. GRACE_MS is followed by "+0" for a reader, and by
 -- "+LIMIT" for a permit: it fits beside fewer than LIMIT others.
 -- A client is subscribed to CHANNEL as long as it lives, so a channel without subscribers means that it is gone.
--- In a Cluster a channel with a hash tag is one of sharded pub/sub, too; see wakeup.py.
 -- During an offer, the lock's value is "next:OWNER" for GRACE_MS: no other client can take it, not even one of another
 -- kind; and no client holds it, so that a release or a renewal by OWNER does not affect it. An offer to a reader or
 -- permit is an entry of its own in `shares`, for GRACE_MS.
@@ -17,13 +16,6 @@ end
 
 -- Sends a message to the client of a channel. Returns 0 if it is not at this node, or if the user may not PUBLISH.
 local function send(channel, text)
-  if string.find(channel, '{', 1, true) then
-    -- Fails if the user may not, or if the channel's slot is at another node than the lock's.
-    local count = redis.pcall('SPUBLISH', channel, text)
-    if type(count) == 'number' and count > 0 then
-      return count
-    end
-  end
   local count = redis.pcall('PUBLISH', channel, text)
   return type(count) == 'number' and count or 0
 end

@@ -1,6 +1,6 @@
 -- Shared by other scripts: leases beside one another, of readers or of permits.
 --
--- While there are any, the lock's value is SHARED (see script.py), which is no owner, until the last of them ends: so no client of
+-- While there are any, the lock's value is SHARED (see keys.py), which is no owner, until the last of them ends: so no client of
 -- another kind takes the lock. Each has an entry in the sorted set `shares`: its owner, by the server's time at which it
 -- ends, ms. An entry without a token in the hash `leases` (owner: "TOKEN METADATA") is a place that is offered to a
 -- waiter until then. A permit has a second entry, "#OWNER", with -1 - its number.

@@ -15,13 +15,13 @@ lockkit has one driver for each kind of database, and both APIs use it:
 - `lockkit.backends.sql.sqlite`: Python's sqlite3.
 
 PyMySQL and sqlite3 block the thread that calls them. Under asyncio a `Worker` calls them, the thread of one connection.
-All three connect in a thread (`in_thread`), because no driver limits all that connecting may wait for.
+All three connect in a thread, because no driver limits all that connecting may wait for.
 
 A connection has one user at a time. BEGIN and COMMIT are statements like others, for callers with a connection of their
 own.
 
-A statement that waits for a lock of the database may wait for hours, so a `SessionConnection` can also send a statement
-now and read its answer later::
+A statement that waits for a lock of the database may wait for hours, so a connection to a server can also send a
+statement now and read its answer later::
 
     connection.send(statement, parameters)
     await connection.until_answer(wake, until)  # it is answered, `wake` was set, or it is late
@@ -35,116 +35,131 @@ import queue
 import select
 import socket
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
-from lockkit.backends.sql.prepared import PreparedStatements
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
-from lockkit.units import Instant
 
 T = TypeVar("T")
 
 NO_ANSWER = "no answer within the time limit"
 
 WAKE_CHECK_SECONDS = 0.1
-"""How often a waiting thread checks whether another thread ended its wait (`lockkit.Client.close`). That sends nothing
-to the server. Longer delays close(), shorter wakes idle threads more often."""
+"""How often a waiter checks whether its wait was ended (`lockkit.Client.close`). That sends nothing to the server.
+Longer delays close(), shorter wakes idle waiters more often."""
 
 
-class Connection(ABC):
+class Connection:
     """
-    One connection.
+    One connection; a subclass for each driver.
 
     Attributes:
         used: Client monotonic time of its last use, set by its pool.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
-        prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
+        broken: An interrupt left it in an unknown state: `terminate` it.
     """
 
     used: float = 0.0
     pooled: bool = False
-    prepared: PreparedStatements | None = None
+    broken: bool = False
 
-    @abstractmethod
+    def __init__(self, runtime: Runtime, fd: int) -> None:
+        self._runtime = runtime
+        self._blocking = runtime.kind == "blocking"
+        self._fd = fd
+        _connections[id(self)] = self
+
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         """Run one statement."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def finish(self, seconds: float) -> None:
         """Read and discard the answer of a statement that was cancelled or interrupted. Raises if that fails."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def stale(self) -> bool:
         """Whether it cannot be used again, as far as lockkit knows without asking. Nothing may be under way."""
+        raise NotImplementedError
 
-    @property
-    def moved(self) -> str:
-        """Why other clients would not see what is written here; empty if they would."""
-        return ""
-
-    def check(self) -> None:
-        """Check that other clients see what was written."""
-        if self.moved:
-            raise ConnectionAbortedError(self.moved)
-
-    @abstractmethod
     def fileno(self) -> int:
         """Return the file descriptor of its socket; -1 if there is none."""
+        return self._fd
 
-    @property
-    def server_pid(self) -> int:
-        """The process at the server that serves this connection; 0 if unknown."""
-        return 0
-
-    @abstractmethod
     def terminate(self) -> None:
         """Drop it at once, from any state. May be called twice."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Close it in good order."""
         self.terminate()
 
+    # -- of a connection to a server -------------------------------------------------------------------------------
 
-class SessionConnection(Connection):
-    """
-    A connection that can be the session of a lock.
-
-    Attributes:
-        broken: An interrupt left it in an unknown state: `terminate` it.
-    """
-
-    broken: bool = False
-
-    @abstractmethod
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement without waiting. Every earlier one must be answered."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def answer(self, seconds: float) -> Result:
         """Read the answer to what was sent."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def answered(self) -> bool:
         """Whether `answer` returns or raises without waiting: the answer has come, or the connection has ended."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def until_answer(self, wake: Event, until: float) -> None:
         """Return when `answered`, when `wake` was set, or at `until` (client monotonic time)."""
+        while not wake.is_set():
+            left = until - self._runtime.now()
+            if left <= 0 or await self._runtime.readable(self._fd, min(left, WAKE_CHECK_SECONDS)):
+                return
+        wake.clear()
 
-    @abstractmethod
-    def ended_by_server(self, error: BaseException) -> bool:
-        """Whether this error is the server's announcement that it ended the session before the last statement."""
+    def keep_alive(self, seconds: float) -> None:
+        """
+        Have the system notice within so many seconds that a TCP connection is dead.
+
+        By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver
+        has set stay.
+        """
+        wanted = {
+            "TCP_KEEPIDLE": max(1, round(seconds / 2)),
+            "TCP_KEEPINTVL": max(1, round(seconds / 6)),
+            "TCP_KEEPCNT": 3,
+            "TCP_USER_TIMEOUT": round(seconds * 1000),
+        }
+        with suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as copy:  # it ends just now
+            if copy.family not in {socket.AF_INET, socket.AF_INET6}:
+                return
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in wanted.items():
+                option = getattr(socket, name, None)  # not each system has all of them
+                if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= value:
+                    copy.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class Driver(ABC):
+_connections: WeakValueDictionary[int, Connection] = WeakValueDictionary()
+_parents: list[object] = []
+
+
+def _before_fork() -> None:
+    # Before, because what the child does first is to drop its parent's clients. Garbage-collecting a connection there
+    # would close it, and with it the parent's session.
+    _parents.append([reference() for reference in _connections.valuerefs()])
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_parents.pop)
+
+
+class Driver:
     """
-    How lockkit connects to one database.
+    How lockkit connects to one database; a subclass for each kind.
 
     Attributes:
         errors: What a `Connection` and `open` may raise.
@@ -154,13 +169,9 @@ class Driver(ABC):
     errors: tuple[type[BaseException], ...]
     password: str = ""
 
-    @abstractmethod
-    def open(self) -> Any:  # noqa: ANN401 - any driver's
+    def open(self, runtime: Runtime) -> Connection:
         """Connect, in autocommit. It may block for longer than its caller can wait."""
-
-    @abstractmethod
-    def wrap(self, opened: Any, runtime: Runtime) -> Connection:  # noqa: ANN401 - any driver's
-        """Take over what `open` returned."""
+        raise NotImplementedError
 
 
 class _Job(Generic[T]):
@@ -229,47 +240,18 @@ class Worker:
         """Take the result of the call that is under way; None if there is none."""
         if not await self.until_done(seconds):
             raise TimeoutError(NO_ANSWER)
-        return self._taken()
-
-    def _taken(self) -> Any:  # noqa: ANN401 - of any function
         job, self._current = self._current, None
         return None if job is None else job.result()
 
-    def end(self, function: Callable[[], None]) -> Event:
+    def end(self, function: Callable[[], object]) -> Event:
         """Call this function last; return an event that is set afterwards."""
         job = _Job(self._runtime, function)
         self._jobs.put(job)
         self._jobs.put(None)
         return job.done
 
-    def end_with(self, late: Callable[[Any], object]) -> None:
-        """End after the call that is under way, whose result this function gets."""
-
-        def pass_on() -> None:
-            with suppress(Exception):  # of a call that its caller has given up
-                late(self._taken())
-
-        self.end(pass_on)
-
     def __del__(self) -> None:
         self._jobs.put(None)
-
-
-async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: float, late: Callable[[T], object]) -> T:
-    """
-    Call a function that may block for longer than its caller can wait.
-
-    A caller that gives up leaves the thread alone, and `late` gets what comes too late.
-    """
-    try:
-        worker = Worker(runtime)
-    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
-        return function()
-    try:
-        return await worker.call(function, seconds)
-    finally:
-        if worker.pending:
-            worker.end_with(late)
 
 
 def _work(jobs: queue.SimpleQueue[_Job[Any] | None]) -> None:
@@ -298,55 +280,8 @@ def cut(fd: int) -> None:
         copy.shutdown(socket.SHUT_RDWR)
 
 
-def keep_alive(fd: int, seconds: float) -> None:
-    """
-    Have the system notice within so many seconds that a TCP connection is dead.
-
-    By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver has
-    set stay.
-    """
-    wanted = {
-        "TCP_KEEPIDLE": max(1, round(seconds / 2)),
-        "TCP_KEEPINTVL": max(1, round(seconds / 6)),
-        "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": round(seconds * 1000),
-    }
-    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # it ends just now
-        if copy.family not in {socket.AF_INET, socket.AF_INET6}:
-            return
-        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in wanted.items():
-            option = getattr(socket, name, None)  # not each system has all of them
-            if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= value:
-                copy.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 def readable(fd: int) -> bool:
     """Tell whether a socket has something to read, the end of the connection included."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-async def until_readable(runtime: Runtime, fd: int, wake: Event, until: float) -> None:
-    """Return when a socket can be read, when `wake` was set, or at `until` (client monotonic time)."""
-    if runtime.kind == "asyncio":
-        await _until_readable_asyncio(runtime, fd, wake, until)
-        return
-    while not wake.is_set():
-        left = until - runtime.now()
-        if left <= 0 or await runtime.readable(fd, min(left, WAKE_CHECK_SECONDS)):
-            return
-    wake.clear()
-
-
-async def _until_readable_asyncio(runtime: Runtime, fd: int, wake: Event, until: Instant) -> None:
-    import asyncio  # noqa: PLC0415 - a sync client does without
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(fd, wake.set)
-    try:
-        await wake.wait(max(0.0, until - runtime.now()))
-    finally:
-        loop.remove_reader(fd)
-    wake.clear()

@@ -20,10 +20,10 @@ import sqlalchemy
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Mode, Request
-from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.backends.sql_session import mysql
 from lockkit.backends.sql_session.backend import SessionBackend
-from lockkit.backends.sql_session.leases import LeaseTable
+from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.session import Key, Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
@@ -67,19 +67,13 @@ def mariadb() -> Iterator[MariaServer]:
 def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     """Collect what is sent in the sessions of locks."""
     sent: list[Statement] = []
-    send, run = Session.send, Session.run
+    send = Session.send
 
     def collecting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         sent.append(statement)
         send(self, statement, parameters)
 
-    async def collecting_too(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
-        if statement.frequent:  # the connection sends it
-            sent.append(statement)
-        return await run(self, statement, parameters)
-
     monkeypatch.setattr(Session, "send", collecting)
-    monkeypatch.setattr(Session, "run", collecting_too)
     return sent
 
 
@@ -214,9 +208,7 @@ class TestConnections:
             sent = sent_from_now_on(monkeypatch)
             with counted(monkeypatch) as beside:
                 sent_before: list[int] = []
-                monkeypatch.setattr(
-                    LeaseTable, "write", noting(LeaseTable.write, lambda: sent_before.append(len(sent)))
-                )
+                monkeypatch.setattr(Locking, "write", noting(Locking.write, lambda: sent_before.append(len(sent))))
                 lease.release()
                 wait_until(lambda: None if got else "not granted yet")
 
@@ -254,8 +246,8 @@ class TestConnections:
     ) -> None:
         """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
         look = Statement(f"SELECT CONNECTION_ID(), {version}")
-        monkeypatch.setattr(mysql, "_MYSQL_LOOK", look)
-        monkeypatch.setattr(mysql, "_MYSQL_NO_OTHER_LIMIT", mysql._MARIADB_NO_OTHER_LIMIT)
+        monkeypatch.setattr(mysql, "_LOOK", look)
+        monkeypatch.setattr(mysql, "_NO_OTHER_LIMIT", mysql._MARIADB_NO_OTHER_LIMIT)
         client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
         client.lock("freed", ttl=LONG).acquire().release()
         sent = sent_from_now_on(monkeypatch)
@@ -315,7 +307,7 @@ class TestGrants:
         host = StubHost()
         slow: SessionBackend = open_backend(place, host)
         other = connect(place.url)
-        write = slow._leases.write
+        write = slow._locking.write
         theirs: list[Lease] = []
 
         async def stopped(wanted: Request, key: Key, session: Session, identity: int) -> int | None:
@@ -324,7 +316,7 @@ class TestGrants:
                 theirs.append(other.lock("thrown out", ttl=LONG).acquire(PATIENCE))
             return await write(wanted, key, session, identity)
 
-        slow._leases.write = stopped  # type: ignore[method-assign, assignment]
+        slow._locking.write = stopped  # type: ignore[method-assign, assignment]
         wanted = host.request("thrown out", ttl=LONG)
         wanted.mode = mode
         with other.lock("thrown out", ttl=LONG):

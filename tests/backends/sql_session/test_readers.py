@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_session import held
+from lockkit.backends.sql_session import backend
 from lockkit.backends.sql_session.session import Session
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
@@ -161,7 +161,7 @@ class TestReaders:
         self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By the release of another reader, if they are old; that of a reader which lives stays."""
-        monkeypatch.setattr(held, "DELETE_CHANCE", 1.0)
+        monkeypatch.setattr(backend, "DELETE_CHANCE", 1.0)
         client, other, third = connect(place.url), connect(place.url), connect(place.url)
         kept, former, last = (read(one, "former") for one in (client, other, third))
         name = "name" if place.is_postgresql else "CONVERT(name USING utf8mb4)"

@@ -37,7 +37,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from lockkit.backends.sql.statement import Parameter, Result, Statement
@@ -174,89 +174,79 @@ class Driver:
         raise NotImplementedError
 
 
-class _Job(Generic[T]):
-    """
-    One call of a function in a thread.
-
-    The traceback of an error holds the frames of the driver, with its socket. No frame keeps the error: only the
-    garbage collector would free them.
-    """
-
-    def __init__(self, runtime: Runtime, function: Callable[[], T]) -> None:
-        self._function: Callable[[], T] | None = function
-        self._outcome: list[tuple[T | None, BaseException | None]] = []
-        self.done: Event = runtime.event()
-
-    def work(self) -> None:
-        assert self._function is not None
-        try:
-            self._outcome.append((self._function(), None))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller
-            self._outcome.append((None, error))
-        self._function = None
-        self.done.set()
-
-    def result(self) -> T:
-        result, error = self._outcome.pop()
-        if error is None:
-            return result  # type: ignore[return-value] # there was no error
-        try:
-            raise error
-        finally:
-            del error
-
-
 class Worker:
     """The thread that calls the blocking driver of one connection, one call after the other."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
-        self._current: _Job[Any] | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done: Event | None = None
+        self._outcome: list[tuple[Any, BaseException | None]] = []
         # It refers to the queue alone, so that a connection nobody closed can be garbage-collected.
         threading.Thread(target=_work, args=(self._jobs,), name="lockkit-sql-driver", daemon=True).start()
 
     @property
     def pending(self) -> bool:
         """Whether there is a call whose result nobody has taken."""
-        return self._current is not None
+        return self._done is not None
 
     @property
     def busy(self) -> bool:
-        return self._current is not None and not self._current.done.is_set()
+        return self._done is not None and not self._done.is_set()
 
     async def call(self, function: Callable[[], T], seconds: float) -> T:
         """Call a function. After a TimeoutError or a cancellation it goes on, see `finish`."""
-        self._current = _Job(self._runtime, function)
-        self._jobs.put(self._current)
+        self._done = self._put(function, self._outcome)
         result: T = await self.finish(seconds)
         return result
 
+    def _put(self, function: Callable[[], object], outcome: list[tuple[Any, BaseException | None]]) -> Event:
+        done = self._runtime.event()
+
+        def work() -> None:
+            try:
+                outcome.append((function(), None))
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
+                outcome.append((None, error))
+            done.set()
+
+        self._jobs.put(work)
+        return done
+
     async def until_done(self, seconds: float) -> bool:
         """Wait for the call that is under way, if there is one; return whether it is over."""
-        return self._current is None or await self._current.done.wait(max(0.0, seconds))
+        return self._done is None or await self._done.wait(max(0.0, seconds))
 
     async def finish(self, seconds: float) -> Any:  # noqa: ANN401 - of any function
         """Take the result of the call that is under way; None if there is none."""
         if not await self.until_done(seconds):
             raise TimeoutError(NO_ANSWER)
-        job, self._current = self._current, None
-        return None if job is None else job.result()
+        if self._done is None:
+            return None
+        self._done = None
+        result, error = self._outcome.pop()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            # Its traceback holds the frames of the driver, with its socket. If a frame kept it, only the garbage
+            # collector would free them.
+            del error
 
     def end(self, function: Callable[[], object]) -> Event:
         """Call this function last; return an event that is set afterwards."""
-        job = _Job(self._runtime, function)
-        self._jobs.put(job)
+        done = self._put(function, [])
         self._jobs.put(None)
-        return job.done
+        return done
 
     def __del__(self) -> None:
         self._jobs.put(None)
 
 
-def _work(jobs: queue.SimpleQueue[_Job[Any] | None]) -> None:
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
-        job.work()
+        job()
         del job
 
 

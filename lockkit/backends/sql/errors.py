@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from ssl import SSLError
 from typing import TypeAlias
 
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 
 Kind: TypeAlias = str
-"""What an error is about: one of the keys of `_ADVICE`."""
+"""What an error is about: one of the keys of `_UNAVAILABLE` and `_CONFIGURATION`."""
 
 
 class MissingTable(ConfigurationError):
@@ -30,68 +30,47 @@ The database gave the statement, and its transaction, up for others: it did noth
 - ``unprepared``: others dropped what the connection had prepared, or made its table anew. The connection forgets it.
 """
 
-_CONFLICT = "gave the statement up for others repeatedly: is it overloaded?"
-_ADVICE: dict[Kind, tuple[Callable[[str], LockError], str]] = {
-    **dict.fromkeys(CONFLICTS, (BackendUnavailable, _CONFLICT)),
-    "locked": (BackendUnavailable, "is locked by another transaction for longer than a statement may wait"),
+_UNAVAILABLE: Mapping[Kind, str] = {
+    **dict.fromkeys(CONFLICTS, "gave the statement up for others repeatedly: is it overloaded?"),
+    "locked": "is locked by another transaction for longer than a statement may wait",
     # The server or lockkit ended it for taking too long; whether it took effect is unknown.
-    "timeout": (
-        BackendUnavailable,
-        "did not answer in time: is it overloaded, stopped, cut off, or locked by another transaction?",
-    ),
-    "no table": (MissingTable, "has no such table"),
-    "no column": (
-        ConfigurationError,
-        "has a table or a view of this name that lacks a column: run lockkit migrate, or give another table=",
-    ),
-    "exists": (AlreadyThere, "has something else of this name: give another table="),
-    "unfit": (
-        ConfigurationError,
-        "has something of this name that is no table of lockkit's, such as a view: rename that, or give another table=",
-    ),
-    "denied": (
-        ConfigurationError,
-        "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate before",
-    ),
-    "login": (ConfigurationError, "refuses the login: see user name, password and the server's rules for this host"),
-    # They do not agree on encryption, or one does not trust the other's certificate.
-    "tls": (
-        ConfigurationError,
-        "cannot be connected to with these settings for TLS: check the certificates, and the driver's options for TLS",
-    ),
-    "no database": (
-        ConfigurationError,
-        "cannot be opened: check the name of the database, and that it, or the directory of its file, exists",
-    ),
-    "no session": (BackendUnavailable, "has no such session"),  # that was to be ended
-    "read-only": (
-        ConfigurationError,
-        "is read-only here, and a lock must be written: give the primary, and a user that may write there",
-    ),
-    "no engine": (ConfigurationError, "makes no tables with InnoDB, which locks need: see its storage engines"),
-    "full": (BackendUnavailable, "has no space left on its disk: nothing can be locked until there is some"),
-    "crowded": (BackendUnavailable, "has no room for another connection: see its max_connections"),
-    "encoding": (
-        ConfigurationError,
-        "cannot store a character of this name in the database's encoding: use other names, or a database in UTF-8",
-    ),
-    "no transaction": (
-        ConfigurationError,
-        "is a pooler that takes no transactions: set its pool mode to transaction or session, or use mode=table",
-    ),
+    "timeout": "did not answer in time: is it overloaded, stopped, cut off, or locked by another transaction?",
+    "no session": "has no such session",  # that was to be ended
+    "full": "has no space left on its disk: nothing can be locked until there is some",
+    "crowded": "has no room for another connection: see its max_connections",
     # There is none, or it ended; whether the statement took effect is unknown.
-    "connection": (
-        BackendUnavailable,
-        "cannot be reached, or ended the connection: is it running, and reachable from here?",
-    ),
-    "other": (BackendUnavailable, "refused the statement"),  # not in the tables below
+    "connection": "cannot be reached, or ended the connection: is it running, and reachable from here?",
+    "other": "refused the statement",  # not in the tables below
 }
+_CONFIGURATION: Mapping[Kind, str] = {
+    "no table": "has no such table",
+    "no column": "has a table or a view of this name that lacks a column: run lockkit migrate, or give another table=",
+    "exists": "has something else of this name: give another table=",
+    "unfit": "has something of this name that is no table of lockkit's, such as a view: rename that, or give another "
+    "table=",
+    "denied": "denies this user a right: SELECT, INSERT, UPDATE and DELETE are needed, and CREATE or lockkit migrate "
+    "before",
+    "login": "refuses the login: see user name, password and the server's rules for this host",
+    # They do not agree on encryption, or one does not trust the other's certificate.
+    "tls": "cannot be connected to with these settings for TLS: check the certificates, and the driver's options for "
+    "TLS",
+    "no database": "cannot be opened: check the name of the database, and that it, or the directory of its file, "
+    "exists",
+    "read-only": "is read-only here, and a lock must be written: give the primary, and a user that may write there",
+    "no engine": "makes no tables with InnoDB, which locks need: see its storage engines",
+    "encoding": "cannot store a character of this name in the database's encoding: use other names, or a database in "
+    "UTF-8",
+    "no transaction": "is a pooler that takes no transactions: set its pool mode to transaction or session, or use "
+    "mode=table",
+}
+_CLASSES: Mapping[Kind, type[ConfigurationError]] = {"no table": MissingTable, "exists": AlreadyThere}
 
 
 def translate(kind: Kind, text: str, label: str) -> LockError:
     """Make a `LockError` of an error of a database."""
-    make, advice = _ADVICE[kind]
-    return make(f"{label} {advice} ({text})")
+    if kind in _UNAVAILABLE:
+        return BackendUnavailable(f"{label} {_UNAVAILABLE[kind]} ({text})")
+    return _CLASSES.get(kind, ConfigurationError)(f"{label} {_CONFIGURATION[kind]} ({text})")
 
 
 def _by_code(codes: Mapping[Kind, str]) -> dict[str, Kind]:

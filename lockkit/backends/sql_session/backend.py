@@ -208,7 +208,7 @@ class SessionBackend(SqlBackend):
 
     async def _try_to_lock(self, request: Request, claim: Claim) -> Grant | Busy:
         limit = self._locking.limit(request.ttl)
-        ttl = self._locking.seconds(limit)
+        ttl = self._locking.seconds(limit, request.ttl)
         self._ttl_min = min(self._ttl_min, ttl)
         look_after = min(max(request.ttl, RETRY_SECONDS), self.database.keepalive)
         for _ in range(ATTEMPTS_MAX):
@@ -428,7 +428,7 @@ class SessionBackend(SqlBackend):
                     outcomes[-1] = await self._send_renewal(claim, session, self._locking.limit(ttl))
             for number, claim, session in asked:
                 if outcomes[number] is _SENT:
-                    outcomes[number] = await self._read_renewal(claim, session)
+                    outcomes[number] = await self._read_renewal(claim, session, leases[number][1])
         finally:
             for _, _, session in asked:
                 session.turn.give()
@@ -448,9 +448,9 @@ class SessionBackend(SqlBackend):
             return self._failed(claim, session, error)
         return _SENT
 
-    async def _read_renewal(self, claim: Claim, session: Session) -> Renewal:
+    async def _read_renewal(self, claim: Claim, session: Session, ttl: Seconds) -> Renewal:
         assert session.renewing is not None, "sent before"
-        ttl = self._locking.seconds(session.renewing)
+        ttl = self._locking.seconds(session.renewing, ttl)
         try:
             await session.answer()
         except self.database.driver_errors as error:

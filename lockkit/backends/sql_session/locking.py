@@ -96,8 +96,9 @@ class Locking(ABC):
         # 0.1 * 3 is a little above 0.3: without the margin that would be a unit more.
         return min(self.limit_max, max(1, math.ceil(ttl * self.units - 1e-6)))
 
-    def seconds(self, limit: int) -> float:
-        """Return for how long a session keeps its lock with this limit, seconds."""
+    def seconds(self, limit: int, ttl: Seconds) -> float:
+        """Return for how long a session keeps its lock with this limit for a ttl, seconds."""
+        del ttl
         return limit / self.units
 
     @abstractmethod

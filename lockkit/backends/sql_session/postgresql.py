@@ -9,6 +9,7 @@ from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.locking import DELETE_AFTER_US, Locking
 from lockkit.backends.sql_session.session import Key, Session, Taken
+from lockkit.units import Seconds
 from lockkit.validation import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class _PostgresqlLocking(Locking):
     """PostgreSQL: ``idle_in_transaction_session_timeout`` ends a session whose transaction is, or guards, the lock."""
 
     units = 1000
-    limit_max = 2_147_483_647  # 24.8 days
+    limit_max = 2_147_483_647  # 24.8 days; for a longer ttl there is none
     right_to_end = "have your role granted pg_signal_backend"
     cancel = _CANCEL
     end_session = _END
@@ -92,6 +93,13 @@ class _PostgresqlLocking(Locking):
             "SELECT CASE n.nspname WHEN 'public' THEN '' ELSE n.nspname || '.' END || c.relname FROM pg_class c"
             f" JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('{self.quoted[0]}')"
         )
+
+    def limit(self, ttl: Seconds) -> int:
+        limit = super().limit(ttl)
+        return 0 if limit == self.limit_max else limit
+
+    def seconds(self, limit: int, ttl: Seconds) -> float:
+        return limit / self.units if limit else ttl
 
     def _make_beginning(self, plan_try: str, plan_read: str, *, own: tuple[str, str], pooled: tuple[str, str]) -> None:
         """Make `_plan` and `_begins`; `own` and `pooled` are texts that lock, for writers and for readers."""

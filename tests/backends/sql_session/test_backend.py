@@ -224,22 +224,6 @@ class TestConnections:
         assert client.holders("over") == []
         client.lock("over", ttl=LONG).acquire(PATIENCE).release()
 
-    def test_end_of_a_kept_session_concerns_nobody(self, place: ModeServer, connect: Connect) -> None:
-        """The next lock has another."""
-        client = connect(place.url)
-        lease, kept = client.lock("held", ttl=LONG).acquire(), client.lock("kept", ttl=LONG).acquire()
-        pid = pid_of(kept)
-        kept.release()
-
-        place.end(pid)
-
-        assert lease.confirm()
-        again = client.lock("kept", ttl=LONG).acquire(PATIENCE)
-        assert pid_of(again) != pid
-        place.end(pid_of(again))
-        assert again.wait_lost(PATIENCE)
-        lease.release()
-
     @pytest.mark.parametrize(("version", "release_count"), [("VERSION()", 1), ("'8.0.40'", 2)])
     def test_row_of_mariadb_is_freed_in_one_message(
         self, version: str, release_count: int, mariadb: MariaServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
@@ -367,18 +351,6 @@ class TestGrants:
         assert drive(waiter.release(grant))
         drive(waiter.close())
 
-    def test_silent_holder_is_thrown_out_also_after_a_busy_attempt(self, place: ModeServer, connect: Connect) -> None:
-        """What a session was told in a transaction that was rolled back is told again."""
-        client, other = connect(place.url), connect(place.url)
-        with other.lock("told", ttl=LONG):
-            assert busy(client.lock("told", ttl=2.0), TTL)
-
-        lease = client.lock("told", ttl=2.0, renew=False).acquire(PATIENCE)
-
-        with other.lock("told", ttl=LONG, timeout=PATIENCE) as after:
-            assert lease.lost
-            assert after.token > lease.token
-
     def test_waiter_that_leaves_before_the_server_has_begun_leaves_nothing(
         self, on_postgresql: ModeServer, connect: Connect
     ) -> None:
@@ -446,10 +418,8 @@ class TestGrants:
         with pytest.raises(lockkit.LockLost):
             lease.release()
 
-    @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"])
-    def test_exclusion_at_any_isolation_level(self, place: ModeServer, level: str, tmp_path: Path) -> None:
-        """Of the server: lockkit's own sessions are at READ COMMITTED."""
-        set_level(place.server, level)
+    def test_exclusion_where_the_server_is_serializable(self, place: ModeServer, tmp_path: Path) -> None:
+        """By its default: lockkit's own sessions are at READ COMMITTED."""
         witness = Witness(tmp_path)
         rounds, contenders = 15, 4
 
@@ -462,18 +432,7 @@ class TestGrants:
 
         with ThreadPoolExecutor(contenders) as pool:
             list(pool.map(contend, [f"client{number}" for number in range(contenders)]))
-
-        set_level(place.server, "READ COMMITTED")
         witness.report().expect_exclusion(rounds * contenders)
-
-
-def set_level(server: PostgresServer | MariaServer, level: str) -> None:
-    """Give the sessions that begin now another isolation level."""
-    if isinstance(server, PostgresServer):
-        server.execute(f"ALTER SYSTEM SET default_transaction_isolation = '{level.lower()}'")
-        server.execute("SELECT pg_reload_conf()")
-    else:
-        server.execute(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {level}")
 
 
 class TestTables:

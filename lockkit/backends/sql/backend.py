@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Self
 
 from lockkit.backend import Host, LockBackend, Option
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.engine import adopt_database
-from lockkit.backends.sql.options import driver_options, open_database
+from lockkit.backends.sql.options import adopt_database, driver_options, open_database
 from lockkit.backends.sql.schema import Table, drop
 from lockkit.backends.sql.statement import Statement
 from lockkit.url import Url

@@ -15,13 +15,13 @@ lockkit has one driver for each kind of database, and both APIs use it:
 - `lockkit.backends.sql.sqlite`: Python's sqlite3.
 
 PyMySQL and sqlite3 block the thread that calls them. Under asyncio a `Worker` calls them, the thread of one connection.
-All three connect in a thread (`in_thread`), because no driver limits all that connecting may wait for.
+All three connect in a thread, because no driver limits all that connecting may wait for.
 
 A connection has one user at a time. BEGIN and COMMIT are statements like others, for callers with a connection of their
 own.
 
-A statement that waits for a lock of the database may wait for hours, so a `SessionConnection` can also send a statement
-now and read its answer later::
+A statement that waits for a lock of the database may wait for hours, so a connection to a server can also send a
+statement now and read its answer later::
 
     connection.send(statement, parameters)
     await connection.until_answer(wake, until)  # it is answered, `wake` was set, or it is late
@@ -35,116 +35,131 @@ import queue
 import select
 import socket
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from lockkit.backends.sql.prepared import PreparedStatements
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
-from lockkit.units import Instant
 
 T = TypeVar("T")
 
 NO_ANSWER = "no answer within the time limit"
 
 WAKE_CHECK_SECONDS = 0.1
-"""How often a waiting thread checks whether another thread ended its wait (`lockkit.Client.close`). That sends nothing
-to the server. Longer delays close(), shorter wakes idle threads more often."""
+"""How often a waiter checks whether its wait was ended (`lockkit.Client.close`). That sends nothing to the server.
+Longer delays close(), shorter wakes idle waiters more often."""
 
 
-class Connection(ABC):
+class Connection:
     """
-    One connection.
+    One connection; a subclass for each driver.
 
     Attributes:
         used: Client monotonic time of its last use, set by its pool.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
-        prepared: What the session has prepared, where lockkit does that by SQL; None elsewhere.
+        broken: An interrupt left it in an unknown state: `terminate` it.
     """
 
     used: float = 0.0
     pooled: bool = False
-    prepared: PreparedStatements | None = None
+    broken: bool = False
 
-    @abstractmethod
+    def __init__(self, runtime: Runtime, fd: int) -> None:
+        self._runtime = runtime
+        self._blocking = runtime.kind == "blocking"
+        self._fd = fd
+        _connections[id(self)] = self
+
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         """Run one statement."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def finish(self, seconds: float) -> None:
         """Read and discard the answer of a statement that was cancelled or interrupted. Raises if that fails."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def stale(self) -> bool:
         """Whether it cannot be used again, as far as lockkit knows without asking. Nothing may be under way."""
+        raise NotImplementedError
 
-    @property
-    def moved(self) -> str:
-        """Why other clients would not see what is written here; empty if they would."""
-        return ""
-
-    def check(self) -> None:
-        """Check that other clients see what was written."""
-        if self.moved:
-            raise ConnectionAbortedError(self.moved)
-
-    @abstractmethod
     def fileno(self) -> int:
         """Return the file descriptor of its socket; -1 if there is none."""
+        return self._fd
 
-    @property
-    def server_pid(self) -> int:
-        """The process at the server that serves this connection; 0 if unknown."""
-        return 0
-
-    @abstractmethod
     def terminate(self) -> None:
         """Drop it at once, from any state. May be called twice."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Close it in good order."""
         self.terminate()
 
+    # -- of a connection to a server -------------------------------------------------------------------------------
 
-class SessionConnection(Connection):
-    """
-    A connection that can be the session of a lock.
-
-    Attributes:
-        broken: An interrupt left it in an unknown state: `terminate` it.
-    """
-
-    broken: bool = False
-
-    @abstractmethod
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """Send a statement without waiting. Every earlier one must be answered."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def answer(self, seconds: float) -> Result:
         """Read the answer to what was sent."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def answered(self) -> bool:
         """Whether `answer` returns or raises without waiting: the answer has come, or the connection has ended."""
+        raise NotImplementedError
 
-    @abstractmethod
     async def until_answer(self, wake: Event, until: float) -> None:
         """Return when `answered`, when `wake` was set, or at `until` (client monotonic time)."""
+        while not wake.is_set():
+            left = until - self._runtime.now()
+            if left <= 0 or await self._runtime.readable(self._fd, min(left, WAKE_CHECK_SECONDS)):
+                return
+        wake.clear()
 
-    @abstractmethod
-    def ended_by_server(self, error: BaseException) -> bool:
-        """Whether this error is the server's announcement that it ended the session before the last statement."""
+    def keep_alive(self, seconds: float) -> None:
+        """
+        Have the system notice within so many seconds that a TCP connection is dead.
+
+        By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver
+        has set stay.
+        """
+        wanted = {
+            "TCP_KEEPIDLE": max(1, round(seconds / 2)),
+            "TCP_KEEPINTVL": max(1, round(seconds / 6)),
+            "TCP_KEEPCNT": 3,
+            "TCP_USER_TIMEOUT": round(seconds * 1000),
+        }
+        with suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as copy:  # it ends just now
+            if copy.family not in {socket.AF_INET, socket.AF_INET6}:
+                return
+            copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in wanted.items():
+                option = getattr(socket, name, None)  # not each system has all of them
+                if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= value:
+                    copy.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-class Driver(ABC):
+_connections: WeakValueDictionary[int, Connection] = WeakValueDictionary()
+_parents: list[object] = []
+
+
+def _before_fork() -> None:
+    # Before, because what the child does first is to drop its parent's clients. Garbage-collecting a connection there
+    # would close it, and with it the parent's session.
+    _parents.append([reference() for reference in _connections.valuerefs()])
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_parents.pop)
+
+
+class Driver:
     """
-    How lockkit connects to one database.
+    How lockkit connects to one database; a subclass for each kind.
 
     Attributes:
         errors: What a `Connection` and `open` may raise.
@@ -154,45 +169,9 @@ class Driver(ABC):
     errors: tuple[type[BaseException], ...]
     password: str = ""
 
-    @abstractmethod
-    def open(self) -> Any:  # noqa: ANN401 - any driver's
+    def open(self, runtime: Runtime) -> Connection:
         """Connect, in autocommit. It may block for longer than its caller can wait."""
-
-    @abstractmethod
-    def wrap(self, opened: Any, runtime: Runtime) -> Connection:  # noqa: ANN401 - any driver's
-        """Take over what `open` returned."""
-
-
-class _Job(Generic[T]):
-    """
-    One call of a function in a thread.
-
-    The traceback of an error holds the frames of the driver, with its socket. No frame keeps the error: only the
-    garbage collector would free them.
-    """
-
-    def __init__(self, runtime: Runtime, function: Callable[[], T]) -> None:
-        self._function: Callable[[], T] | None = function
-        self._outcome: list[tuple[T | None, BaseException | None]] = []
-        self.done: Event = runtime.event()
-
-    def work(self) -> None:
-        assert self._function is not None
-        try:
-            self._outcome.append((self._function(), None))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller
-            self._outcome.append((None, error))
-        self._function = None
-        self.done.set()
-
-    def result(self) -> T:
-        result, error = self._outcome.pop()
-        if error is None:
-            return result  # type: ignore[return-value] # there was no error
-        try:
-            raise error
-        finally:
-            del error
+        raise NotImplementedError
 
 
 class Worker:
@@ -200,81 +179,74 @@ class Worker:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
-        self._current: _Job[Any] | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done: Event | None = None
+        self._outcome: list[tuple[Any, BaseException | None]] = []
         # It refers to the queue alone, so that a connection nobody closed can be garbage-collected.
         threading.Thread(target=_work, args=(self._jobs,), name="lockkit-sql-driver", daemon=True).start()
 
     @property
     def pending(self) -> bool:
         """Whether there is a call whose result nobody has taken."""
-        return self._current is not None
+        return self._done is not None
 
     @property
     def busy(self) -> bool:
-        return self._current is not None and not self._current.done.is_set()
+        return self._done is not None and not self._done.is_set()
 
     async def call(self, function: Callable[[], T], seconds: float) -> T:
         """Call a function. After a TimeoutError or a cancellation it goes on, see `finish`."""
-        self._current = _Job(self._runtime, function)
-        self._jobs.put(self._current)
+        self._done = self._put(function, self._outcome)
         result: T = await self.finish(seconds)
         return result
 
+    def _put(self, function: Callable[[], object], outcome: list[tuple[Any, BaseException | None]]) -> Event:
+        done = self._runtime.event()
+
+        def work() -> None:
+            try:
+                outcome.append((function(), None))
+            except BaseException as error:  # noqa: BLE001 - raised in the caller
+                outcome.append((None, error))
+            done.set()
+
+        self._jobs.put(work)
+        return done
+
     async def until_done(self, seconds: float) -> bool:
         """Wait for the call that is under way, if there is one; return whether it is over."""
-        return self._current is None or await self._current.done.wait(max(0.0, seconds))
+        return self._done is None or await self._done.wait(max(0.0, seconds))
 
     async def finish(self, seconds: float) -> Any:  # noqa: ANN401 - of any function
         """Take the result of the call that is under way; None if there is none."""
         if not await self.until_done(seconds):
             raise TimeoutError(NO_ANSWER)
-        return self._taken()
+        if self._done is None:
+            return None
+        self._done = None
+        result, error = self._outcome.pop()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            # Its traceback holds the frames of the driver, with its socket. If a frame kept it, only the garbage
+            # collector would free them.
+            del error
 
-    def _taken(self) -> Any:  # noqa: ANN401 - of any function
-        job, self._current = self._current, None
-        return None if job is None else job.result()
-
-    def end(self, function: Callable[[], None]) -> Event:
+    def end(self, function: Callable[[], object]) -> Event:
         """Call this function last; return an event that is set afterwards."""
-        job = _Job(self._runtime, function)
-        self._jobs.put(job)
+        done = self._put(function, [])
         self._jobs.put(None)
-        return job.done
-
-    def end_with(self, late: Callable[[Any], object]) -> None:
-        """End after the call that is under way, whose result this function gets."""
-
-        def pass_on() -> None:
-            with suppress(Exception):  # of a call that its caller has given up
-                late(self._taken())
-
-        self.end(pass_on)
+        return done
 
     def __del__(self) -> None:
         self._jobs.put(None)
 
 
-async def in_thread(runtime: Runtime, function: Callable[[], T], seconds: float, late: Callable[[T], object]) -> T:
-    """
-    Call a function that may block for longer than its caller can wait.
-
-    A caller that gives up leaves the thread alone, and `late` gets what comes too late.
-    """
-    try:
-        worker = Worker(runtime)
-    except RuntimeError:  # Python 3.12 and later start no thread once the interpreter is finalizing
-        return function()
-    try:
-        return await worker.call(function, seconds)
-    finally:
-        if worker.pending:
-            worker.end_with(late)
-
-
-def _work(jobs: queue.SimpleQueue[_Job[Any] | None]) -> None:
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
-        job.work()
+        job()
         del job
 
 
@@ -298,55 +270,8 @@ def cut(fd: int) -> None:
         copy.shutdown(socket.SHUT_RDWR)
 
 
-def keep_alive(fd: int, seconds: float) -> None:
-    """
-    Have the system notice within so many seconds that a TCP connection is dead.
-
-    By probes while it is idle, and otherwise by missing acknowledgements (tcp(7)). Shorter times that the driver has
-    set stay.
-    """
-    wanted = {
-        "TCP_KEEPIDLE": max(1, round(seconds / 2)),
-        "TCP_KEEPINTVL": max(1, round(seconds / 6)),
-        "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": round(seconds * 1000),
-    }
-    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # it ends just now
-        if copy.family not in {socket.AF_INET, socket.AF_INET6}:
-            return
-        copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in wanted.items():
-            option = getattr(socket, name, None)  # not each system has all of them
-            if option is not None and not 0 < copy.getsockopt(socket.IPPROTO_TCP, option) <= value:
-                copy.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 def readable(fd: int) -> bool:
     """Tell whether a socket has something to read, the end of the connection included."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-async def until_readable(runtime: Runtime, fd: int, wake: Event, until: float) -> None:
-    """Return when a socket can be read, when `wake` was set, or at `until` (client monotonic time)."""
-    if runtime.kind == "asyncio":
-        await _until_readable_asyncio(runtime, fd, wake, until)
-        return
-    while not wake.is_set():
-        left = until - runtime.now()
-        if left <= 0 or await runtime.readable(fd, min(left, WAKE_CHECK_SECONDS)):
-            return
-    wake.clear()
-
-
-async def _until_readable_asyncio(runtime: Runtime, fd: int, wake: Event, until: Instant) -> None:
-    import asyncio  # noqa: PLC0415 - a sync client does without
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(fd, wake.set)
-    try:
-        await wake.wait(max(0.0, until - runtime.now()))
-    finally:
-        loop.remove_reader(fd)
-    wake.clear()

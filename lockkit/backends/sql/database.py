@@ -3,7 +3,7 @@ A database, as the SQL backends use it, with the sync and async APIs.
 
 ::
 
-    database = open_database(url, ...)  # or adopt_database(engine, ...), see options.py and engine.py
+    database = open_database(url, ...)  # or adopt_database(engine, ...), see options.py
     result = await database.run(statement, [...])  # one statement, committed; raises LockError
     result = await database.run(statement, [...], again=True)  # a statement that may run twice
     result = await database.run(statement, [...], answer_by=answer_by)  # raises BackendUnavailable by then
@@ -18,8 +18,6 @@ A database, as the SQL backends use it, with the sync and async APIs.
   holds.
 - A statement that the database gave up for another one (deadlock, serialization, a wait for a lock) is retried until
   the caller's time is up; one that was not answered in time is not.
-- lockkit checks before and after each statement whether a SQLite file was removed or replaced: other clients do not see
-  what is written to a file without a name.
 - Once the event loop has ended (`sys.exit` in it), statements run without one, on a blocking connection.
 - A connection that the server has closed meanwhile is replaced before it is used.
 - In a forked child the connections of the parent are left alone: closing them would end the parent's sessions.
@@ -28,19 +26,18 @@ A database, as the SQL backends use it, with the sync and async APIs.
 from __future__ import annotations
 
 import asyncio
-import os
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any
+from weakref import WeakSet
 
 from lockkit.backend import seconds_left
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, end_quietly, in_thread, keep_alive, take_last
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, take_last
 from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect
 from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
 from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.drivers import in_thread
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime, Event, Runtime
 from lockkit.units import Instant
@@ -60,10 +57,6 @@ a tenth of that, and so goes before those of other processes, too."""
 
 WAIT_CHECK_SECONDS = 0.5
 """How long a caller waits for a connection before it checks whether an interrupt lost one, seconds."""
-
-HUNG_MAX = 8
-"""How many attempts to connect may hang. Each is a thread until its driver gives up, and a URL may allow it long. With
-more of them, callers are refused at once."""
 
 
 class Database:
@@ -99,12 +92,9 @@ class Database:
         self._waiting: deque[_Waiter] = deque()
         self._opening = 0
         # By weak references: one that an interrupt dropped between two lines is not counted any more.
-        self._counted: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._tries: dict[object, float] = {}
+        self._counted: WeakSet[Connection] = WeakSet()
         self._blocking: Database | None = None
         self._closed = False
-        _databases.add(self)
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -120,7 +110,9 @@ class Database:
         """Run one statement in a transaction of its own."""
         if self._runtime.loop_has_ended():
             self.drop_idle()
-            return await self._without_loop().run(statement, parameters, again=again, answer_by=answer_by)
+            if self._blocking is None:
+                self._blocking = Database(self.driver, self.dialect, BlockingRuntime(), url=self.url, label=self.label)
+            return await self._blocking.run(statement, parameters, again=again, answer_by=answer_by)
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
         attempt, uncertain = 0, False
@@ -134,7 +126,7 @@ class Database:
                     raise
             fresh = not connection.used
             try:
-                result = await self._run_on(connection, statement, parameters, until)
+                return await self._run_on(connection, statement, parameters, until)
             except self.driver_errors as error:
                 kind = self.kind(error)
                 attempt += 1
@@ -150,8 +142,6 @@ class Database:
                     await self._runtime.sleep(max(0.0, min(pause, until - self._runtime.now())))
                 if not repeat or self._runtime.now() >= until:
                     raise self.translate(error) from error
-            else:
-                return result
 
     async def _run_on(
         self, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: Instant
@@ -163,7 +153,6 @@ class Database:
             raise TimeoutError(NO_ANSWER)
         try:
             result = await connection.run(statement, parameters, min(left, STATEMENT_SECONDS))
-            connection.check()
         except self.driver_errors as error:
             kind = self.kind(error)
             if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
@@ -184,27 +173,26 @@ class Database:
         """Read and discard an answer; also if the caller is cancelled again meanwhile, as anyio does until it ends."""
         done = self._runtime.event()
         until = self._runtime.now() + STATEMENT_SECONDS + 1.0
+
+        async def discard() -> None:
+            try:
+                await connection.finish(STATEMENT_SECONDS)
+                self._give_back(connection)
+            except BaseException as error:
+                self._drop(connection)
+                if not isinstance(error, self.driver_errors):
+                    raise
+            finally:
+                done.set()
+
         try:
             with suppress(TimeoutError):  # then it has been dropped, or soon will be
-                await self._runtime.settle(self._discard_answer(connection, done), until - self._runtime.now())
+                await self._runtime.settle(discard(), until - self._runtime.now())
         except asyncio.CancelledError:
             while not done.is_set() and (left := until - self._runtime.now()) > 0:
                 with suppress(asyncio.CancelledError):
                     await done.wait(left)
             raise
-
-    async def _discard_answer(self, connection: Connection, done: Event) -> None:
-        try:
-            await connection.finish(STATEMENT_SECONDS)
-        except self.driver_errors:
-            self._drop(connection)
-        except BaseException:
-            self._drop(connection)
-            raise
-        else:
-            self._give_back(connection)
-        finally:
-            done.set()
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -254,6 +242,7 @@ class Database:
         try:
             while not waiter.event.is_set() and not self._has_room() and (now := self._runtime.now()) < until:
                 await waiter.event.wait(min(WAIT_CHECK_SECONDS, until - now))
+            return self._leave(waiter)
         except BaseException:
             connection = self._leave(waiter)
             if connection is not None:
@@ -261,11 +250,6 @@ class Database:
             elif waiter.event.is_set():
                 self._wake_one()
             raise
-        connection = self._leave(waiter)
-        if connection is None or self._usable(connection):
-            return connection
-        self._drop(connection)
-        return None
 
     def _leave(self, waiter: _Waiter) -> Connection | None:
         with self._mutex:
@@ -278,7 +262,6 @@ class Database:
         connection: Connection | None = None
         try:
             connection = await self.connect(until)
-            connection.used = 0.0
         finally:
             with self._mutex:
                 self._opening -= 1
@@ -327,62 +310,45 @@ class Database:
 
     async def connect(self, answer_by: float = inf) -> Connection:
         """Open a connection for the caller alone: in autocommit, at READ COMMITTED, and with time limits."""
-        try:
-            return await self._connect(answer_by)
-        except BackendUnavailable as error:
-            error.sent = False
-            raise
-
-    async def _connect(self, answer_by: float) -> Connection:
         now = self._runtime.now()
         until = now + seconds_left(answer_by, now)
+        connection: Connection | None = None
         try:
             connection = await self._open(min(until - now, STATEMENT_SECONDS))
-        except self.driver_errors as error:
-            raise self.translate(error) from error
-        try:
             if connection.fileno() >= 0:
-                keep_alive(connection.fileno(), self.keepalive)
-            await self.dialect.set_up(
-                connection, self.label, max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
-            )
-        except self.driver_errors as error:
-            connection.terminate()
-            raise self.translate(error) from error
-        except BaseException:
-            connection.terminate()
-            raise
+                connection.keep_alive(self.keepalive)
+            left = max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
+            await self.dialect.set_up(connection, self.label, left)
+        except BaseException as error:
+            if connection is not None:
+                connection.terminate()
+            if not isinstance(error, self.driver_errors):
+                raise
+            failure = self.translate(error)
+            if isinstance(failure, BackendUnavailable):
+                failure.sent = False
+            raise failure from error
         self.pooled = connection.pooled
-        self._connections.add(connection)
         return connection
 
     async def _open(self, seconds: float) -> Connection:
-        """Connect, in a thread: drivers do not limit all that connecting may wait for."""
-        now = self._runtime.now()
-        hung = sum(now - began > STATEMENT_SECONDS for began in list(self._tries.values()))
-        if seconds <= 0 or hung >= HUNG_MAX:
+        if seconds <= 0:
             raise TimeoutError(NO_ANSWER)
         if self.dialect.name == "sqlite" and self._runtime.kind == "blocking":  # a file
-            return self.driver.wrap(self.driver.open(), self._runtime)
+            return self.driver.open(self._runtime)
+        late: list[bool] = []
 
-        def close_late(opened: Any) -> None:  # noqa: ANN401 - any driver's
-            end_quietly(opened.close)
+        def connect() -> Connection:
+            connection = self.driver.open(self._runtime)
+            if late:
+                connection.terminate()
+            return connection
 
-        return self.driver.wrap(await in_thread(self._runtime, self._open_noted, seconds, close_late), self._runtime)
-
-    def _open_noted(self) -> Any:  # noqa: ANN401 - any driver's
-        mark = object()
-        self._tries[mark] = self._runtime.now()
         try:
-            return self.driver.open()
-        finally:
-            del self._tries[mark]
-
-    def _without_loop(self) -> Database:
-        """Return the same database for what is left to do once the event loop has ended: to release what is held."""
-        if self._blocking is None:
-            self._blocking = Database(self.driver, self.dialect, BlockingRuntime(), url=self.url, label=self.label)
-        return self._blocking
+            return await in_thread(self._runtime, connect, seconds)
+        except BaseException:
+            late.append(True)
+            raise
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
@@ -411,10 +377,6 @@ class Database:
             except self.driver_errors:
                 connection.terminate()
 
-    def connections(self) -> list[object]:
-        """Return everything that must not be garbage-collected in a forked child: see the module."""
-        return list(self._connections)
-
 
 class _Waiter:
     """One caller that waits for a connection, and then has `connection`."""
@@ -424,27 +386,3 @@ class _Waiter:
     def __init__(self, event: Event) -> None:
         self.event = event
         self.connection: Connection | None = None
-
-
-def label_of(base: str, host: str | None, port: int | None, name: str) -> str:
-    """Say for messages where a database is: ``host:port/name``, or the path of a file."""
-    if not host:
-        return name or base
-    return f"{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}/{name}"
-
-
-_databases: weakref.WeakSet[Database] = weakref.WeakSet()
-_parents: list[object] = []
-
-
-def _before_fork() -> None:
-    # Before, because what the child does first is to drop its parent's clients. Garbage-collecting a connection closes
-    # it, and a transport of asyncio even leaves the event loop's selector, which parent and child share.
-    _parents.append([database.connections() for database in list(_databases)])
-
-
-def _after_fork_in_parent() -> None:
-    _parents.pop()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)

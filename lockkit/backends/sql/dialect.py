@@ -8,14 +8,12 @@ No time zone of a session, and no change to or from summer time, moves it.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, cast
 
 from lockkit.backends.sql.connection import Connection
 from lockkit.backends.sql.errors import Kind, mysql_kind, postgresql_kind, sqlite_kind
-from lockkit.backends.sql.prepared import PreparedStatements
 from lockkit.backends.sql.statement import Statement
 from lockkit.errors import ConfigurationError
 
@@ -39,7 +37,7 @@ SQLITE_LOCK_SECONDS = 0.02
 """The same for SQLite, where the client's other statements wait for this one meanwhile: renewals go first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """
     One kind of database.
@@ -80,8 +78,9 @@ _POSTGRESQL_OLDEST = 120_000
 
 
 async def _set_up_postgresql(connection: Connection, label: str, seconds: float) -> None:
+    pid = cast("Any", connection).pgconn.backend_pid
     limits = [f"{STATEMENT_SECONDS:g}s", f"{LOCK_SECONDS * 1000:.0f}ms"]
-    result = await connection.run(_POSTGRESQL_SET_UP, [connection.server_pid, *limits], seconds)
+    result = await connection.run(_POSTGRESQL_SET_UP, [pid, *limits], seconds)
     version, direct, product, encoding = result.rows[0][:4]
     if product.startswith("CockroachDB"):
         # It speaks PostgreSQL's protocol, and its functions for advisory locks exist "for compatibility" and do nothing
@@ -136,8 +135,6 @@ async def _set_up_mysql(connection: Connection, label: str, seconds: float) -> N
     if numbers < oldest:
         message = f"{label} is {product} {version}: lockkit needs {oldest[0]}.{oldest[1]} or later"
         raise ConfigurationError(message)
-    if product == "MariaDB":
-        connection.prepared = PreparedStatements()
     await connection.run(_MYSQL_SETTINGS, (), seconds)
     # With a log of statements InnoDB refuses to write at the lower level (error 1665).
     logged = int(logging) and log_format == "STATEMENT"
@@ -161,33 +158,18 @@ async def _set_up_sqlite(connection: Connection, label: str, seconds: float) -> 
     await connection.run(_SQLITE_PATIENCE, (), seconds)
 
 
+_MYSQL = Dialect("mysql", _MYSQL_NOW, mysql_kind, _set_up_mysql)
 _DIALECTS = {
-    "postgresql": Dialect(
-        name="postgresql",
-        now_us=_POSTGRESQL_NOW,
-        kind=postgresql_kind,
-        set_up=_set_up_postgresql,
-    ),
-    "mysql": Dialect(
-        name="mysql",
-        now_us=_MYSQL_NOW,
-        kind=mysql_kind,
-        set_up=_set_up_mysql,
-    ),
-    "sqlite": Dialect(
-        name="sqlite",
-        now_us=_SQLITE_NOW,
-        kind=sqlite_kind,
-        set_up=_set_up_sqlite,
-        connections_max=1,
-    ),
+    "postgresql": Dialect("postgresql", _POSTGRESQL_NOW, postgresql_kind, _set_up_postgresql),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+    "sqlite": Dialect("sqlite", _SQLITE_NOW, sqlite_kind, _set_up_sqlite, connections_max=1),
 }
-_BY_NAME: Mapping[str, Dialect] = MappingProxyType({**_DIALECTS, "mariadb": _DIALECTS["mysql"]})
 
 
 def dialect_named(name: str) -> Dialect:
     """Find a dialect by its name in URLs, which is SQLAlchemy's."""
-    found = _BY_NAME.get(name)
+    found = _DIALECTS.get(name)
     if found is None:
         message = f"lockkit knows no locks on {name} databases: it knows PostgreSQL, MariaDB, MySQL and SQLite"
         raise ConfigurationError(message)

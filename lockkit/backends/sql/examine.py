@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -25,105 +26,86 @@ from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kin
 FULL = 0.9
 """Part of a limit from which on it is nearly reached. Higher tells later, lower cries wolf."""
 
-_PAGE = "how-to/check-your-servers.md#"
-_SQL, _POSTGRESQL, _MYSQL = f"{_PAGE}sql-databases", f"{_PAGE}postgresql", f"{_PAGE}mariadb-and-mysql"
-_SQLITE = f"{_PAGE}sqlite"
 _ERROR, _WARNING, _INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
-
-TABLE_MISSING = Check("sql-table-missing", _ERROR, "No lock can be taken.", _SQL)
-TABLE_TO_BE_MADE = Check("sql-table-to-be-made", _INFO, "None: the first lock makes the table.", _SQL)
-COLUMNS_MISSING = Check(
-    "sql-columns-missing", _ERROR, "No lock can be taken: the table is of another version of lockkit.", _SQL
+_sql, _postgresql, _mysql, _sqlite = (
+    partial(Check, page=f"how-to/check-your-servers.md#{heading}")
+    for heading in ("sql-databases", "postgresql", "mariadb-and-mysql", "sqlite")
 )
-FURTHER_COLUMNS_MISSING = Check(
+
+TABLE_MISSING = _sql("sql-table-missing", _ERROR, "No lock can be taken.")
+TABLE_TO_BE_MADE = _sql("sql-table-to-be-made", _INFO, "None: the first lock makes the table.")
+COLUMNS_MISSING = _sql(
+    "sql-columns-missing", _ERROR, "No lock can be taken: the table is of another version of lockkit."
+)
+FURTHER_COLUMNS_MISSING = _sql(
     "sql-further-columns-missing",
     _WARNING,
-    "Read locks, semaphores and notes (client.once) cannot be used: the table is of another version of lockkit. Locks "
-    "work.",
-    _SQL,
+    "Read locks, semaphores and notes (client.once) cannot be used: the table is of another version of lockkit. Locks"
+    " work.",
 )
-RIGHTS = Check("sql-rights", _ERROR, "Locks cannot be taken, renewed or released.", _SQL)
-READ_ONLY = Check(
-    "sql-read-only", _ERROR, "The server takes no writes, so no lock can be taken, renewed or released.", _SQL
-)
-TLS_UNVERIFIED = Check(
+RIGHTS = _sql("sql-rights", _ERROR, "Locks cannot be taken, renewed or released.")
+READ_ONLY = _sql("sql-read-only", _ERROR, "The server takes no writes, so no lock can be taken, renewed or released.")
+TLS_UNVERIFIED = _sql(
     "sql-tls-unverified",
     _WARNING,
     "An attacker between client and server can pretend to be the server: read the login, grant and free locks.",
-    _SQL,
 )
-NO_TLS = Check(
-    "sql-no-tls", _WARNING, "Anyone on the network path can read the password, and break any lock with it.", _SQL
-)
-NO_PASSWORD = Check("sql-no-password", _WARNING, "Anyone who reaches the server can break any lock.", _SQL)
-CONNECTIONS = Check(
+NO_TLS = _sql("sql-no-tls", _WARNING, "Anyone on the network path can read the password, and break any lock with it.")
+NO_PASSWORD = _sql("sql-no-password", _WARNING, "Anyone who reaches the server can break any lock.")
+CONNECTIONS = _sql(
     "sql-connections",
     _WARNING,
     "When no connection is left, clients cannot connect: a holder that reconnects cannot renew. In the modes row and "
     "advisory every lock that is held or waited for takes one.",
-    _SQL,
 )
-STANDBY = Check(
-    "postgresql-standby", _ERROR, "The server is a read-only standby: no lock can be taken there.", _POSTGRESQL
+STANDBY = _postgresql("postgresql-standby", _ERROR, "The server is a read-only standby: no lock can be taken there.")
+FSYNC_OFF = _postgresql(
+    "postgresql-fsync-off", _ERROR, "A crash of the machine loses locks that are held, or the whole database."
 )
-FSYNC_OFF = Check(
-    "postgresql-fsync-off",
-    _ERROR,
-    "A crash of the machine loses locks that are held, or the whole database.",
-    _POSTGRESQL,
-)
-SYNCHRONOUS_COMMIT_OFF = Check(
+SYNCHRONOUS_COMMIT_OFF = _postgresql(
     "postgresql-synchronous-commit-off",
     _WARNING,
-    "A crash of the server undoes the locks of the last moments, though they were granted. lockkit sets it on for its "
-    "own sessions, but cannot behind a pooler that lends them out.",
-    _POSTGRESQL,
+    "A crash of the server undoes the locks of the last moments, though they were granted. lockkit sets it on for its"
+    " own sessions, but cannot behind a pooler that lends them out.",
 )
-POOLED = Check("postgresql-pooled", _INFO, "Waiters are not woken: they look again after pauses.", _POSTGRESQL)
-POOLED_SESSION = Check(
+POOLED = _postgresql("postgresql-pooled", _INFO, "Waiters are not woken: they look again after pauses.")
+POOLED_SESSION = _postgresql(
     "postgresql-pooled-session",
     _WARNING,
     "A lock of the modes row and advisory keeps one of the pooler's few connections for as long as it is held or "
     "waited for: when all are kept, everybody waits, also who wants to renew.",
-    _POSTGRESQL,
 )
-ASYNCHRONOUS_STANDBY = Check(
+ASYNCHRONOUS_STANDBY = _postgresql(
     "postgresql-asynchronous-standby",
     _WARNING,
     "A promoted standby may not know the newest locks, and give them to somebody else.",
-    _POSTGRESQL,
 )
-NOT_FLUSHED = Check(
+NOT_FLUSHED = _mysql(
     "mysql-not-flushed",
     _WARNING,
     "A crash of the machine (at 0, of the server too) undoes the locks of the last second, though they were granted.",
-    _MYSQL,
 )
-GALERA = Check(
+GALERA = _mysql(
     "mysql-galera",
     _ERROR,
     "Each node would grant locks that another has granted, so lockkit refuses mode=row and mode=advisory.",
-    _MYSQL,
 )
-NOT_INNODB = Check(
+NOT_INNODB = _mysql(
     "mysql-not-innodb",
     _ERROR,
     "Its rows cannot be locked, and a failed statement is not undone: two clients can hold one lock.",
-    _MYSQL,
 )
-MISSING = Check("sqlite-missing", _INFO, "None: the first lock makes the file.", _SQLITE)
-UNUSABLE = Check("sqlite-unusable", _ERROR, "No lock can be taken.", _SQLITE)
-NETWORK = Check(
+MISSING = _sqlite("sqlite-missing", _INFO, "None: the first lock makes the file.")
+UNUSABLE = _sqlite("sqlite-unusable", _ERROR, "No lock can be taken.")
+NETWORK = _sqlite(
     "sqlite-network",
     _ERROR,
     "SQLite relies on locks of the file system that network ones do not keep: locks are held twice, or the file is "
     "damaged.",
-    _SQLITE,
 )
-WRITABLE_BY_OTHERS = Check(
-    "sqlite-writable-by-others", _ERROR, "Other users could break any lock, or replace the file: lockkit refuses it.",
-    _SQLITE,
-)  # fmt: skip
+WRITABLE_BY_OTHERS = _sqlite(
+    "sqlite-writable-by-others", _ERROR, "Other users could break any lock, or replace the file: lockkit refuses it."
+)
 
 
 async def examine(examination: Examination) -> None:

@@ -22,23 +22,12 @@ import pymysql
 from pymysql.connections import Connection as PymysqlBase  # after the package, see `test_options.py`
 
 from lockkit import validation
-from lockkit.backends.sql.connection import (
-    NO_ANSWER,
-    Driver,
-    SessionConnection,
-    Worker,
-    cut,
-    end_quietly,
-    readable,
-    until_readable,
-)
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Worker, cut, end_quietly, readable
 from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
-from lockkit.backends.sql.errors import is_mysql_session_end
 from lockkit.backends.sql.options import as_it_is, parse_limit
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import Event, Runtime
-from lockkit.units import Instant
 
 TLS_OPTIONS = frozenset({
     *("ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"),
@@ -105,57 +94,48 @@ class PymysqlDriver(Driver):
         self._parameters = parameters
         self._url = url
         self._tls: Mapping[str, Any] | None = None
-        self._guarded: type[_Guarded] = _Guarded
+        self._guard: Guard
 
-    def prepare(self, tls: Mapping[str, Any]) -> type[_Guarded]:
-        """Read the certificates; return the class of connections that use them."""
+    def prepare(self, tls: Mapping[str, Any]) -> Guard:
+        """Read the certificates, once for all connections: that takes 20 ms."""
         if tls != self._tls:
-            self._tls, self._guarded = tls, type("_Guarded", (_Guarded,), {"guard": Guard(tls, self._url)})
-        return self._guarded
+            self._tls, self._guard = tls, Guard(tls, self._url)
+        return self._guard
 
     @property
     def verified(self) -> bool:
         """Whether the server must prove that it is the host of the URL."""
-        return self._guarded.guard.verified
+        return self._guard.verified
 
-    def open(self) -> PymysqlBase:
+    def open(self, runtime: Runtime) -> PymysqlConnection:
         given = dict(self._parameters())
         self.password = str(given.get("password") or "")
-        guarded = self.prepare({name: given.pop(name) for name in TLS_OPTIONS & given.keys()})
-        limits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": STATEMENT_SECONDS}
-        limits["write_timeout"] = STATEMENT_SECONDS
-        tls = {"ssl": guarded.guard.context} if guarded.guard.required else {}
-        return guarded(
-            **{**limits, **given},
-            charset="utf8mb4",
-            autocommit=True,
-            ssl_disabled=guarded.guard.disabled,
-            **tls,
-        )
-
-    def wrap(self, opened: PymysqlBase, runtime: Runtime) -> PymysqlConnection:
-        return PymysqlConnection(opened, runtime)
+        guard = self.prepare({name: given.pop(name) for name in TLS_OPTIONS & given.keys()})
+        limits = {"read_timeout": STATEMENT_SECONDS, "write_timeout": STATEMENT_SECONDS}
+        arguments = {"connect_timeout": CONNECT_SECONDS, **limits, **given, "charset": "utf8mb4", "autocommit": True}
+        return PymysqlConnection(_Guarded(guard, **arguments), runtime)
 
 
-class PymysqlConnection(SessionConnection):
+class PymysqlConnection(Connection):
     """One connection. PyMySQL's time limit ends it, so `answer` waits for the socket itself."""
 
     def __init__(self, dbapi: Any, runtime: Runtime) -> None:  # noqa: ANN401 - its private names are used
+        super().__init__(runtime, dbapi._sock.fileno())
         self.dbapi = dbapi
-        self._runtime = runtime
-        self._blocking = runtime.kind == "blocking"
-        self._fd: int = dbapi._sock.fileno()
         self._limit: float = dbapi._read_timeout or STATEMENT_SECONDS
         self._worker: Worker | None = None
-        self._set_limit(self._limit)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
-        if self.prepared is None or not statement.frequent:
-            return await self._exchange(seconds, statement, parameters)
-        return await self.prepared.run(statement, parameters, partial(self._exchange, seconds))
+        def exchange() -> Result:
+            self._limit_by(seconds)
+            try:
+                self.send(statement, parameters)
+            except BaseException:
+                self.broken = True
+                raise
+            return self._read()
 
-    async def _exchange(self, seconds: float, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        return await self._call(partial(self._send_and_read, seconds, statement, parameters), seconds)
+        return await self._call(exchange, seconds)
 
     async def _call(self, function: Callable[[], Result], seconds: float) -> Result:
         """Call the driver, which blocks: under asyncio in a thread."""
@@ -163,15 +143,6 @@ class PymysqlConnection(SessionConnection):
             return function()
         self._worker = self._worker or Worker(self._runtime)
         return await self._worker.call(function, seconds)
-
-    def _send_and_read(self, seconds: float, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        self._limit_by(seconds)
-        try:
-            self.send(statement, parameters)
-        except BaseException:
-            self.broken = True
-            raise
-        return self._read()
 
     def _read(self) -> Result:
         dbapi = self.dbapi  # `terminate` forgets it, perhaps meanwhile
@@ -181,16 +152,12 @@ class PymysqlConnection(SessionConnection):
         except BaseException as error:
             self.broken = not isinstance(error, Exception)  # Ctrl-C: how much of the answer was read is unknown
             raise
-        finally:
-            self._set_limit(self._limit)
 
     def _limit_by(self, seconds: float) -> None:
-        if self._blocking:  # a thread may go on when its caller has given up
-            self._set_limit(min(seconds, self._limit))
-
-    def _set_limit(self, seconds: float) -> None:
+        # Under asyncio the thread may go on when its caller has given up.
+        limit = max(_LIMIT_SECONDS_MIN, min(seconds, self._limit)) if self._blocking else self._limit
         if self.dbapi is not None:
-            self.dbapi._read_timeout = self.dbapi._write_timeout = max(_LIMIT_SECONDS_MIN, seconds)
+            self.dbapi._read_timeout = self.dbapi._write_timeout = limit
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         text, order = statement.spelled("format")
@@ -227,21 +194,15 @@ class PymysqlConnection(SessionConnection):
             return not self._reading.busy
         return self._fd < 0 or readable(self._fd)
 
-    async def until_answer(self, wake: Event, until: Instant) -> None:
+    async def until_answer(self, wake: Event, until: float) -> None:
         if self._reading is not None:
             await self._reading.until_done(until - self._runtime.now())
-            return
-        await until_readable(self._runtime, self._fd, wake, until)
+        else:
+            await super().until_answer(wake, until)
 
     @property
     def stale(self) -> bool:
         return self._fd >= 0 and readable(self._fd)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def ended_by_server(self, error: BaseException) -> bool:
-        return is_mysql_session_end(error)
 
     def terminate(self) -> None:
         dbapi, self.dbapi = self.dbapi, None
@@ -258,7 +219,7 @@ class PymysqlConnection(SessionConnection):
 
 class Guard:
     """
-    The TLS context and the login checks that all connections of one client share.
+    What all connections of one client share for TLS.
 
     Attributes:
         disabled: The URL asks for no TLS.
@@ -297,32 +258,35 @@ class Guard:
             context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"), given.get("ssl_key_password"))
         return context
 
-    def check_plugin(self, name: str, *, local: bool) -> None:
-        """Send no password in clear text to a server that may be another's. Raises PyMySQL's error."""
-        if name in _CLEAR_TEXT and not (self.verified or local):
-            message = (
-                f"the server asks for the password in clear text ({name}), which lockkit sends only over verified "
-                "TLS (?ssl_ca=...) or a Unix socket"
-            )
-            raise pymysql.OperationalError(_PLUGIN_CANNOT_LOAD, message)
-
 
 class _Guarded(PymysqlBase):  # type: ignore[misc] # PyMySQL has no types
-    """PyMySQL's connection, with a `Guard` that checks two steps of the login before they are taken."""
+    """PyMySQL's connection, with a `Guard` for two steps of the login before they are taken."""
 
-    guard: Guard
+    def __init__(self, guard: Guard, **arguments: Any) -> None:
+        self.guard = guard  # first: the base connects
+        tls = {"ssl": guard.context} if guard.required else {}
+        super().__init__(**arguments, ssl_disabled=guard.disabled, **tls)
 
     def _request_authentication(self) -> Any:  # noqa: ANN401 - PyMySQL's
         if self.guard.required and not self.server_capabilities & _CLIENT_SSL:
             message = "the URL asks for TLS, which the server does not offer"
             raise pymysql.OperationalError(_SSL_CONNECTION_ERROR, message)
         # The plugin of the greeting is used without a further request.
-        self.guard.check_plugin(self._auth_plugin_name or "", local=bool(self.unix_socket))
+        self._check_plugin(self._auth_plugin_name or "")
         return super()._request_authentication()
 
     def _process_auth(self, plugin_name: bytes, *rest: Any) -> Any:  # noqa: ANN401 - PyMySQL's
-        self.guard.check_plugin(plugin_name.decode("ascii", "replace"), local=bool(self.unix_socket))
+        self._check_plugin(plugin_name.decode("ascii", "replace"))
         return super()._process_auth(plugin_name, *rest)
+
+    def _check_plugin(self, name: str) -> None:
+        """Send no password in clear text to a server that may be another's."""
+        if name in _CLEAR_TEXT and not (self.guard.verified or self.unix_socket):
+            message = (
+                f"the server asks for the password in clear text ({name}), which lockkit sends only over verified "
+                "TLS (?ssl_ca=...) or a Unix socket"
+            )
+            raise pymysql.OperationalError(_PLUGIN_CANNOT_LOAD, message)
 
     def _create_ssl_ctx(self, given: Any) -> Any:  # noqa: ANN401 - PyMySQL's
         # PyMySQL makes a context for each connection, which takes 20 ms.

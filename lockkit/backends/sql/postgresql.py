@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg import pq
 
-from lockkit.backends.sql.connection import NO_ANSWER, Driver, SessionConnection, until_readable
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver
 from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
 from lockkit.backends.sql.options import as_it_is, parse_connect_limit
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.runtime import Event, Runtime
-from lockkit.units import Instant
-
-if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn, PGresult
-
+from lockkit.runtime import Runtime
 
 FLUSH_PAUSE = 0.001
 """Between two tries to send what the socket did not take, seconds. Only large batches to a slow server need it."""
@@ -36,12 +30,6 @@ _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QU
 # they give an int another type with its size, which does not fit a statement that was prepared once.
 _LOADERS: dict[int, Callable[[bytes], Any]] = {**dict.fromkeys((20, 21, 23, 26), int), 16: b"t".__eq__}
 """By pg_type.dat: int8, int2, int4 and oid; bool. All else is text."""
-
-
-def _keep_fatal(fatal: list[bool], notice: PGresult) -> None:
-    # The text is in the server's language. PANIC is not for clients.
-    if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == b"FATAL":
-        fatal.append(True)
 
 
 _DECIDED = {"user", "password", "dbname", "port", "client_encoding", "options", "replication"}
@@ -72,41 +60,28 @@ class PsycopgDriver(Driver):
     def __init__(self, parameters: Callable[[], Mapping[str, Any]]) -> None:
         self._parameters = parameters
 
-    def open(self) -> psycopg.Connection:
+    def open(self, runtime: Runtime) -> PsycopgConnection:
         given = self._parameters()
         self.password = str(given.get("password") or "")
         limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": int(STATEMENT_SECONDS * 1000)}
         parameters: dict[str, Any] = {**limits, **given, "client_encoding": "utf8"}
-        return psycopg.connect(autocommit=True, prepare_threshold=None, **parameters)
-
-    def wrap(self, opened: psycopg.Connection, runtime: Runtime) -> PsycopgConnection:
-        return PsycopgConnection(opened, runtime)
+        return PsycopgConnection(psycopg.connect(autocommit=True, prepare_threshold=None, **parameters), runtime)
 
 
-class PsycopgConnection(SessionConnection):
+class PsycopgConnection(Connection):
     """One connection."""
 
     def __init__(self, connection: psycopg.Connection, runtime: Runtime) -> None:
-        self._driver = connection
-        self.pgconn: PGconn = connection.pgconn
-        self._runtime = runtime
-        self._fd: int = self.pgconn.socket
+        super().__init__(runtime, connection.pgconn.socket)
+        self._driver = connection  # its end would close the socket
+        self.pgconn: pq.abc.PGconn = connection.pgconn
         self._names: dict[Statement, bytes] = {}
         self._prepared = 0
-        self._last: PGresult | None = None
-        self._blocking = runtime.kind == "blocking"
-        self._readable = runtime.readable
+        self._last: pq.abc.PGresult | None = None
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         self._poll = poll.poll
         self._literal = pq.Escaping(self.pgconn).escape_literal
-        # The server's last words, when they come while nothing is under way, are a notice to libpq. A list and not an
-        # attribute: the handler must not keep this object alive.
-        self._fatal_notices: list[bool] = []
-        self.pgconn.notice_handler = partial(_keep_fatal, self._fatal_notices)
-
-    def fileno(self) -> int:
-        return self._fd
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         pgconn = self.pgconn
@@ -129,7 +104,7 @@ class PsycopgConnection(SessionConnection):
         return await self.answer(seconds)
 
     async def answer(self, seconds: float) -> Result:
-        """See `SessionConnection.answer`. Of several statements in one text: the last rows, if any gave some."""
+        """See `Connection.answer`. Of several statements in one text: the last rows, if any gave some."""
         pgconn = self.pgconn
         until = self._runtime.now() + seconds
         while pgconn.flush():
@@ -139,7 +114,7 @@ class PsycopgConnection(SessionConnection):
         while True:
             while pgconn.is_busy():
                 left = max(0.0, until - self._runtime.now())
-                ready = self._poll(left * 1000) if self._blocking else await self._readable(self._fd, left)
+                ready = self._poll(left * 1000) if self._blocking else await self._runtime.readable(self._fd, left)
                 if not ready:
                     raise TimeoutError(NO_ANSWER)
                 pgconn.consume_input()
@@ -156,14 +131,14 @@ class PsycopgConnection(SessionConnection):
             message = "the answer was lost to an interrupt"
             raise psycopg.OperationalError(message)
         if last.status not in _OK:
-            self._forget_plans(last)
-            raise psycopg.errors.error_from_result(last)
+            raise self._error_of(last)
         return _read(last)
 
-    def _forget_plans(self, result: PGresult) -> None:
+    def _error_of(self, result: pq.abc.PGresult) -> psycopg.Error:
         # DISCARD ALL or DEALLOCATE by another client of this session, or a table that was made anew.
         if result.error_field(pq.DiagnosticField.SQLSTATE) in {b"26000", b"0A000", b"42P05"}:
             self._names.clear()
+        return psycopg.errors.error_from_result(result)
 
     async def finish(self, seconds: float) -> None:
         try:
@@ -174,20 +149,18 @@ class PsycopgConnection(SessionConnection):
 
     def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         """
-        See `SessionConnection.send`.
+        See `Connection.send`.
 
         By the simple protocol ("53.2.2. Simple Query"), which takes several statements in one text: BEGIN and what
         locks are one round trip. It has no parameters, so they are written into the text as libpq escapes them.
         """
         text, order = statement.spelled("format")
-        text %= tuple([self._literal_of(value) for value in order(parameters)])
+        literal = self._literal
+        text %= tuple([
+            value if isinstance(value, int) else bytes(literal(str(value).encode())).decode()
+            for value in order(parameters)
+        ])  # fmt: skip
         self.pgconn.send_query(text.encode())
-
-    def _literal_of(self, value: Parameter) -> str:
-        if isinstance(value, int):
-            return f"{value}"
-        assert isinstance(value, str)
-        return bytes(self._literal(value.encode())).decode()
 
     @property
     def answered(self) -> bool:
@@ -197,9 +170,6 @@ class PsycopgConnection(SessionConnection):
             return not self.pgconn.is_busy()
         except psycopg.OperationalError:
             return True  # the connection has ended: reading the answer says so
-
-    async def until_answer(self, wake: Event, until: Instant) -> None:
-        await until_readable(self._runtime, self._fd, wake, until)
 
     @property
     def in_transaction(self) -> bool:
@@ -211,13 +181,6 @@ class PsycopgConnection(SessionConnection):
         """Whether an error has ended that transaction, and with it what it had locked."""
         return self.pgconn.transaction_status == pq.TransactionStatus.INERROR
 
-    def ended_by_server(self, error: BaseException) -> bool:
-        """See `SessionConnection.ended_by_server`. The server's last words may stand behind the end of the stream."""
-        if self._fatal_notices or getattr(error, "sqlstate", None) is not None:
-            return True
-        result = self.pgconn.get_result()
-        return result is not None and result.error_field(pq.DiagnosticField.SQLSTATE) is not None
-
     @property
     def stale(self) -> bool:
         """See `Connection.stale`. Not all that comes unasked is the end: a notice, a setting that was changed."""
@@ -228,11 +191,7 @@ class PsycopgConnection(SessionConnection):
                 self.pgconn.is_busy()  # parses what was read
         except psycopg.OperationalError:
             return True
-        return bool(self._fatal_notices) or self.pgconn.status != pq.ConnStatus.OK
-
-    @property
-    def server_pid(self) -> int:
-        return self.pgconn.backend_pid
+        return self.pgconn.status != pq.ConnStatus.OK
 
     def notifications(self) -> Iterable[bytes]:
         """Return what NOTIFY sent since the last call. Call it when the socket is readable."""
@@ -268,7 +227,7 @@ def _array(values: list[str]) -> bytes:
     return ("{" + ",".join(f'"{value}"' for value in quoted) + "}").encode()
 
 
-def _read(result: PGresult) -> Result:
+def _read(result: pq.abc.PGresult) -> Result:
     width = result.nfields
     rows = []
     for row in range(result.ntuples):

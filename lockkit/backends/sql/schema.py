@@ -1,9 +1,11 @@
 """
-The tables: their columns, and how lockkit makes them.
+The tables: their columns, how lockkit makes them, and the keys of locks in them.
 
 A `Table` is the one description. lockkit makes the DDL from it, `create` runs that, and `lock_table` makes SQLAlchemy's
 form of it for applications that keep their schema with Alembic. ``lockkit migrate`` works on any backend that has
 ``tables`` and a ``database``.
+
+The key of a lock is its name, and for what lives apart from the locks a key that no lock can have.
 
 Several processes may start at once and all find no table: ``CREATE TABLE IF NOT EXISTS`` is not atomic on PostgreSQL
 (two of them can meet in ``pg_type``), so "it exists already" counts as success if the table is there then.
@@ -11,6 +13,7 @@ Several processes may start at once and all find no table: ``CREATE TABLE IF NOT
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,11 +21,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from lockkit.backend import apart, split_space
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import AlreadyThere, MissingTable
 from lockkit.backends.sql.statement import Statement
 from lockkit.errors import ConfigurationError, LockError
-from lockkit.validation import METADATA_BYTES_MAX
+from lockkit.validation import METADATA_BYTES_MAX, NAME_BYTES_MAX, lock_name
 
 if TYPE_CHECKING:
     import sqlalchemy
@@ -70,8 +74,8 @@ class Column(NamedTuple):
     Attributes:
         name: Its name.
         kind: Of its values: ``key`` is compared as bytes.
-        default: In SQL; None: there is none, and `null` says whether it may be missing.
-        null: It may be NULL.
+        default: In SQL; None: there is none.
+        null: It may be NULL, if it has no default.
         beyond_locks: Locks work without it. Only what needs it names it.
     """
 
@@ -199,35 +203,26 @@ def lock_table(metadata: sqlalchemy.MetaData | None = None, name: str = TABLE) -
 
 async def create(database: Database, tables: Sequence[Table], answer_by: float = inf) -> None:
     """Make tables that are not there. Any number of processes may do it at once."""
+    dialect = database.dialect.name
     for table in tables:
         try:
-            await _create_one(database, table, answer_by)
+            await database.run(Statement(table.ddl(dialect), once=True), answer_by=answer_by)
+        except AlreadyThere as error:
+            # Another client has made it just now; or it is something else that has the name: on PostgreSQL a type.
+            look = Statement(f"SELECT 1 FROM {table.quoted(dialect)} WHERE 1 = 0", once=True)
+            try:
+                await database.run(look, again=True, answer_by=answer_by)
+            except MissingTable:
+                raise error from error.__cause__
         except LockError as error:
-            raise _cannot_make(database, table, error) from error.__cause__
-
-
-async def _create_one(database: Database, table: Table, answer_by: float) -> None:
-    dialect = database.dialect.name
-    try:
-        await database.run(Statement(table.ddl(dialect), once=True), answer_by=answer_by)
-    except AlreadyThere as error:
-        # Another client has made it just now; or it is something else that has the name: on PostgreSQL a type.
-        look = Statement(f"SELECT 1 FROM {table.quoted(dialect)} WHERE 1 = 0", once=True)
-        try:
-            await database.run(look, again=True, answer_by=answer_by)
-        except MissingTable:
-            raise error from error.__cause__
-
-
-def _cannot_make(database: Database, table: Table, failure: LockError) -> LockError:
-    error = failure.__cause__
-    if error is None or database.kind(error) not in {"denied", "read-only", "no table"}:
-        return failure
-    message = (
-        f"{database.url} has no table {table.fullname}, and it cannot be made: {failure}. Let a user with that right "
-        "run lockkit migrate, or what lockkit migrate --sql prints"
-    )
-    return ConfigurationError(message, backend=database.url)
+            cause = error.__cause__
+            if cause is None or database.kind(cause) not in {"denied", "read-only", "no table"}:
+                raise
+            message = (
+                f"{database.url} has no table {table.fullname}, and it cannot be made: {error}. Let a user with that "
+                "right run lockkit migrate, or what lockkit migrate --sql prints"
+            )
+            raise ConfigurationError(message, backend=database.url) from cause
 
 
 async def migrate(database: Database, tables: Sequence[Table]) -> list[str]:
@@ -284,8 +279,52 @@ async def drop(database: Database, tables: Iterable[Table]) -> None:
     for table in tables:
         name = table.quoted(database.dialect.name)
         columns = ", ".join(column.name for column in table.columns if not column.beyond_locks)
-        try:
+        with suppress(MissingTable):  # what has other columns is no table of lockkit's
             await database.run(Statement(f"SELECT {columns} FROM {name} WHERE 1 = 0", once=True), again=True)
-        except MissingTable:
-            continue
-        await database.run(Statement(f"DROP TABLE IF EXISTS {name}"), again=True)
+            await database.run(Statement(f"DROP TABLE IF EXISTS {name}"), again=True)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def row_key(name: str, dialect: str) -> str:
+    """Return the key of a name."""
+    if name[0] != "\0":
+        return name
+    space, plain = split_space(name)
+    if dialect != "mysql":
+        # Longer than any lock name. The text ends at the last slash, so no two names have the same key.
+        return f"+{space}/{plain}/".ljust(NAME_BYTES_MAX + 1, ".")
+    # The column takes no more bytes than a lock name has, but, unlike PostgreSQL's, NUL.
+    key = f"\0{space}\0{plain}"
+    digest = hashlib.sha256(plain.encode()).hexdigest()
+    return key if len(key.encode()) <= NAME_BYTES_MAX else f"\0{space}\0\0{digest}"
+
+
+def name_of_key(key: str) -> str | None:
+    """Return the name from which `row_key` made a key; None if it made no such key, or only a digest is left."""
+    space, plain = "", key
+    if key.startswith("\0"):
+        space, _, plain = key[1:].partition("\0")
+    elif len(key.encode()) > NAME_BYTES_MAX and key.startswith("+"):
+        space, _, plain = key[1:].rpartition("/")[0].partition("/")
+    try:
+        plain = lock_name(plain)
+    except ConfigurationError:
+        return None
+    return apart(space, plain) if space else plain
+
+
+def range_of(prefix: str, dialect: str) -> tuple[str, str | None]:
+    """
+    Return the first key of the names with a prefix, in byte order, and the first key after them; None: there is none.
+
+    This relies on ASCII only, which has the same bytes, below those of all other characters, in each encoding that a
+    database may use. So the range of ``aé`` ends with that of ``a``.
+    """
+    space, plain = split_space(prefix)
+    head = "" if not space else f"\0{space}\0" if dialect == "mysql" else f"+{space}/"
+    counted = re.match(r"[\x01-\x7e]*", plain)
+    assert counted is not None, "a pattern that matches the empty string"
+    text = head + counted[0]
+    return head + plain, text[:-1] + chr(ord(text[-1]) + 1) if text else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockkit import validation
 from lockkit.backends.sql.connection import Connection, Driver, Worker, end_quietly
@@ -31,16 +31,6 @@ the file."""
 
 OPTIONS: dict[str, Callable[[Any], object]] = {"cached_statements": validation.parse_int(0)}
 """sqlite3's that a URL may give; not timeout, which is the option of the client's locks."""
-
-
-class _Opened(NamedTuple):
-    """A connection, and its file; None for a database in memory, shared under a name."""
-
-    dbapi: sqlite3.Connection
-    file: SqliteFile | None
-
-    def close(self) -> None:
-        self.dbapi.close()
 
 
 class SqliteDriver(Driver):
@@ -66,7 +56,7 @@ class SqliteDriver(Driver):
         self._group = group
         self.path = "" if database.startswith("file:") else str(Path(database).absolute())
 
-    def open(self) -> _Opened:
+    def open(self, runtime: Runtime) -> SqliteConnection:
         for _ in range(OPENINGS_MAX):
             if self.path and not self._adopted:
                 prepare(self.path, group=self._group)
@@ -78,34 +68,34 @@ class SqliteDriver(Driver):
                 check_same_thread=False,
                 **self._options,
             )
-            self.path = self.path or _main_file(dbapi)
             if not self.path:
-                return _Opened(dbapi, None)
-            file = SqliteFile(self.path)
-            if before is not None and file.identity == before:
-                return _Opened(dbapi, file)
+                rows = dbapi.execute("PRAGMA database_list").fetchall()
+                self.path = next((file or "" for _, name, file in rows if name == "main"), "")
+            if not self.path or (before is not None and identity(self.path) == before):
+                return SqliteConnection(dbapi, self.path, before, runtime)
             # Made just now, or replaced: lockkit cannot tell whether this connection leads to what is there now.
             dbapi.close()
         message = f"{self.path} was replaced again and again while it was opened"
         raise ConnectionAbortedError(message)
 
-    def wrap(self, opened: _Opened, runtime: Runtime) -> SqliteConnection:
-        return SqliteConnection(opened.dbapi, opened.file, runtime)
-
-
-def _main_file(dbapi: sqlite3.Connection) -> str:
-    rows = dbapi.execute("PRAGMA database_list").fetchall()
-    return next((file or "" for _, name, file in rows if name == "main"), "")
-
 
 class SqliteConnection(Connection):
-    """One connection; under asyncio its own thread uses it."""
+    """
+    One connection to a file.
 
-    def __init__(self, dbapi: sqlite3.Connection, file: SqliteFile | None, runtime: Runtime) -> None:
+    The file may be removed or replaced while it is open. SQLite goes on in a file that has no name any more, and
+    another client locks in the new one. In the modes with a rollback journal it checks before it writes, in WAL mode it
+    does not. So lockkit checks before and after each statement which file is at `path`; empty for a database in memory,
+    shared under a name.
+    """
+
+    def __init__(self, dbapi: sqlite3.Connection, path: str, file: tuple[int, int] | None, runtime: Runtime) -> None:
+        super().__init__(runtime, -1)
         self.dbapi: sqlite3.Connection | None = dbapi
         self._cursor: sqlite3.Cursor | None = dbapi.cursor()
+        self._path = path
         self._file = file
-        self._worker = Worker(runtime) if runtime.kind == "asyncio" else None
+        self._worker = None if self._blocking else Worker(runtime)
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
         if self._worker is None:
@@ -118,6 +108,9 @@ class SqliteConnection(Connection):
         assert cursor is not None
         cursor.execute(text, order(parameters))
         rows = cursor.fetchall() if cursor.description else ()
+        if self.stale:
+            message = f"{self._path} was removed or replaced while it was in use"
+            raise ConnectionAbortedError(message)
         return Result(rows, cursor.rowcount, 0)
 
     async def finish(self, seconds: float) -> None:
@@ -130,71 +123,27 @@ class SqliteConnection(Connection):
 
     @property
     def stale(self) -> bool:
-        return bool(self.moved)
-
-    @property
-    def moved(self) -> str:
-        if self._file is None or not self._file.moved:
-            return ""
-        return f"{self._file.path} was removed or replaced while it was in use"
-
-    def fileno(self) -> int:
-        return -1
+        return bool(self._path) and identity(self._path) != self._file
 
     def terminate(self) -> None:
-        close = self._taken()
-        if close is None:
-            return
         if self._worker is None:
-            close()
-        else:
-            self._worker.end(close)
+            self._close()
+        elif self.dbapi is not None:
+            self._worker.end(self._close)
 
     async def close(self) -> None:
-        close = self._taken()
-        if close is None:
-            return
-        if self._worker is None:
-            close()
+        if self._worker is None or self.dbapi is None:
+            self.terminate()
         else:
-            await self._worker.end(close).wait(CLOSE_SECONDS)
+            await self._worker.end(self._close).wait(CLOSE_SECONDS)
 
-    def _taken(self) -> Callable[[], None] | None:
-        """
-        Return what closes the connection; None if that was done.
-
-        First the cursor: the traceback of an interrupt may refer to it, and while it is open SQLite keeps the lock of a
-        statement whose rows were not read, although the connection was closed (sqlite3_close_v2).
-        """
-        dbapi, self.dbapi = self.dbapi, None
-        cursor, self._cursor = self._cursor, None
-        if dbapi is None or cursor is None:
-            return None
-
-        def close() -> None:
-            end_quietly(cursor.close)
-            end_quietly(dbapi.close)
-
-        return close
-
-
-class SqliteFile:
-    """
-    The file behind a connection to SQLite, which may be removed or replaced while it is open.
-
-    SQLite goes on in a file that has no name any more, and another client locks in the new one. In the modes with a
-    rollback journal it checks before it writes, in WAL mode it does not.
-    """
-
-    def __init__(self, path: str) -> None:
-        """Remember which file is at this path now."""
-        self.path = path
-        self.identity = identity(path)
-
-    @property
-    def moved(self) -> bool:
-        """Whether the path leads to another file now, or to none."""
-        return identity(self.path) != self.identity
+    def _close(self) -> None:
+        # First the cursor: the traceback of an interrupt may refer to it, and while it is open SQLite keeps the lock of
+        # a statement whose rows were not read, although the connection was closed (sqlite3_close_v2).
+        for one in (self._cursor, self.dbapi):
+            if one is not None:
+                end_quietly(one.close)
+        self._cursor = self.dbapi = None
 
 
 def prepare(path: str, *, group: bool) -> None:

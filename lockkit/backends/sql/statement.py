@@ -34,29 +34,21 @@ class Statement:
     Args:
         text: See the attribute.
         once: It is not worth preparing: made for one use.
-        frequent: It is worth preparing where each session does that by itself: long, and part of each lock.
 
     Attributes:
         text: With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of
             what PREPARE prepares. It has no other ``$``.
         packed: The same as bytes.
         once: See the argument.
-        frequent: See the argument.
     """
 
-    __slots__ = ("_compiled", "frequent", "once", "packed", "text")
+    __slots__ = ("_compiled", "once", "packed", "text")
 
-    def __init__(self, text: str, *, once: bool = False, frequent: bool = False) -> None:
+    def __init__(self, text: str, *, once: bool = False) -> None:
         self.text = text
         self.once = once
-        self.frequent = frequent
         self.packed = text.encode()
         self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
-
-    @property
-    def places(self) -> list[int]:
-        """The numbers of the parameters, in the order in which they stand in the text."""
-        return [int(number) for number in _PARAMETER.findall(self.text)]
 
     def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
         """Return the text as a driver wants it, and a function that puts the parameters that it has into its order."""
@@ -66,7 +58,7 @@ class Statement:
         return found
 
     def _compile(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
-        places = [number - 1 for number in self.places]
+        places = [int(number) - 1 for number in _PARAMETER.findall(self.text)]
         spelling = _SPELLINGS[paramstyle]
         text = self.text if spelling == "?" else self.text.replace("%", "%%")
         text = _PARAMETER.sub(spelling, text).replace("$$", "$")

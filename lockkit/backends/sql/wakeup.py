@@ -13,6 +13,7 @@ Behind a pooler that lends out sessions LISTEN does not work, because it belongs
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import Request, seconds_left
@@ -51,38 +52,32 @@ class WakeupListener:
         self._database = database
         self._listen = Statement(f'LISTEN "{channel}"')
         self._mutex = runtime.mutex()
-        self._waiting: dict[str, list[Event]] = {}
+        self._waiting: dict[str, set[Event]] = {}
         self._opening: Event | None = None
         self._ended: Event | None = None
 
     def expect(self, request: Request, name: str) -> None:
         """Wake this request when its lock is released, from now on."""
         with self._mutex:
-            events = self._waiting.setdefault(name, [])
-            if request.wake not in events:
-                events.append(request.wake)
+            self._waiting.setdefault(name, set()).add(request.wake)
 
     def forget(self, request: Request, name: str) -> None:
         """Stop waking it."""
         with self._mutex:
-            events = self._waiting.get(name)
-            if events is not None and request.wake in events:
-                events.remove(request.wake)
-                if not events:
-                    del self._waiting[name]
+            events = self._waiting.get(name, set())
+            events.discard(request.wake)
+            if not events:
+                self._waiting.pop(name, None)
 
     async def open(self, answer_by: float) -> None:
         """Listen, unless that is done; one caller does it, the others wait for that one."""
         with self._mutex:
             if self.connection is not None or self.cannot_listen:
                 return
-            opening = self._opening
-            mine = opening is None
-            if opening is None:
-                opening = self._opening = self._runtime.event()
-        if not mine:
-            now = self._runtime.now()
-            await opening.wait(seconds_left(answer_by, now))
+            others = self._opening
+            opening = self._opening = others or self._runtime.event()
+        if others is not None:
+            await opening.wait(seconds_left(answer_by, self._runtime.now()))
             return
         try:
             await self._open(answer_by)
@@ -104,13 +99,9 @@ class WakeupListener:
             except self._database.driver_errors as error:
                 raise self._database.translate(error) from error
             ended = self._runtime.event()
-
-            async def pass_on() -> None:
-                await self._pass_on(connection, ended)
-
             with self._mutex:
                 self.connection, self._ended = connection, ended
-            self._runtime.spawn("lockkit-sql-wake", pass_on)
+            self._runtime.spawn("lockkit-sql-wake", partial(self._pass_on, connection, ended))
         except BaseException:
             # Also Ctrl-C between any two lines: no request may rely on a connection that nobody reads.
             with self._mutex:

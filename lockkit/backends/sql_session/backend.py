@@ -39,37 +39,47 @@ The modes of the SQL backends in which an open session of the database is the lo
   release deletes it later.
 - A session that ends frees the lock, so a lease that lost its connection is lost: no other connection can confirm it.
 
-`SessionBackend` acquires, and its base `HoldingBackend` renews and releases. Beside them: `Locking` (what the modes and
-databases differ in), `LeaseTable`, `Sessions` (the pool; it also watches locks, and leaves the queue).
+Beside `SessionBackend`: `Locking` (what the modes and databases differ in, and the leases) and `Sessions` (the pool; it
+also leaves the queue).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 from lockkit import validation
 from lockkit.backend import (
+    CALL_SECONDS,
     Busy,
     Capabilities,
+    Gone,
     Grant,
     Holder,
-    NamesPage,
+    Host,
     Option,
+    Renewal,
+    Renewed,
     Request,
+    Unknown,
 )
-from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS
-from lockkit.backends.sql.errors import CONFLICTS, Kind
+from lockkit.backends.sql.backend import SqlBackend
+from lockkit.backends.sql.database import Database
+from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS
+from lockkit.backends.sql.errors import CONFLICTS
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
-from lockkit.backends.sql_session.held import HoldingBackend
+from lockkit.backends.sql_session.locking import Locking
+from lockkit.backends.sql_session.pool import Sessions
 from lockkit.backends.sql_session.session import Claim, Session, Taken
+from lockkit.background import Background
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
-from lockkit.units import Instant
+from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
-
 
 ANSWER_SECONDS = 1.0
 """How long the answer to a statement that has ended at the server may take to arrive, seconds. Longer replaces a dead
@@ -91,29 +101,50 @@ BREAK_PAUSE = 0.005
 NAME_CHARS_MAX = 56
 """Of a table, so that the name of the one beside it, which is longer by seven, is short enough for PostgreSQL."""
 
-_NOT_GRANTED = CONFLICTS | {"locked"}
+RELEASE_ALL_SECONDS = 1.0
+"""How long all sessions together have to answer that they have released when a client is closed. Longer delays the end
+of a program whose server hangs; shorter closes the connection of one that is only slow, which releases as well, but
+perhaps a little later."""
+
+RENEW_SHARE = 1 / 3
+"""For what share of the shortest ttl of this client's leases a round of renewals waits for answers. Longer, and one
+session that hangs lets the leases of the others run out; shorter calls more renewals late that are answered."""
+
+DELETE_CHANCE = 1 / 32
+"""How often the release of a reader also deletes the leases of readers that have ended. More often costs a write each
+time, less often leaves more rows."""
+
+WATCH_SECONDS = 0.25
+"""How often to look for closed connections. Longer notifies holders later; shorter wakes an idle one more often."""
+
+LINGER_SECONDS = 2.0
+"""For how long to go on when nothing is held any more. Shorter starts a thread or task more often."""
+
+_GONE = Gone("session")
+_SENT = Unknown(BackendUnavailable("sent, and not read yet"))
+"""The outcome of a renewal until its answer is read."""
 
 
-def capabilities_of(*, fair: bool, caveat: str) -> Capabilities:
-    """Return the capabilities of a mode on PostgreSQL."""
-    return Capabilities(
-        crash_release="connection",
-        min_ttl=0.05,
-        ttl_granularity=0.001,
-        fair=fair,
-        wakeup="push",
-        token_source="max(last + 1, database time in µs), committed apart from the transaction that is the lock",  # noqa: S106
-        survives_node_loss=False,
-        survives_data_loss=True,
-        shared_mode=True,
-        fair_shared=True,
-        clock_assumption="the database's clock runs at the rate of the clients' within 1 %; for tokens after a crash "
-        "or a loss of data it is not set back by more than the outage",
-        waiters_visible=True,
-        scope="network",
-        caveat=caveat,
-        permits="slots",
-    )
+CAPABILITIES = Capabilities(
+    crash_release="connection",
+    min_ttl=0.05,
+    ttl_granularity=0.001,
+    fair=True,
+    wakeup="push",
+    token_source="max(last + 1, database time in µs), committed apart from the transaction that is the lock",  # noqa: S106
+    survives_node_loss=False,
+    survives_data_loss=True,
+    shared_mode=True,
+    fair_shared=True,
+    clock_assumption="the database's clock runs at the rate of the clients' within 1 %; for tokens after a crash "
+    "or a loss of data it is not set back by more than the outage",
+    waiters_visible=True,
+    scope="network",
+    caveat="A lock is a connection, and names are hashed: a failover ends it without the holder's knowing until its "
+    "next renewal.",
+    permits="slots",
+)
+"""Of mode=advisory on PostgreSQL, without `Capabilities.downgrade`."""
 
 
 def options_of(mode: str, table: str) -> Mapping[str, Option]:
@@ -146,8 +177,22 @@ def _parse_table(value: object) -> str:
     return table
 
 
-class SessionBackend(HoldingBackend):
+class SessionBackend(SqlBackend):
     """What the modes share. Each subclass is one mode of one database."""
+
+    _locking_class: ClassVar[type[Locking]]
+
+    def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
+        """Use a database; nothing is sent."""
+        super().__init__(database, options, host)
+        self._locking = self._locking_class(database, options["table"], auto_create=options["auto_create"])
+        self.tables = self._locking.tables
+        database.keepalive = options["keepalive"]
+        self._sessions = Sessions(database, host.runtime, options["pool_size"] or database.pool_size, self._locking)
+        self._ttl_min = inf  # of all leases of this client
+        self._lost = host.lost
+        self._held: set[Claim] = set()
+        self._watch = Background(host.runtime, "lockkit-sql-watch", self._watch_held)
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -165,17 +210,19 @@ class SessionBackend(HoldingBackend):
         limit = self._locking.limit(request.ttl)
         ttl = self._locking.seconds(limit, request.ttl)
         self._ttl_min = min(self._ttl_min, ttl)
-        retry_after: float | None = None
+        look_after = min(max(request.ttl, RETRY_SECONDS), self.database.keepalive)
         for _ in range(ATTEMPTS_MAX):
             started = self._runtime.now()
             if claim.queued:
                 assert claim.session is not None
                 claim.session.answer_by = request.answer_by
                 if not claim.session.answered:
-                    retry_after = await self._left_queue(request, claim, claim.session)
-                    if retry_after is None:
-                        return Busy()
-                    continue
+                    if await self._waits_in_vain(request, claim, claim.session):
+                        look_after = RETRY_SECONDS
+                        continue
+                    if started >= claim.look_at:
+                        claim.look_at = started + look_after
+                    return Busy()
                 # Before the proof that the lock is still held: see the module.
                 anchor = self._runtime.now()
                 taken = await self._confirm_grant(request, claim, claim.session, limit)
@@ -183,18 +230,15 @@ class SessionBackend(HoldingBackend):
                 anchor = None
                 taken = await self._first_attempt(request, claim, limit)
                 if taken is None and claim.session is not None:
+                    claim.look_at = started + look_after
                     await self._enqueue(request, claim, claim.session, limit)
-                    claim.check_at = started + (retry_after or request.ttl)
-                    claim.ask_at = started + self.database.keepalive
-                    return Busy(retry_after=retry_after)
+                    return Busy()
             if taken is not None and claim.session is not None:
-                token = await self._leases.token(request, claim.key, claim.session, taken)
-                if claim.session.unanswered and not await self._proven(request, claim):
+                token = await self._token(request, claim, claim.session, taken)
+                if claim.session.unanswered and not await self._proven(request, claim, claim.session):
                     continue
                 if token is not None:
-                    # A lease that is not renewed is lost without a notice.
-                    valid_until = (started if anchor is None else anchor) + ttl
-                    self._sessions.hold(claim.session, request.owner, ttl, valid_until)
+                    self._hold(claim, request.owner, ttl, (started if anchor is None else anchor) + ttl)
                     return Grant(request.name, request.owner, token, ttl, anchor, claim)
                 # Ended between the grant and now: this process was stopped, or it was done by force.
                 self._sessions.lose(claim)
@@ -210,38 +254,40 @@ class SessionBackend(HoldingBackend):
         session.answer_by = request.answer_by
         try:
             if not claim.sent:
-                key = await self._leases.key(session.run, request.name)
+                key = await self._locking.key(session.run, request.name)
                 if key is None:
-                    await self._sessions.give_up(claim, request.answer_by)
-                    await self._leases.make_tables(None, request.answer_by)
+                    await self._make_tables(request, claim, None)
                     return None
-                claim.key = key._replace(shared=True) if request.mode == "shared" else key
+                claim.key = key._replace(shared=request.mode == "shared")
             claim.sent = True
             return await self._locking.attempt(session, claim.key, limit, request)
         except LockError:  # of a statement on another connection; some are an OSError, as errors of drivers are
             await self._sessions.give_up(claim, request.answer_by)
             raise
         except self.database.driver_errors as error:
-            kind = self.database.kind(error)
-            if kind == "no table":
-                await self._sessions.give_up(claim, request.answer_by)
-                await self._leases.make_tables(error, request.answer_by)
-                return None
-            if kind in _NOT_GRANTED:
-                await self._sessions.give_up(claim, request.answer_by)
-                if kind != "locked":
-                    return None
-            elif self._close_outdated(claim, session, kind):
-                return None
+            await self._attempt_failed(request, claim, session, error)
+            return None
+
+    async def _attempt_failed(self, request: Request, claim: Claim, session: Session, error: BaseException) -> None:
+        """Give up the session after an error; return to begin anew, or raise it."""
+        kind = self.database.kind(error)
+        if kind == "no table":
+            await self._make_tables(request, claim, error)
+        elif kind in CONFLICTS or kind == "locked":
+            await self._sessions.give_up(claim, request.answer_by)
+        else:
+            kept = session.connection.used > 0
+            self._sessions.lose(claim)
+            if kind == "read-only":
+                self._sessions.drop_idle()
+            if kept and kind in {"connection", "read-only"}:  # a new session finds the server that took over
+                return
+        if kind not in CONFLICTS | {"no table"}:
             raise self.database.translate(error) from error
 
-    def _close_outdated(self, claim: Claim, session: Session, kind: Kind) -> bool:
-        """Close a session after an error."""
-        kept = session.connection.used > 0
-        self._sessions.lose(claim)
-        if kind == "read-only":
-            self._sessions.drop_idle()
-        return kept and kind in {"connection", "read-only"}
+    async def _make_tables(self, request: Request, claim: Claim, error: BaseException | None) -> None:
+        await self._sessions.give_up(claim, request.answer_by)
+        await self._locking.make_tables(error, request.answer_by)
 
     async def _enqueue(self, request: Request, claim: Claim, session: Session, limit: int) -> None:
         """The lock is busy: join the queue, or leave."""
@@ -255,40 +301,23 @@ class SessionBackend(HoldingBackend):
             self._sessions.lose(claim)
             raise self.database.translate(error) from error
 
-    async def _left_queue(self, request: Request, claim: Claim, session: Session) -> float | None:
-        """Leave the queue if waiting there is useless; return in how many seconds to look again, None if it stays."""
-        if await self._lost_on_the_way(request, claim, session):
-            return request.ttl
-        return RETRY_SECONDS if await self._made_way(request, claim, session) else None
-
-    async def _made_way(self, request: Request, claim: Claim, session: Session) -> bool:
+    async def _waits_in_vain(self, request: Request, claim: Claim, session: Session) -> bool:
         """
-        Leave the queue if this wait blocks other work in the database; checked once in a ttl. Tell whether it did.
+        Leave the queue if waiting there is useless, which is looked at now and then; tell whether it left.
 
-        The holder may, for example, build an index CONCURRENTLY under the lock, which waits for every statement that
-        began before.
+        It may block other work in the database: the holder may, for example, build an index CONCURRENTLY under the
+        lock, which waits for every statement that began before.
+
+        Or the connection may be dead: the server answers a waiting statement when it grants the lock, perhaps after
+        hours. Until then no data crosses the connection, so a NAT or a firewall may forget it, and the answer never
+        arrives. The server says on another connection whether it still waits.
         """
-        now = self._runtime.now()
-        if now < claim.check_at:
+        if self._runtime.now() < claim.look_at:
             return False
-        claim.check_at = now + request.ttl
-        if not await self._locking.blocks_others(session, request.answer_by):
-            return False
-        await self._sessions.give_up(claim, request.answer_by)
-        return True
-
-    async def _lost_on_the_way(self, request: Request, claim: Claim, session: Session) -> bool:
-        """
-        Drop the connection if it is dead, by what the server says on another one; return whether it was.
-
-        The server answers a waiting statement when it grants the lock, perhaps after hours. Until then no data crosses
-        the connection, so a NAT or a firewall may forget it, and the answer never arrives.
-        """
-        if self._runtime.now() < claim.ask_at:
-            return False
-        waits = await self._locking.waits(session, claim.key, request.answer_by)
-        claim.ask_at = self._runtime.now() + self.database.keepalive
-        if waits:
+        if await self._locking.blocks_others(session, request.answer_by):
+            await self._sessions.give_up(claim, request.answer_by)
+            return True
+        if await self._locking.waits(session, claim.key, request.answer_by):
             return False
         await session.until_answer(self._runtime.event(), self._runtime.now() + ANSWER_SECONDS)
         if session.answered:
@@ -308,35 +337,48 @@ class SessionBackend(HoldingBackend):
                 return await self._locking.prove(session, claim.key, limit, request, identity)
         except self.database.driver_errors as error:
             claim.queued = False
-            kind = self.database.kind(error)
-            if kind not in _NOT_GRANTED | {"timeout", "no table", "read-only"} or session.unanswered:
-                self._sessions.lose(claim)
-                raise self.database.translate(error) from error
-            if kind == "no table":
-                await self._sessions.give_up(claim, request.answer_by)
-                await self._leases.make_tables(error, request.answer_by)
-            # A limit of the server's, or an administrator's cancel: the grant may have raced with that, so begin anew.
-            # Or the server was demoted: a new session finds the one that took over.
-        await self._sessions.give_up(claim, request.answer_by)
+            await self._given_up(request, claim, session, error)
+        else:
+            await self._sessions.give_up(claim, request.answer_by)
         return None
 
-    async def _proven(self, request: Request, claim: Claim) -> bool:
+    async def _given_up(self, request: Request, claim: Claim, session: Session, error: BaseException) -> None:
+        """
+        Give up a session after an error, to begin anew; raise it if the session does not answer.
+
+        A limit of the server's, or an administrator's cancel: the grant may have raced with that, and may have ended.
+        Or the server was demoted: a new session finds the one that took over.
+        """
+        kind = self.database.kind(error)
+        if session.unanswered or kind not in CONFLICTS | {"locked", "timeout", "no table", "read-only"}:
+            self._sessions.lose(claim)
+            raise self.database.translate(error) from error
+        await self._sessions.give_up(claim, request.answer_by)
+        if kind == "no table":
+            await self._locking.make_tables(error, request.answer_by)
+
+    async def _token(self, request: Request, claim: Claim, session: Session, taken: Taken) -> int | None:
+        """Return the token of what was taken, and write the lease if that is still to be done."""
+        identity, token = taken
+        if token is None:
+            token = await self._locking.write(request, claim.key, session, identity)
+        if token == 0:
+            # MariaDB returns no last id when the table has a trigger that writes.
+            holders = await self._locking.holders(claim.key, request.answer_by)
+            token = next((holder.token for _, holder in holders if holder.owner == request.owner), None)
+        return token
+
+    async def _proven(self, request: Request, claim: Claim, session: Session) -> bool:
         """
         Read the answer that proves that the session still holds the lock; False: begin anew.
 
         The lease has been written meanwhile, by a statement that checks by itself whether this session holds the lock.
         If it lost the lock since, the next holder writes its own lease over that, with a larger token.
         """
-        session = claim.session
-        assert session is not None
         try:
             await session.answer()
         except self.database.driver_errors as error:
-            if session.unanswered or self.database.kind(error) not in _NOT_GRANTED | {"timeout"}:
-                self._sessions.lose(claim)
-                raise self.database.translate(error) from error
-            # Cancelled by an administrator: that may have ended the transaction that was the lock.
-            await self._sessions.give_up(claim, request.answer_by)
+            await self._given_up(request, claim, session, error)
             return False
         return True
 
@@ -345,7 +387,7 @@ class SessionBackend(HoldingBackend):
         del busy
         claim: Claim | None = request.state
         if claim is not None and claim.queued and claim.session is not None:
-            await claim.session.until_answer(request.wake, min(until, claim.ask_at))
+            await claim.session.until_answer(request.wake, min(until, claim.look_at))
 
     async def abandon(self, request: Request) -> None:
         claim: Claim | None = request.state
@@ -353,38 +395,238 @@ class SessionBackend(HoldingBackend):
             await self._sessions.give_up(claim, request.answer_by)
         request.state = None
 
+    # -- renew -----------------------------------------------------------------------------------------------------
+
+    async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
+        self._ttl_min = min([self._ttl_min, *(grant.ttl for grant in grants)])
+        until = self._runtime.now() + min(STATEMENT_SECONDS, self._ttl_min * RENEW_SHARE)
+        return await self._renew([(grant.state, grant.ttl) for grant in grants], until, until)
+
+    async def _renew(
+        self, leases: Sequence[tuple[Claim, Seconds]], until: Instant, turns_until: Instant
+    ) -> list[Renewal]:
+        """
+        Renew leases for so many seconds. All renewals are sent before the first answer is read.
+
+        An answer that does not come in time is read by the next renewal of that lease.
+        """
+        outcomes: list[Renewal] = []
+        asked: list[tuple[int, Claim, Session]] = []
+        try:
+            for claim, ttl in leases:
+                outcomes.append(_GONE)
+                session = claim.session
+                if session is None:
+                    continue
+                if not await session.turn.take(turns_until):
+                    outcomes[-1] = Unknown(BackendUnavailable("another request of this lease is under way"))
+                    continue
+                asked.append((len(outcomes) - 1, claim, session))
+                # Else it was released while we waited for our turn: the session may be another lock's by now.
+                if claim.session is session:
+                    session.answer_by = until
+                    outcomes[-1] = await self._send_renewal(claim, session, self._locking.limit(ttl))
+            for number, claim, session in asked:
+                if outcomes[number] is _SENT:
+                    outcomes[number] = await self._read_renewal(claim, session, leases[number][1])
+        finally:
+            for _, _, session in asked:
+                session.turn.give()
+        return outcomes
+
+    async def _send_renewal(self, claim: Claim, session: Session, limit: int) -> Renewal:
+        """Send a renewal, unless the same one was sent before and is not answered."""
+        try:
+            if session.unanswered and session.renewing != limit:
+                if not session.answered:
+                    return Unknown(BackendUnavailable("the last request of this lease is not answered yet"))
+                await self._sessions.discard_answer(session)
+            if not session.unanswered:
+                self._locking.keep(session, limit)
+                session.renewing = limit
+        except self.database.driver_errors as error:
+            return self._failed(claim, session, error)
+        return _SENT
+
+    async def _read_renewal(self, claim: Claim, session: Session, ttl: Seconds) -> Renewal:
+        assert session.renewing is not None, "sent before"
+        ttl = self._locking.seconds(session.renewing, ttl)
+        try:
+            await session.answer()
+        except self.database.driver_errors as error:
+            return self._failed(claim, session, error)
+        claim.valid_until = session.sent_at + ttl
+        return Renewed(session.sent_at, ttl)
+
+    def _failed(self, claim: Claim, session: Session, error: BaseException) -> Renewal:
+        if session.unanswered:
+            return Unknown(self.database.translate(error))
+        # The connection was the lock.
+        self._sessions.lose(claim)
+        return _GONE
+
+    # -- watch -----------------------------------------------------------------------------------------------------
+
+    def _hold(self, claim: Claim, owner: str, ttl: Seconds, valid_until: Instant) -> None:
+        """Watch a lock until its claim ends."""
+        claim.owner, claim.ttl, claim.valid_until = owner, ttl, valid_until
+        self._held.add(claim)
+        try:
+            self._watch.start()
+        except RuntimeError as error:  # no more threads, or the event loop has ended
+            log.warning("ended connections will be noticed by the next renewal only: %s", error)
+
+    async def _watch_held(self) -> None:
+        """
+        Notice ended connections, and send on those that would be silent for too long.
+
+        Without the first a holder learns that its session was ended (``pg_terminate_backend``, ``KILL``, a server that
+        stops) by its next renewal, a third of its ttl later. A server that hangs, or is cut off, closes nothing: for
+        that there is the deadline.
+
+        A load balancer or a NAT may close an idle connection, often after a minute, and with it the lock. Renewals are
+        sent only after a third of the ttl, and with ``renew=False`` never.
+        """
+        until = self._runtime.now() + LINGER_SECONDS
+        while (now := self._runtime.now()) < until and not self._sessions.closed:
+            self._watch.clear()
+            if self._held:
+                until = now + LINGER_SECONDS
+            # Half of the time: the answer, and the others that are due, come in the other half. And not where the ttl
+            # ends before the session would be silent for too long.
+            keepalive, due = self.database.keepalive, []
+            for claim in list(self._held):
+                session = claim.session
+                if session is None or session.dropped:
+                    self._held.discard(claim)
+                elif self._has_ended(claim, session):
+                    self._end(claim)
+                elif claim.ttl > keepalive and session.sent_at + keepalive / 2 <= now and not session.unanswered:
+                    due.append((claim, claim.valid_until - now))  # for as long as the lease is valid, and no longer
+            for (claim, _), outcome in zip(due, await self._renew(due, now + STATEMENT_SECONDS, now), strict=True):
+                if outcome is _GONE:
+                    self._end(claim)
+            await self._watch.wait(WATCH_SECONDS)
+
+    def _end(self, claim: Claim) -> None:
+        """Tell the holder that its session has ended, unless it is releasing its lease."""
+        if claim in self._held:
+            self._held.discard(claim)
+            self._lost(claim.owner, "session")
+
+    def _has_ended(self, claim: Claim, session: Session) -> bool:
+        """Tell whether the server has closed a session, and close what is of no more use."""
+        if not session.turn.take_now():
+            return False  # a renewal or a release is under way, which will find that out itself
+        try:
+            ended = claim.session is session and session.ended
+            # After `valid_until` the server has ended it, or does so now.
+            if claim.session is session and (ended or claim.valid_until < self._runtime.now()):
+                self._sessions.drop(session)
+            return ended
+        finally:
+            session.turn.give()
+
+    # -- downgrade and release -------------------------------------------------------------------------------------
+
+    async def _take(self, claim: Claim, answer_by: float) -> Session | None:
+        """Take the turn of the session that is a lease; None: it has ended, or is another lock's by now."""
+        session = claim.session
+        if session is None:
+            return None
+        if not await session.turn.take(answer_by):
+            raise BackendUnavailable("a renewal of this lease is not answered")
+        if claim.session is session and not session.ended:
+            session.answer_by = answer_by
+            return session
+        self._sessions.lose(claim)
+        session.turn.give()
+        return None
+
+    async def downgrade(self, grant: Grant) -> bool:
+        if not self.capabilities.downgrade:
+            return await super().downgrade(grant)
+        claim: Claim = grant.state
+        if claim.session is not None and claim.session.pooled:
+            message = (
+                f"{self.database.url} is behind a pooler, where a write lease of {grant.name!r} cannot become a read "
+                "lease: release it, and acquire a read lease"
+            )
+            raise Unsupported(message, name=grant.name, backend=self.database.url)
+        session = await self._take(claim, self._runtime.now() + CALL_SECONDS)
+        if session is None:
+            return False
+        try:
+            await self._sessions.discard_answer(session)
+            # Before the answer, which may be lost: from here on the session has the shared lock, the other, or both.
+            claim.key = claim.key._replace(shared=True)
+            await self._locking.downgrade(session, claim.key, self._locking.limit(grant.ttl), grant.owner)
+        except self.database.driver_errors as error:
+            if session.unanswered:
+                raise self.database.translate(error) from error
+            self._sessions.lose(claim)
+            return False
+        finally:
+            session.turn.give()
+        return True
+
+    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+        answer_by = min(answer_by, self._runtime.now() + CALL_SECONDS)
+        claim: Claim = grant.state
+        self._held.discard(claim)
+        session = await self._take(claim, answer_by)
+        if session is None:
+            return False
+        try:
+            await self._sessions.discard_answer(session)
+            held = await self._locking.free(session, claim.key)
+            # Before the turn is given: a renewal that waits for it must see that the session is not this lock's.
+            self._sessions.detach(claim)
+        except self.database.driver_errors as error:
+            self._sessions.lose(claim)  # that frees the lock, but nobody can tell whether it was held until then
+            raise self.database.translate(error) from error
+        finally:
+            session.turn.give()
+        await self._sessions.give_back(session)
+        if claim.key.shared and self._runtime.random.random() < DELETE_CHANCE:
+            await self._locking.delete_former_shares(claim.key, answer_by)
+        return held
+
+    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+        """See `LockBackend.release_all`. What is not released in time is when `close` closes its connection."""
+        if not self._runtime.loop_has_ended():
+            await super().release_all(grants, min(answer_by, self._runtime.now() + RELEASE_ALL_SECONDS))
+            return
+        # As when the interpreter exits: no answer can be read any more.
+        for grant in grants:
+            self._sessions.lose(grant.state)
+        self.database.drop_idle()
+
     # -- about a lock ----------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        found = await self._leases.holders(await self._leases.key(self.database.run, name))
+        found = await self._locking.holders(await self._locking.key(self.database.run, name))
         return [holder for _, holder in found]
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`: ends the sessions that hold it."""
-        key = await self._leases.key(self.database.run, name)
-        holding = {(pid, holder.owner) for pid, holder in await self._leases.holders(key)}
+        key = await self._locking.key(self.database.run, name)
+        holding = {(pid, holder.owner) for pid, holder in await self._locking.holders(key)}
         if not holding:
             return False
         until = self._runtime.now() + BREAK_SECONDS
         for pid, _ in holding:
             await self._locking.end(pid, until)
         # The server does it in its own time.
-        while left := holding & {(pid, holder.owner) for pid, holder in await self._leases.holders(key)}:
+        while left := holding & {(pid, holder.owner) for pid, holder in await self._locking.holders(key)}:
             if self._runtime.now() >= until:
                 message = f"session {min(left)[0]}, which holds it, has not ended within {BREAK_SECONDS:g} s"
                 raise BackendUnavailable(message)
             await self._runtime.sleep(BREAK_PAUSE)
         return True
 
-    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
-        """See `LockBackend.names`: the server shows who holds a row or a number, but not for all names at once."""
-        del prefix, after
-        message = (
-            f"{self.url} cannot list its locks: at the server, a held lock has no name, only a number or a locked row. "
-            "Ask for the holders of each name, or use mode=table, which lists its locks"
-        )
-        raise Unsupported(message, backend=self.url)
-
     async def close(self) -> None:
+        self._held.clear()
+        self._watch.wake()
         await self._sessions.close()
         await self.database.close()

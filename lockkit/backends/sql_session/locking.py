@@ -1,34 +1,38 @@
-"""What the modes and databases differ in: how a session locks, renews, releases, and is ended by the server."""
+"""What the modes and databases differ in: how a session locks, renews, releases, is ended, and writes its lease."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import ClassVar
 
-from lockkit.backend import Request
+from lockkit.backend import Holder, Mode, Request, decode_metadata, granted_at
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.names import row_key
-from lockkit.backends.sql.schema import Column, Table
+from lockkit.backends.sql.errors import MissingTable
+from lockkit.backends.sql.schema import Column, Table, create, row_key
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.session import Key, Session, Taken
 from lockkit.errors import ConfigurationError, LockError, Unsupported
 from lockkit.units import Seconds
 
+log = logging.getLogger("lockkit")
+
 DELETE_AFTER_US = 10_000_000
 """How old the lease of a reader must be before others delete it, µs. A reader may be writing a younger one anew just
 now, on a session that had the lock before."""
 
-KEY = Column("name", "key", null=False)
+_KEY = Column("name", "key", null=False)
 """The name of a lock, compared as bytes."""
 
 
-def lease_table(name: str) -> Table:
+def _lease_table(name: str) -> Table:
     """Describe the table that says who holds what, or held it last. Times are µs since 1970, database clock."""
     columns = (
-        KEY,
+        _KEY,
         Column("owner", "key", null=False),
         Column("token", "number", null=False),
         Column("granted_at_us", "number", null=False),
@@ -41,16 +45,26 @@ def lease_table(name: str) -> Table:
 
 class Locking(ABC):
     """
-    One mode of one database: its statements, and how they are used. Methods raise the driver's errors.
+    One mode of one database: its statements, and how they are used. Methods on a session raise the driver's errors.
 
     A *limit* is how long the server lets a session idle before it ends the session, in the server's unit.
     """
 
+    units: ClassVar[int]
+    """How many of the server's units are a second."""
+    limit_max: ClassVar[int]
+    """The longest limit that the server takes."""
     right_to_end: ClassVar[str]
     """What to do so that this login may end other sessions."""
+    cancel: ClassVar[Statement]
+    """Cancels the statement of a session ($1 its process id)."""
+    end_session: ClassVar[Statement]
+    """Ends a session ($1 its process id)."""
+    rows_table: ClassVar[bool]
+    """There is a table of rows that are locked, one for each name, beside that of the leases."""
 
-    tables: Sequence[Table]
-    """The tables that it needs; ``lockkit migrate`` makes them."""
+    find_table: Statement
+    """Finds which table ``table=`` means, as text that is the same however it was spelled; no row: there is none."""
     write_lease: Statement
     """Writes a lease ($1 name, $2 owner, $3 identity, $4 metadata, then `lease_parameters`), committed."""
     write_share: Statement
@@ -60,49 +74,32 @@ class Locking(ABC):
     find_holder: Statement
     """Finds who holds a lock (`holder_parameters`): process id, owner, token, metadata, waiters, whether it reads; no
     row: free."""
-    cancel: Statement
-    """Cancels the statement of a session ($1 its process id)."""
-    end_session: Statement
-    """Ends a session ($1 its process id)."""
-    find_table: Statement
-    """Finds which table ``table=`` means, as text that is the same however it was spelled; no row: there is none."""
 
-    def __init__(self, database: Database, name: str) -> None:
-        """Make the statements; `name` as in ``table=``."""
+    def __init__(self, database: Database, name: str, *, auto_create: bool) -> None:
+        """Describe the tables, which ``lockkit migrate`` makes; `name` as in ``table=``. A subclass adds statements."""
         self.database = database
-        self.tables = self.describe(name)
-        self._make_statements(*[table.quoted(database.dialect.name) for table in self.tables])
+        self.tables: Sequence[Table] = [_lease_table(name)]
+        if self.rows_table:
+            self.tables = [Table(name, (_KEY,), busy=False), _lease_table(f"{name}_leases")]
+        self.quoted = [table.quoted(database.dialect.name) for table in self.tables]
+        self._auto_create = auto_create
+        self._table = ""
 
-    @staticmethod
-    @abstractmethod
-    def describe(name: str) -> list[Table]:
-        """Describe the tables; `name` as in ``table=``."""
-
-    @abstractmethod
-    def _make_statements(self, *tables: str) -> None:
-        """Set the statements; the tables are as they stand in SQL."""
-
-    def key(self, table: str, name: str) -> Key:
-        """Make the key of a lock; `table` is what `find_table` said: clients with different tables share no locks."""
-        digest = hashlib.sha256(f"{table}\0{name}".encode()).digest()
-        text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
-        return Key(row_key(name, self.database.dialect.name), int.from_bytes(digest[:8], signed=True), text)
+    # -- of a session ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     async def set_up(self, session: Session) -> None:
         """Set what holds for the life of a new session."""
 
-    @abstractmethod
     def limit(self, ttl: Seconds) -> int:
         """Return the limit for a ttl, rounded up."""
+        # 0.1 * 3 is a little above 0.3: without the margin that would be a unit more.
+        return min(self.limit_max, max(1, math.ceil(ttl * self.units - 1e-6)))
 
-    @abstractmethod
-    def seconds(self, limit: int, ttl: float) -> float:
-        """Return for how long a session keeps its lock with this limit, seconds: at least the ttl asked for."""
-
-    @abstractmethod
-    def kept_seconds(self, session: Session) -> float:
-        """Return for how long the server lets a session idle that holds nothing, seconds."""
+    def seconds(self, limit: int, ttl: Seconds) -> float:
+        """Return for how long a session keeps its lock with this limit for a ttl, seconds."""
+        del ttl
+        return limit / self.units
 
     @abstractmethod
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
@@ -139,7 +136,7 @@ class Locking(ABC):
         """
         del key, request
         self.keep(session, limit)
-        return Taken(identity)
+        return (identity, None)
 
     @abstractmethod
     def keep(self, session: Session, limit: int) -> None:
@@ -150,7 +147,7 @@ class Locking(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    async def leave(self, session: Session, key: Key) -> None:
+    async def leave(self, session: Session) -> None:
         """Give up what the session holds, whatever that is."""
 
     @abstractmethod
@@ -175,9 +172,26 @@ class Locking(ABC):
             if error.__cause__ is None or self.database.kind(error.__cause__) != "no session":  # it ended by itself
                 raise
 
-    @abstractmethod
-    def token(self, result: Result) -> int | None:
-        """Read the answer to `write_lease`: the token; None: the session does not hold the lock."""
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    async def key(self, run: Callable[[Statement], Awaitable[Result]], name: str) -> Key | None:
+        """
+        Return the key of a lock; None: its table is not there.
+
+        Clients that name one table in two ways (``t``, ``public.t``) must have the same key, and those with different
+        tables share no locks. The server is asked once.
+        """
+        if not self._table:
+            rows = (await run(self.find_table)).rows
+            table = rows[0][0] if rows else None
+            if table is None:
+                return None
+            self._table = table.decode() if isinstance(table, bytes) else table
+        digest = hashlib.sha256(f"{self._table}\0{name}".encode()).digest()
+        # Of the number, mode=row takes other bits of the hash than mode=advisory, which may have a table of that name.
+        bits = digest[16:24] if self.rows_table else digest[:8]
+        text = f"lockkit:{digest[:24].hex()}"  # 56 characters: GET_LOCK takes 64
+        return Key(row_key(name, self.database.dialect.name), int.from_bytes(bits, signed=True), text)
 
     @abstractmethod
     def shares_key(self, key: Key) -> str:
@@ -203,12 +217,60 @@ class Locking(ABC):
         del session, key
         return ()
 
+    @abstractmethod
     def holder_parameters(self, key: Key) -> tuple[Parameter, ...]:
         """Return what `find_holder` needs."""
-        return (key.name,)
 
+    # -- leases ----------------------------------------------------------------------------------------------------
 
-def whole_units(ttl: Seconds, unit_seconds: float, most: int) -> int:
-    """Round a ttl up to whole units, at most `most` of them."""
-    # 0.1 * 3 is a little above 0.3: without the margin that would be a unit more.
-    return min(most, max(1, math.ceil(ttl / unit_seconds - 1e-6)))
+    @abstractmethod
+    def token(self, result: Result) -> int | None:
+        """Read the answer to `write_lease`: the token; None: the session does not hold the lock."""
+
+    async def write(self, request: Request, key: Key, session: Session, identity: int) -> int | None:
+        """Write the lease; return its token, or None: the session does not hold the lock any more."""
+        statement = self.write_share if key.shared else self.write_lease
+        parameters = (key.name, request.owner, identity, request.metadata, *self.lease_parameters(session, key))
+        try:
+            result = await self.database.run(statement, parameters, again=True, answer_by=request.answer_by)
+        except MissingTable as error:
+            await self.make_tables(error, request.answer_by)
+            result = await self.database.run(statement, parameters, again=True, answer_by=request.answer_by)
+        return self.token(result)
+
+    async def delete_former_shares(self, key: Key, answer_by: float) -> None:
+        """Delete the leases of readers that have ended: a release leaves its own, so that it costs no write."""
+        parameters = (*self.shares_range(key), *self.share_parameters(key))
+        try:
+            await self.database.run(self.delete_shares, parameters, again=True, answer_by=answer_by)
+        except LockError as error:  # for want of the right, perhaps: they do no harm
+            log.debug("deleting the leases of former readers at %s: %s", self.database.url, error)
+
+    async def holders(self, key: Key | None, answer_by: float = inf) -> list[tuple[int, Holder]]:
+        """Return who holds a lock, each after its session's number; empty if there is no table (`key` is None)."""
+        if key is None:
+            return []
+        parameters = self.holder_parameters(key)
+        try:
+            result = await self.database.run(self.find_holder, parameters, again=True, answer_by=answer_by)
+        except MissingTable:
+            return []
+        found = []
+        for pid, owner, token, metadata, waiters, shared in result.rows:
+            # Without an owner it is a client of another kind, or one that was granted the lock in this moment.
+            name = f"session {pid}" if owner is None else owner.decode() if isinstance(owner, bytes) else owner
+            mode: Mode = "shared" if shared else "exclusive"
+            told = decode_metadata(metadata)
+            found.append((pid, Holder(name, token, None, told, waiters, mode, since=granted_at(token))))
+        return found
+
+    async def make_tables(self, error: BaseException | None, answer_by: float) -> None:
+        """Make the tables."""
+        if not self._auto_create:
+            names = " and ".join(table.fullname for table in self.tables)
+            message = (
+                f"{self.database.url} lacks one of the tables {names}. Create them with lockkit migrate, or keep "
+                "auto_create on"
+            )
+            raise ConfigurationError(message, backend=self.database.url) from error
+        await create(self.database, self.tables, answer_by)

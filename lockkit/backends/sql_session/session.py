@@ -14,11 +14,11 @@ A renewal whose answer is late is no reason to give up the connection that is th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from lockkit.backends.sql.connection import SessionConnection
+from lockkit.backends.sql.connection import Connection
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
@@ -70,21 +70,19 @@ class Session:
         connection: Its connection.
         pid: The server's number for it, as KILL takes it; 0 until known.
         started: When it began by the server's clock, to tell it from a later one with the same `pid`; 0 if not known.
-        limit: How long the server may let it idle, in the server's unit; None: lockkit has to set it.
-        planned: The statements that lock were prepared.
+        limit: MariaDB and MySQL: how long the server lets it idle, seconds; None: lockkit has to set it.
+        planned: PostgreSQL: the statements that lock were prepared.
         doubled: It has its user lock twice: from the queue, and from the statement that wrote the lease.
         unanswered: A statement was sent whose answer was not read.
         renewing: The limit in that statement, if it is a renewal.
         sent_at: Before a statement was sent last, client monotonic clock: from then on the ttl of a renewal counts,
             however late its answer is read.
-        owner: Of the lease, while it is a lock; so are `ttl` (seconds) and `valid_until`.
-        valid_until: When it loses its lock unless renewed before, client monotonic clock.
         dropped: lockkit closed it, in whatever state it was.
         answer_by: When the current call must end, client monotonic clock; set by each call that uses the session.
         turn: Decides which thread or task may use the session.
     """
 
-    def __init__(self, connection: SessionConnection, runtime: Runtime) -> None:
+    def __init__(self, connection: Connection, runtime: Runtime) -> None:
         """Take over a connection with nothing under way."""
         self.connection = connection
         self.pid = 0
@@ -95,9 +93,6 @@ class Session:
         self.unanswered = False
         self.renewing: int | None = None
         self.sent_at = runtime.now()
-        self.owner = ""
-        self.ttl: Seconds = 0.0
-        self.valid_until: Instant = inf
         self.dropped = False
         self.answer_by = inf
         self.turn = Turn(runtime)
@@ -109,22 +104,16 @@ class Session:
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
         """Send a statement and read its answer."""
-        if statement.frequent:  # the connection may prepare it first
-            self._begin()
-            return await self._answered(self.connection.run(statement, parameters, self._seconds()))
         self.send(statement, parameters)
         return await self.answer()
 
-    def _begin(self) -> None:
+    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
+        """Send a statement. Nothing may be `unanswered`."""
         assert not self.unanswered
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
         self.unanswered, self.renewing = True, None
         self.sent_at = self._runtime.now()
-
-    def send(self, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
-        """Send a statement. Nothing may be `unanswered`."""
-        self._begin()
         try:
             self.connection.send(statement, parameters)
         except BaseException:
@@ -135,14 +124,8 @@ class Session:
         """Read the answer to what was sent, by `answer_by`. Raises like `run`."""
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
-        return await self._answered(self.connection.answer(self._seconds()))
-
-    def _seconds(self) -> float:
-        return max(0.0, min(STATEMENT_SECONDS, self.answer_by - self._runtime.now()))
-
-    async def _answered(self, reading: Awaitable[Result]) -> Result:
         try:
-            result = await reading
+            result = await self.connection.answer(self._seconds())
         except BaseException as error:
             # A caller that was cancelled or interrupted leaves it unanswered, too.
             self.unanswered = isinstance(error, TimeoutError) or not isinstance(error, Exception)
@@ -151,6 +134,9 @@ class Session:
             raise
         self.unanswered = False
         return result
+
+    def _seconds(self) -> float:
+        return max(0.0, min(STATEMENT_SECONDS, self.answer_by - self._runtime.now()))
 
     @property
     def answered(self) -> bool:
@@ -173,10 +159,6 @@ class Session:
         self.dropped = True
         self.connection.terminate()
 
-    async def close(self) -> None:
-        """Close it in good order. Nothing may be `unanswered`."""
-        await self.connection.close()
-
 
 class Key(NamedTuple):
     """
@@ -195,18 +177,11 @@ class Key(NamedTuple):
     shared: bool = False
 
 
-class Taken(NamedTuple):
-    """
-    What the database has granted.
-
-    Attributes:
-        identity: The holder's, for `lockkit.backends.sql_session.locking.Locking.write_lease`.
-        token: The lease's, if it was written in the same statement; None: it is to be written; 0: it was written, and
-            the server did not say under which token.
-    """
-
-    identity: int
-    token: int | None = None
+Taken: TypeAlias = tuple[int, int | None]
+"""
+What the database has granted: the holder's identity, for `Locking.write_lease`, and the token, if the lease was written
+in the same statement; None: it is to be written; 0: it was written, and the server did not say under which token.
+"""
 
 
 class Claim:
@@ -218,16 +193,20 @@ class Claim:
         queued: The statement that waits was sent, and its answer was not read.
         sent: A session was asked for the lock, this one or one that has ended since.
         key: The lock's key; set before `sent`.
-        ask_at: When to ask the server whether the session still waits, client monotonic clock.
-        check_at: When to check whether it blocks other work in the database, client monotonic clock.
+        look_at: When to look whether waiting in the queue is still of use, client monotonic clock.
+        owner: Of the lease, when the lock is held; so are `ttl` (seconds) and `valid_until`.
+        valid_until: When it loses its lock unless renewed before, client monotonic clock.
     """
 
-    __slots__ = ("ask_at", "check_at", "key", "queued", "sent", "session")
+    __slots__ = ("key", "look_at", "owner", "queued", "sent", "session", "ttl", "valid_until")
 
     key: Key
+    owner: str
+    ttl: Seconds
+    valid_until: Instant
 
     def __init__(self) -> None:
         """Have no session yet."""
         self.session: Session | None = None
         self.queued = self.sent = False
-        self.ask_at = self.check_at = 0.0
+        self.look_at = 0.0

@@ -50,9 +50,17 @@ from lockkit.backend import (
 from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.errors import MissingTable
-from lockkit.backends.sql.names import name_of_key, range_of, row_key
 from lockkit.backends.sql.options import mode_option
-from lockkit.backends.sql.schema import TABLE, create, lock_table, locks, parse_table
+from lockkit.backends.sql.schema import (
+    TABLE,
+    create,
+    lock_table,
+    locks,
+    name_of_key,
+    parse_table,
+    range_of,
+    row_key,
+)
 from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_table.shares import NO_ROWS, REMARK_SECONDS, Held, Row, Shares, Waiting, rows_of, waiting_of
 from lockkit.backends.sql_table.shares import text as _text

@@ -96,8 +96,8 @@ class Statements(ABC):
 
     def _write_shares(self) -> None:
         """Write what is for readers and permits."""
-        self.rows = self._for_many(self._rows_text, frequent=True)
-        self.change = self._for_many(self._change_text, frequent=True)
+        self.rows = self._for_many(self._rows_text)
+        self.change = self._for_many(self._change_text)
         self.make_row = self._written(f"INSERT INTO {{table}} (name) VALUES ($1) {self._keep_row}")
         self.want = self._written(f"UPDATE {{table}} SET wanted = true WHERE {self._unchanged(1)}")
         self.free_alone = self._written(
@@ -105,7 +105,6 @@ class Statements(ABC):
                 "owner = NULL, shares = NULL",
                 f"name = $1 AND owner = '{SHARED}' AND token = $2 AND expires_at_us > {{now}}",
             ),
-            frequent=True,
         )
         self.mark = self._written(
             "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3 WHERE name = $1"
@@ -172,19 +171,19 @@ class Statements(ABC):
     def _reap_text(self, count: int) -> str:
         return f"DELETE FROM {{table}} WHERE {_IDLE} AND {self._among('name', 0, count, 1)}"
 
-    def _written(self, text: str, *, once: bool = False, frequent: bool = False) -> Statement:
+    def _written(self, text: str, *, once: bool = False) -> Statement:
         for word, meaning in self._words.items():
             text = text.replace(word, meaning)
-        return Statement(text, once=once, frequent=frequent)
+        return Statement(text, once=once)
 
     def many(self, *lists: Sequence[str]) -> list[Parameter]:
         """Return the parameters of a statement for many: lists of equal length."""
         return [value for values in lists for value in values]
 
-    def _for_many(self, text_of: Callable[[int], str], *, frequent: bool = False) -> Callable[[int], Statement]:
+    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
         """Return what gives the statement for so many names; those for few are kept."""
         if text_of(1) == text_of(2):  # a list is one parameter
-            single = self._written(text_of(1), frequent=frequent)
+            single = self._written(text_of(1))
             return lambda _: single
         kept: dict[int, Statement] = {}
 
@@ -192,7 +191,7 @@ class Statements(ABC):
             if count > KEPT_MAX:
                 return self._written(text_of(count), once=True)
             if count not in kept:
-                kept[count] = self._written(text_of(count), frequent=frequent and count == 1)
+                kept[count] = self._written(text_of(count))
             return kept[count]
 
         return statement
@@ -313,7 +312,6 @@ class MysqlStatements(Statements):
             " expires_at_us = IF(owner = VALUES(owner), VALUES(expires_at_us), expires_at_us),"
             " metadata = IF(owner = VALUES(owner), VALUES(metadata), metadata),"
             " metadata_owner = IF(owner = VALUES(owner), owner, metadata_owner)",
-            frequent=True,
         )
 
 

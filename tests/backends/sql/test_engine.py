@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.sql.engine import _for_psycopg, _for_pymysql
+from lockkit.backends.sql.options import _for_psycopg, _for_pymysql
 from lockkit.backends.sql.postgresql import KEYWORDS
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 

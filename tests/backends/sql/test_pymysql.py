@@ -24,7 +24,7 @@ def connection(mariadb: MariaServer) -> Iterator[PymysqlConnection]:
     """With a limit of a minute."""
     login = {"host": mariadb.host, "port": mariadb.port, "user": "lockkit", "database": "lockkit"}
     driver = PymysqlDriver(lambda: {**login, "read_timeout": PATIENCE}, mariadb.url)
-    connection = driver.wrap(driver.open(), BlockingRuntime())
+    connection = driver.open(BlockingRuntime())
     yield connection
     connection.terminate()
 
@@ -96,7 +96,7 @@ def test_answer_that_stalls_after_its_first_byte_does_not_block_the_event_loop(
     async def main(port: int) -> None:
         login = {"host": "127.0.0.1", "port": port, "user": "lockkit", "database": "lockkit", "read_timeout": PATIENCE}
         driver = PymysqlDriver(lambda: login, mariadb.url)
-        connection = driver.wrap(await asyncio.to_thread(driver.open), AsyncioRuntime())
+        connection = await asyncio.to_thread(driver.open, AsyncioRuntime())
         stall.set()
         ticks = asyncio.create_task(asyncio.sleep(0.1))
         if sent:

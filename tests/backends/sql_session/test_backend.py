@@ -20,10 +20,10 @@ import sqlalchemy
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Mode, Request
-from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.backends.sql_session import mysql
 from lockkit.backends.sql_session.backend import SessionBackend
-from lockkit.backends.sql_session.leases import LeaseTable
+from lockkit.backends.sql_session.locking import Locking
 from lockkit.backends.sql_session.session import Key, Session
 from lockkit.runtime import drive
 from lockkit.sync import Client, Lease
@@ -67,19 +67,13 @@ def mariadb() -> Iterator[MariaServer]:
 def sent_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     """Collect what is sent in the sessions of locks."""
     sent: list[Statement] = []
-    send, run = Session.send, Session.run
+    send = Session.send
 
     def collecting(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> None:
         sent.append(statement)
         send(self, statement, parameters)
 
-    async def collecting_too(self: Session, statement: Statement, parameters: Sequence[Parameter] = ()) -> Result:
-        if statement.frequent:  # the connection sends it
-            sent.append(statement)
-        return await run(self, statement, parameters)
-
     monkeypatch.setattr(Session, "send", collecting)
-    monkeypatch.setattr(Session, "run", collecting_too)
     return sent
 
 
@@ -214,9 +208,7 @@ class TestConnections:
             sent = sent_from_now_on(monkeypatch)
             with counted(monkeypatch) as beside:
                 sent_before: list[int] = []
-                monkeypatch.setattr(
-                    LeaseTable, "write", noting(LeaseTable.write, lambda: sent_before.append(len(sent)))
-                )
+                monkeypatch.setattr(Locking, "write", noting(Locking.write, lambda: sent_before.append(len(sent))))
                 lease.release()
                 wait_until(lambda: None if got else "not granted yet")
 
@@ -232,30 +224,14 @@ class TestConnections:
         assert client.holders("over") == []
         client.lock("over", ttl=LONG).acquire(PATIENCE).release()
 
-    def test_end_of_a_kept_session_concerns_nobody(self, place: ModeServer, connect: Connect) -> None:
-        """The next lock has another."""
-        client = connect(place.url)
-        lease, kept = client.lock("held", ttl=LONG).acquire(), client.lock("kept", ttl=LONG).acquire()
-        pid = pid_of(kept)
-        kept.release()
-
-        place.end(pid)
-
-        assert lease.confirm()
-        again = client.lock("kept", ttl=LONG).acquire(PATIENCE)
-        assert pid_of(again) != pid
-        place.end(pid_of(again))
-        assert again.wait_lost(PATIENCE)
-        lease.release()
-
     @pytest.mark.parametrize(("version", "release_count"), [("VERSION()", 1), ("'8.0.40'", 2)])
     def test_row_of_mariadb_is_freed_in_one_message(
         self, version: str, release_count: int, mariadb: MariaServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In two where the server says that it is MySQL, which has no blocks; in either case nothing stays locked."""
         look = Statement(f"SELECT CONNECTION_ID(), {version}")
-        monkeypatch.setattr(mysql, "_MYSQL_LOOK", look)
-        monkeypatch.setattr(mysql, "_MYSQL_NO_OTHER_LIMIT", mysql._MARIADB_NO_OTHER_LIMIT)
+        monkeypatch.setattr(mysql, "_LOOK", look)
+        monkeypatch.setattr(mysql, "_NO_OTHER_LIMIT", mysql._MARIADB_NO_OTHER_LIMIT)
         client, other = connect(mariadb.url, mode="row"), connect(mariadb.url, mode="row")
         client.lock("freed", ttl=LONG).acquire().release()
         sent = sent_from_now_on(monkeypatch)
@@ -315,7 +291,7 @@ class TestGrants:
         host = StubHost()
         slow: SessionBackend = open_backend(place, host)
         other = connect(place.url)
-        write = slow._leases.write
+        write = slow._locking.write
         theirs: list[Lease] = []
 
         async def stopped(wanted: Request, key: Key, session: Session, identity: int) -> int | None:
@@ -324,7 +300,7 @@ class TestGrants:
                 theirs.append(other.lock("thrown out", ttl=LONG).acquire(PATIENCE))
             return await write(wanted, key, session, identity)
 
-        slow._leases.write = stopped  # type: ignore[method-assign, assignment]
+        slow._locking.write = stopped  # type: ignore[method-assign, assignment]
         wanted = host.request("thrown out", ttl=LONG)
         wanted.mode = mode
         with other.lock("thrown out", ttl=LONG):
@@ -374,18 +350,6 @@ class TestGrants:
         assert grant.state.session.pid != pid
         assert drive(waiter.release(grant))
         drive(waiter.close())
-
-    def test_silent_holder_is_thrown_out_also_after_a_busy_attempt(self, place: ModeServer, connect: Connect) -> None:
-        """What a session was told in a transaction that was rolled back is told again."""
-        client, other = connect(place.url), connect(place.url)
-        with other.lock("told", ttl=LONG):
-            assert busy(client.lock("told", ttl=2.0), TTL)
-
-        lease = client.lock("told", ttl=2.0, renew=False).acquire(PATIENCE)
-
-        with other.lock("told", ttl=LONG, timeout=PATIENCE) as after:
-            assert lease.lost
-            assert after.token > lease.token
 
     def test_waiter_that_leaves_before_the_server_has_begun_leaves_nothing(
         self, on_postgresql: ModeServer, connect: Connect
@@ -454,10 +418,8 @@ class TestGrants:
         with pytest.raises(lockkit.LockLost):
             lease.release()
 
-    @pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ", "READ COMMITTED"])
-    def test_exclusion_at_any_isolation_level(self, place: ModeServer, level: str, tmp_path: Path) -> None:
-        """Of the server: lockkit's own sessions are at READ COMMITTED."""
-        set_level(place.server, level)
+    def test_exclusion_where_the_server_is_serializable(self, place: ModeServer, tmp_path: Path) -> None:
+        """By its default: lockkit's own sessions are at READ COMMITTED."""
         witness = Witness(tmp_path)
         rounds, contenders = 15, 4
 
@@ -470,18 +432,7 @@ class TestGrants:
 
         with ThreadPoolExecutor(contenders) as pool:
             list(pool.map(contend, [f"client{number}" for number in range(contenders)]))
-
-        set_level(place.server, "READ COMMITTED")
         witness.report().expect_exclusion(rounds * contenders)
-
-
-def set_level(server: PostgresServer | MariaServer, level: str) -> None:
-    """Give the sessions that begin now another isolation level."""
-    if isinstance(server, PostgresServer):
-        server.execute(f"ALTER SYSTEM SET default_transaction_isolation = '{level.lower()}'")
-        server.execute("SELECT pg_reload_conf()")
-    else:
-        server.execute(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {level}")
 
 
 class TestTables:

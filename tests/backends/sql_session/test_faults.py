@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,6 @@ from tests.backends.sql_session.support import (
     pid_of,
     running,
     until_waiting,
-    waiting_pid,
 )
 from tests.backends.sql_table.support import Connect, demote
 from tests.backends.support import StubHost, granted
@@ -82,31 +80,6 @@ class TestSpellings:
 
 class TestWaiters:
     """Who waits holds up others no longer than it must."""
-
-    def test_waiter_whose_connection_is_gone_leaves_the_queue(
-        self, on_postgresql: ModeServer, connect: Connect
-    ) -> None:
-        """PostgreSQL does not look for that by itself. The lock is held all the time."""
-        holder, client = connect(on_postgresql.url), connect(on_postgresql.url)
-        lease = holder.lock("gone", ttl=LONG).acquire()
-        with running(lambda: client.lock("gone", ttl=LONG).acquire(PATIENCE)) as got:
-            until_waiting(client, "gone")
-            first = waiting_pid(client, "gone")
-            (request,) = list(client._engine.acquisitions.waiting)
-            with socket.socket(fileno=os.dup(request.state.session.connection.fileno())) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
-
-            def ask() -> str | None:
-                until_waiting(client, "gone")
-                if waiting_pid(client, "gone") == first:
-                    return "it has not joined the queue anew"
-                waiters = holder.holders("gone")[0].waiters
-                return None if waiters == 1 else f"{waiters} wait"
-
-            wait_until(ask)
-            assert got == []
-            lease.release()
-        got[0].release()
 
     def test_index_is_built_concurrently_under_the_lock(self, on_postgresql: ModeServer, connect: Connect) -> None:
         """

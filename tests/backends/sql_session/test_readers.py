@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import psycopg
 import pytest
 
 import lockkit
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_session import held
+from lockkit.backends.sql_session import backend
 from lockkit.backends.sql_session.session import Session
 from lockkit.sync import Client, Lease
 from lockkit_tools.servers import FaultProxy, MariaServer, PooledPostgres, PostgresServer, require, wait_until
@@ -161,7 +160,7 @@ class TestReaders:
         self, place: ModeServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By the release of another reader, if they are old; that of a reader which lives stays."""
-        monkeypatch.setattr(held, "DELETE_CHANCE", 1.0)
+        monkeypatch.setattr(backend, "DELETE_CHANCE", 1.0)
         client, other, third = connect(place.url), connect(place.url), connect(place.url)
         kept, former, last = (read(one, "former") for one in (client, other, third))
         name = "name" if place.is_postgresql else "CONVERT(name USING utf8mb4)"
@@ -181,26 +180,6 @@ class TestReaders:
         assert rows() & {kept.owner, former.owner, last.owner} == {kept.owner}
         assert owners(other, "former") == {kept.owner}
         kept.release()
-
-    def test_row_that_a_foreign_client_locks(self, postgresql: PostgresServer, connect: Connect) -> None:
-        """A row is a row: FOR SHARE by hand keeps writers out, FOR UPDATE waits and is counted."""
-        place = ModeServer(postgresql, "row")
-        client, writer = connect(place.url), connect(place.url)
-        client.lock("foreign", ttl=LONG).acquire().release()
-        by_hand = "SELECT name FROM lockkit_rows WHERE name = 'foreign' FOR"
-        with psycopg.connect(postgresql.url) as connection:
-            connection.execute(f"{by_hand} SHARE")
-            assert busy(client.lock("foreign", ttl=LONG))
-            client.rwlock("foreign", ttl=LONG).read().acquire(PATIENCE).release()
-
-        lease = client.lock("foreign", ttl=LONG).acquire(PATIENCE)
-        with running(partial(writer.lock("foreign", ttl=LONG).acquire, PATIENCE)) as got:
-            until_in_queue(place, writer, "foreign")
-            with running(partial(postgresql.execute, f"{by_hand} UPDATE")):
-                wait_until(lambda: None if client.holders("foreign")[0].waiters == 2 else "not two waiters")
-                lease.release()
-                wait_until(lambda: None if got else "the writer waits")
-                got[0].release()
 
 
 class TestDowngrade:

@@ -59,8 +59,8 @@ class TestForgotten:
         with running(partial(waiter.lock("x", ttl=LONG).acquire, PATIENCE)) as got:
             until_waiting(waiter, "x")
             (request,) = waiter._engine.acquisitions.waiting
-            session, asked_at = request.state.session, request.state.ask_at
-            wait_until(lambda: None if request.state.ask_at > asked_at else "has not asked")
+            session, asked_at = request.state.session, request.state.look_at
+            wait_until(lambda: None if request.state.look_at > asked_at else "has not asked")
             assert request.state.session is session
             lease.release()
         got[0].release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +125,7 @@ class Place:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
     """Take down what databases say, and have lockkit wait for them for longer than it does."""
     heard: list[str | int] = []
-    run, answered = Database._run_on, Session._answered
+    run, answer = Database._run_on, Session.answer
 
     async def listening(
         self: Database, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: float
@@ -133,12 +133,12 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str | int]:
         with hearing(heard):
             return await run(self, connection, statement, parameters, until)
 
-    async def listening_too(self: Session, reading: Awaitable[Result]) -> Result:
+    async def listening_too(self: Session) -> Result:
         with hearing(heard):
-            return await answered(self, reading)
+            return await answer(self)
 
     monkeypatch.setattr(Database, "_run_on", listening)
-    monkeypatch.setattr(Session, "_answered", listening_too)
+    monkeypatch.setattr(Session, "answer", listening_too)
     monkeypatch.setattr(Session, "_seconds", lambda _: PATIENCE)
     for module in (dialect, database, sqlsession_session):
         monkeypatch.setattr(module, "STATEMENT_SECONDS", PATIENCE)

@@ -21,6 +21,7 @@ import lockkit.aio
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.sqlite import SqliteDriver
 from lockkit.backends.sql.statement import Result
+from lockkit.runtime import Runtime
 from lockkit.sync import Client, Lease
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit_tools.servers import MariaServer, PooledPostgres, PostgresServer, require, wait_until
@@ -296,8 +297,8 @@ class TestSqlite:
             writer.lock("x").acquire().release()
         open_file = SqliteDriver.open
 
-        def open_small(self: SqliteDriver) -> Any:  # noqa: ANN401 - private
-            opened = open_file(self)
+        def open_small(self: SqliteDriver, runtime: Runtime) -> Any:  # noqa: ANN401 - private
+            opened: Any = open_file(self, runtime)
             opened.dbapi.execute("PRAGMA max_page_count = 1")
             return opened
 

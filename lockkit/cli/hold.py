@@ -25,15 +25,14 @@ import threading
 from math import inf
 from typing import Final
 
-from lockkit.cli.options import HoldOptions
-from lockkit.cli.output import refuse_private, say, settings_told
+from lockkit.cli.app import METADATA, NAME, PROFILE, TTL, URL, command, flag, time
+from lockkit.cli.output import connected, say, settings_told
 from lockkit.cli.signals import ENDING, LOOK_EVERY, GaveUp, Interrupted, Signals, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import default_grace, margin
 from lockkit.errors import LockLost
 from lockkit.runtime import monotonic
 from lockkit.sync import Lease
-from lockkit.sync.client import open_client
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -42,27 +41,59 @@ _TEXT: Final = {"granted": "token", "renewed": "remaining", "lost": "reason", "r
 """What a line of plain text says after the event."""
 
 
-def hold(name: str, options: HoldOptions) -> int:
-    """Hold a lock until the program that started this process wants no more of it."""
-    signals = Signals()
-    program = _Program(signals, as_json=options.as_json)
-    try:
-        with open_client(settings_told(options.url, options.profile)) as client:
-            refuse_private(client)
-            lock = client.lock(
-                name,
-                ttl=options.ttl,
-                timeout=options.timeout,
-                metadata=options.metadata,
-                on_lost=lambda _, reason: program.lost(reason),
-            )
-            lease = wait_in_thread(lock.acquire, signals, gave_up=program.gone)
-            return _Holding(lease, program, signals, renewals=options.renewals).run()
-    except Interrupted as interrupt:
-        return SIGNALLED + interrupt.signum
-    except GaveUp:
-        say("stdin ended before the lock was granted")
-        return Status.BUSY
+@command("hold", "Hold a lock for a program in another language.")
+class Hold:
+    """
+    Hold a lock for the program that starts this process, in any language: lockkit hold NAME --json.
+
+    When the lock is granted, lockkit writes a line to stdout: granted and the fencing token or, with --json, an object
+    with event, name, token, owner, ttl, remaining and deadline. It then holds the lock until stdin ends or has a line
+    release, on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released.
+
+    If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason. It ends
+    when the program has closed stdin or ended, at the latest at the deadline, and does not free the lock before. Treat
+    it as lost too if the output ends without released. deadline is the end of the lease if it is never renewed: seconds
+    of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
+
+    Exit status:
+
+    0        the lock was held, and released because stdin ended or said so
+    2        wrong usage
+    69       the backend is unavailable; at the release: the lock ends by its ttl
+    75       the lock was not granted until the timeout, or until stdin ended
+    78       wrong configuration: name, ttl, timeout, URL, option, profile, credentials
+    79       the lease was lost
+    128 + n  signal n came; the lock was released
+    """
+
+    name: str = NAME
+    url: str | None = URL
+    profile: str | None = PROFILE
+    ttl: float | None = TTL
+    timeout: float | None = time(None, "How long to wait for the lock; 0 tries once. Default: without limit.")
+    metadata: str | None = METADATA
+    renewals: bool = flag("Write a line renewed, with the new deadline, after each renewal.", "--renewals")
+    as_json: bool = flag("Write each line as a JSON object.", "--json")
+
+    def run(self) -> int:
+        signals = Signals()
+        program = _Program(signals, as_json=self.as_json)
+        try:
+            with connected(self, settings_told(self)) as client:
+                lock = client.lock(
+                    self.name,
+                    ttl=self.ttl,
+                    timeout=self.timeout,
+                    metadata=self.metadata,
+                    on_lost=lambda _, reason: program.lost(reason),
+                )
+                lease = wait_in_thread(lock.acquire, signals, gave_up=program.gone)
+                return _Holding(lease, program, signals, renewals=self.renewals).run()
+        except Interrupted as interrupt:
+            return SIGNALLED + interrupt.signum
+        except GaveUp:
+            say("stdin ended before the lock was granted")
+            return Status.BUSY
 
 
 class _Program:

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import Result
 
 import lockkit
-from lockkit.cli import completion
-from lockkit.cli.completion import complete_name
+from lockkit.cli import app
+from lockkit.cli.app import complete_name
 from lockkit.testing.timing import PATIENCE
 from tests.cli.support import Cli
 from tests.cli.support import run_here as run
@@ -236,7 +236,7 @@ def test_completion_does_not_wait_for_a_server_that_hangs(url: str, monkeypatch:
         assert go_on.wait(PATIENCE)
 
     monkeypatch.setattr(lockkit.Client, "names", names)
-    monkeypatch.setattr(completion, "COMPLETION_SECONDS", 0.1)
+    monkeypatch.setattr(app, "COMPLETION_SECONDS", 0.1)
 
     assert complete_name("a", url, None) in ([], ["a1"])
     go_on.set()

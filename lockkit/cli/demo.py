@@ -7,10 +7,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any, NamedTuple
@@ -18,7 +16,6 @@ from urllib.parse import quote
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from lockkit.cli.app import JSON, PROFILE, command, option
@@ -26,9 +23,6 @@ from lockkit.cli.output import connected, print_json, say
 from lockkit.cli.seller import WAIT_MAX, BoxOffice, Failure, Sale, sell
 from lockkit.cli.status import Status
 from lockkit.configuration import profiles
-
-LOOK_EVERY = 0.05
-"""Seconds between two looks at the ledger. Shorter is smoother, but takes time from the sellers."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -59,25 +53,15 @@ class Demo:
             with connected(self, profiles.resolve(url, self.profile, {})) as client:
                 client.ping()
                 backend = client.url
-            office, console = BoxOffice(directory, self.seats), Console()
-            with _progress(console, hidden=self.as_json) as progress:
-                rounds = []
-                for text, lock_at in (("without a lock", None), ("with a lock", (url, self.profile))):
-                    task = progress.add_task(f"{text:<14}", total=self.seats, note="")
-
-                    def show(sales: list[Sale], task: TaskID = task) -> None:
-                        progress.advance(task, len(sales))
-                        if sales and sales[-1].token is not None:
-                            progress.update(task, note=f"token {sales[-1].token}")
-
-                    rounds.append(_round(office, lock_at, self.processes, show))
+            office = BoxOffice(directory, self.seats)
+            rounds = [_round(office, lock_at, self.processes) for lock_at in (None, (url, self.profile))]
         ok = rounds[-1].right
         if self.as_json:
             counts = [one.as_dict(self.processes) for one in rounds]
             whole = {"backend": backend, "seats": self.seats, "processes": self.processes, "rounds": counts, "ok": ok}
             print_json(whole)
         else:
-            _print(console, backend, rounds, self.processes)
+            _print(backend, rounds, self.processes)
         return Status.OK if ok else Status.FAILED
 
 
@@ -132,11 +116,8 @@ class Round(NamedTuple):
         }
 
 
-def _round(
-    office: BoxOffice, lock_at: tuple[str | None, str | None] | None, processes: int,
-    show: Callable[[list[Sale]], None],
-) -> Round:  # fmt: skip
-    """Let all sellers sell at once, and show the tickets as they are sold."""
+def _round(office: BoxOffice, lock_at: tuple[str | None, str | None] | None, processes: int) -> Round:
+    """Let all sellers sell at once."""
     office.open()
     os.environ["PYTHONSAFEPATH"] = "1"  # the sellers import nothing from the working directory
     ready, failures = _SPAWN.Barrier(processes + 1), _SPAWN.SimpleQueue()
@@ -150,7 +131,8 @@ def _round(
         with suppress(BrokenBarrierError):  # one has failed
             ready.wait(WAIT_MAX)
         began = time.monotonic()
-        sales = _follow(office, sellers, show)
+        for seller in sellers:
+            seller.join()
         seconds = time.monotonic() - began
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -164,38 +146,13 @@ def _round(
         say(f"a seller ended with {status}: {text}")
     if failed:
         raise typer.Exit(max(failed)[0])
-    return Round(lock_at is not None, office.seats, sales, seconds)
-
-
-def _follow(office: BoxOffice, sellers: Sequence[BaseProcess], show: Callable[[list[Sale]], None]) -> list[Sale]:
-    """Watch the ledger until all sellers have ended."""
-    sales: list[Sale] = []
-    offset, running = 0, True
-    while running:
-        running = any(seller.is_alive() for seller in sellers)
-        new, offset = office.sales(offset)
-        sales += new
-        show(new)
-        if running:
-            time.sleep(LOOK_EVERY)
-    return sales
+    return Round(lock_at is not None, office.seats, office.sales(), seconds)
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def _progress(console: Console, *, hidden: bool) -> Progress:
-    """Make a bar for each round."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tickets  {task.fields[note]}"),
-    )
-    return Progress(*columns, console=console, disable=hidden or not console.is_terminal)
-
-
-def _print(console: Console, backend: str, rounds: list[Round], processes: int) -> None:
+def _print(backend: str, rounds: list[Round], processes: int) -> None:
     without, locked = rounds
     table = Table("", "without a lock", "with a lock")
     table.add_row("tickets sold", *(str(len(one.sales)) for one in rounds))
@@ -204,7 +161,7 @@ def _print(console: Console, backend: str, rounds: list[Round], processes: int) 
     table.add_row("tickets by each process", *(", ".join(map(str, one.by_seller(processes))) for one in rounds))
     table.add_row("fencing tokens", *(_tokens(one) for one in rounds))
     table.add_row("seconds", *(f"{one.seconds:.2f}" for one in rounds))
-    console.print(table)
+    Console().print(table)
     print(f"{processes} processes, {locked.seats} seats, lock at {backend}")
     if locked.right:
         print(f"Without a lock, {without.sold_again} tickets were for seats already sold; with a lock, none.")

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from lockkit.cli.output import say
-from lockkit.cli.signals import LOOK_EVERY
+from lockkit.cli.signals import FORWARDED, LOOK_EVERY
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.runtime import monotonic
 from lockkit.units import Instant
@@ -93,9 +93,7 @@ class Command:
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
-            if wait_children:
-                _pass_on(kept_write)
-            _become(self._argv, go_read, report_write, parent)
+            _become(self._argv, go_read, report_write, kept_write if wait_children else None, parent)
         os.close(go_read)
         os.close(report_write)
         os.close(kept_write)
@@ -236,20 +234,19 @@ def _has_open(pid: int, file: str) -> bool:
         return False
 
 
-def _pass_on(fd: int) -> None:
-    """Have what is executed inherit a descriptor."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC
-    except OSError:  # the limit is lower
-        os.set_inheritable(fd, True)  # noqa: FBT003 - it takes no keyword
-
-
-def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
+def _become(argv: list[str], go: int, report: int, kept: int | None, parent: int) -> NoReturn:
     """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
         os.setpgid(0, 0)
-        _die_with(parent)
+        if sys.platform == "linux":  # have the kernel kill this process when its parent dies, even without the guard
+            import ctypes  # noqa: PLC0415 - only in the child
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(0)  # it died before that
+        if kept is not None:
+            fcntl.fcntl(kept, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC: what is executed inherits it
         # Python ignores these two, and ignored signals stay so in what is executed; lockkit's others raise.
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
@@ -267,16 +264,6 @@ def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
     finally:
         os.write(report, str(code).encode())
         os._exit(Status.NOT_FOUND)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even if the guard was killed too. Linux only."""
-    if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - only in the child
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(0)  # it died before that
 
 
 class Guard:
@@ -339,26 +326,22 @@ class Guard:
 def _stand(control: int, report: int, group: int) -> NoReturn:
     """Be the guard, in the child."""
     try:
-        _detach(control, report)
+        # Keep nothing but the pipes: no terminal, no files of the caller, no signals meant for lockkit or its command.
+        os.setsid()
+        for signum in FORWARDED:
+            signal.signal(signum, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(nowhere, fd)
+        start = 3
+        for fd in sorted((control, report)):
+            os.closerange(start, fd)
+            start = fd + 1
+        os.closerange(start, os.sysconf("SC_OPEN_MAX"))
         if _watch(control, report, group):
             _kill(group)
     finally:
         os._exit(0)
-
-
-def _detach(*pipes: int) -> None:
-    """Keep nothing but these: no terminal, no files of the caller, no signals meant for lockkit or its command."""
-    os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_IGN)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(nowhere, fd)
-    start = 3
-    for fd in sorted(pipes):
-        os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
 def _watch(control: int, report: int, group: int) -> bool:

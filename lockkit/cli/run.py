@@ -26,8 +26,8 @@ from lockkit.cli.signals import ENDING, Interrupted, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import Supervisor, default_grace, grace_max, margin, release
 from lockkit.cli.usage import CommandStarter
+from lockkit.configuration.registry import WITHIN
 from lockkit.errors import LockError, LockTimeout
-from lockkit.integrations.scopes import WITHIN
 from lockkit.runtime import monotonic
 from lockkit.sync import Client, Lease
 from lockkit.units import Instant, Seconds
@@ -241,7 +241,7 @@ def _tell_backend(client: Client, name: str) -> None:
     """
     alone = client.capabilities.scope == "machine"
     if logging.getLogger("lockkit").isEnabledFor(logging.INFO) or (alone and sys.stderr.isatty()):
-        whom = WITHIN["machine"] if alone else "all machines that use the same servers"
+        whom = f"{WITHIN['machine']} only" if alone else "all machines that use the same servers"
         say(f"lock {name!r} on {client.url}: locks out {whom}")
 
 

@@ -134,15 +134,11 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A signal arrived during the wait."""
+    """A signal arrived during the wait, or the caller no longer wants what was waited for (0)."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.signum = signum
-
-
-class GaveUp(Exception):
-    """The caller no longer wants what was waited for."""
 
 
 def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Callable[[], bool] = bool) -> T:
@@ -169,7 +165,7 @@ def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Call
             if signum in FORWARDED:
                 raise Interrupted(signum)
         if not outcome and gave_up():
-            raise GaveUp
+            raise Interrupted(0)
     thread.join()
     (result,) = outcome
     if isinstance(result, Exception):

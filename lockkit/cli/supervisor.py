@@ -40,8 +40,8 @@ _GONE_WITHIN: Final = 1.0
 _TELL_AFTER: Final = 1.0
 """Seconds of waiting for processes that the command left behind, until the user is told which."""
 
-_LOOK_AT_REST_EVERY: Final = 0.25
-"""Longest time between two looks at those processes, seconds. The end of one that keeps the pipe is noticed at once."""
+_REST_EVERY: Final = 0.25
+"""Seconds between two looks at those processes. The end of one that keeps the pipe is noticed at once."""
 
 _NAMED_MAX: Final = 5
 """So many of them are named."""
@@ -138,7 +138,7 @@ class Supervisor:
 
     def _wait_for_rest(self, status: int) -> None:
         """Keep the lock until all processes that the command left behind have ended, or cannot be ended."""
-        tell_at, pause = monotonic() + _TELL_AFTER, _GONE_EVERY
+        tell_at = monotonic() + _TELL_AFTER
         while not self._lost and not self._command.gone():
             if self._command.group_gone():
                 self._guard.dismiss()  # the group's id may pass to processes that are none of ours
@@ -152,10 +152,9 @@ class Supervisor:
                 say(f"the command ended with status {status}; {kept} (--no-wait-children does not wait)")
             self._look_at_lease()
             self._kill_when_due()
-            due = min(self._next_look(), tell_at, now + pause)
+            due = min(self._next_look(), tell_at, now + _REST_EVERY)
             for signum in self.signals.wait(due - monotonic(), self._command.kept):
                 self._on_signal_for_rest(signum)
-            pause = min(2 * pause, _LOOK_AT_REST_EVERY)
             self._heed_guard()
 
     def _rest(self) -> str:
@@ -202,9 +201,6 @@ class Supervisor:
         if remaining > 0:
             name = self._lease.name
             say(f"lock {name!r} was not renewed and its lease ends in {remaining:.1f} s: ending the command")
-        self._terminate()
-
-    def _terminate(self) -> None:
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
 

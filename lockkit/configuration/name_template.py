@@ -17,13 +17,9 @@ import inspect
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from string import Formatter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from asyncio import Future
-
 
 R = TypeVar("R")
 
@@ -54,8 +50,7 @@ class NamePattern:
         try:
             parts = list(Formatter().parse(template))
         except ValueError as error:
-            message = f"is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
-            raise ValueError(message) from error
+            raise ValueError(f"is not a valid format string: {error}. Double literal braces: {{{{ }}}}") from error
         self.names: list[str] = []
         self._fields: list[tuple[str, str]] = []
         text = ""
@@ -72,11 +67,10 @@ class NamePattern:
         )
         between = [text for text, _ in self._fields[1:]]
         if not all(between) or any(text[0] == "%" for text in between):
-            message = (
+            raise ValueError(
                 "has two fields with no text between them, or with text that begins with %: different values would "
                 "give the same name. Put another character between them, such as :"
             )
-            raise ValueError(message)
         characters = [re.escape(text[0]) for text in between] + ["%"] * bool(between)
         if foreign:
             characters.append(r"[^A-Za-z0-9_.~-]")
@@ -213,9 +207,9 @@ def _wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
                 below.append(wrapped)
 
 
-def _discard(result: object) -> None:
+def _discard(result: Any) -> None:  # noqa: ANN401 - whatever a function returned
     """Close or cancel an unfinished result, so that it never runs, where that is possible."""
     if isinstance(result, (Coroutine, Generator)):
         result.close()
     elif hasattr(type(result), "_asyncio_future_blocking"):  # as in asyncio.isfuture, without importing asyncio
-        cast("Future[object]", result).cancel()
+        result.cancel()

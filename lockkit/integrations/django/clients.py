@@ -122,11 +122,10 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
         message = f"from_connection needs a connection of django.db.connections, not {type(connection).__name__}"
         raise ConfigurationError(message)
     if options.get("mode", "table") != "table":
-        message = (
+        raise ConfigurationError(
             f"locks in a Django database are rows of a lock table, not of mode={options['mode']!r}: "
             "give the URL of the database with that mode instead"
         )
-        raise ConfigurationError(message)
     if connection.vendor == "sqlite":
         return DjangoClient(connect(_beside(settings), **options))
     driver = _driver(connection)
@@ -162,11 +161,10 @@ def environment_of(alias: str) -> dict[str, str]:
     server_options = {"PGOPTIONS": others.pop("options")} if "options" in others else {}
     wrong = [name for name, value in others.items() if not isinstance(value, str | int | float)]
     if wrong:
-        message = (
+        raise ConfigurationError(
             f"settings.DATABASES[{alias!r}] has the option {wrong[0]!r}, which is neither text nor a number: another "
             "process can only get a URL. Give LOCKKIT an alias with the URL of the database"
         )
-        raise ConfigurationError(message)
     host = str(settings["HOST"] or "")
     if host.startswith("/") and connection.vendor == "mysql":
         host, others["unix_socket"] = "", host
@@ -185,8 +183,7 @@ def _quoted(value: object) -> str:
 
 def _database(alias: str) -> Any:  # noqa: ANN401 - Django has no types
     if alias not in connections:
-        message = f"settings.DATABASES has no alias {alias!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"settings.DATABASES has no alias {alias!r}")
     return connections[alias]
 
 
@@ -202,11 +199,10 @@ def _driver(connection: Any) -> str:  # noqa: ANN401 - Django has no types
     """Return SQLAlchemy's name of the driver with which Django connects."""
     driver = _DRIVERS.get(connection.Database.__name__.partition(".")[0])
     if driver is None:
-        message = (
+        raise ConfigurationError(
             f"lockkit cannot lock in a database of Django's backend {connection.settings_dict['ENGINE']!r}: it knows "
             "PostgreSQL, MySQL, MariaDB and SQLite. Give the URL of another lock service"
         )
-        raise ConfigurationError(message)
     return driver
 
 

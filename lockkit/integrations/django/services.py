@@ -52,8 +52,7 @@ def service(alias: str) -> Service:
     table = _table()
     if alias not in table:
         known = f"only {', '.join(map(repr, table))}" if table else "it is empty"
-        message = f"settings.LOCKKIT has no alias {alias!r}, {known}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"settings.LOCKKIT has no alias {alias!r}, {known}")
     entry, where = table[alias], f"settings.LOCKKIT[{alias!r}]"
     if isinstance(entry, str):
         entry = {"URL": entry}
@@ -69,15 +68,12 @@ def service(alias: str) -> Service:
     given = {key.lower(): entry[key] for key in _KEYS if key in entry}
     options = entry.get("OPTIONS", {})
     if not all(isinstance(value, str) for value in given.values()) or not isinstance(options, Mapping):
-        message = f"{where}: {', '.join(_KEYS)} must be strings, and OPTIONS a dict"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{where}: {', '.join(_KEYS)} must be strings, and OPTIONS a dict")
     wrong = [name for name in options if not isinstance(name, str) or name in _NOT_OPTIONS]
     if wrong:
-        message = f"{where}: OPTIONS takes options of lockkit.connect() such as 'ttl', not {wrong[0]!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{where}: OPTIONS takes options of lockkit.connect() such as 'ttl', not {wrong[0]!r}")
     if len(given) > 1:
-        message = f"{where} must have only one of {', '.join(_KEYS)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{where} must have only one of {', '.join(_KEYS)}")
     return Service(alias, options=dict(options), **given)
 
 
@@ -87,8 +83,7 @@ def _table() -> Mapping[str, object]:
     if table is None:
         names = [name for name in dir(settings) if name.isupper()]
         for name in difflib.get_close_matches("LOCKKIT", names, n=1, cutoff=0.75):
-            message = f'settings.{name} has no effect: write LOCKKIT = {{"default": …}}'
-            raise ConfigurationError(message)
+            raise ConfigurationError(f'settings.{name} has no effect: write LOCKKIT = {{"default": …}}')
         return {DEFAULT: {}}
     if not isinstance(table, Mapping):
         message = f'settings.LOCKKIT must be a dict such as {{"default": "redis://…"}}, not {type(table).__name__}'

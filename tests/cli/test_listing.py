@@ -110,15 +110,6 @@ def test_list_refuses_what_cannot_begin_a_name(url: str, prefix: str) -> None:
     assert "at most 255 UTF-8 bytes" in done.stderr
 
 
-@pytest.mark.parametrize("command", [["list"], ["wait", "a"], ["holders", "a"], ["break", "a"]])
-def test_memory_is_refused(command: list[str]) -> None:
-    """Its answer would be about the command itself."""
-    done = run(*command, "--url", "memory://")
-
-    assert done.exit_code == 78
-    assert "only within one process" in done.stderr
-
-
 # -- wait --------------------------------------------------------------------------------------------------------------
 
 
@@ -187,15 +178,6 @@ def test_ping_times_an_answer(url: str, client: lockkit.Client) -> None:
     assert found["backend"] == client.url
     assert found["round_trip_seconds"] >= 0
     assert found["first_seconds"] >= 0
-
-
-@pytest.mark.parametrize(("url", "status"), [("redis://127.0.0.1:1", 69), ("redsi://h", 78), ("file:/x?q=1", 78)])
-def test_ping_without_an_answer(url: str, status: int) -> None:
-    """One line, and the status says whether a retry may help."""
-    done = run("ping", url)
-
-    assert (done.exit_code, done.stdout) == (status, "")
-    assert done.stderr.count("\n") == 1
 
 
 # -- completion --------------------------------------------------------------------------------------------------------

@@ -407,26 +407,6 @@ def test_once_as_json(url: str, client: lockkit.Client) -> None:
     assert 0 < second["remaining"] <= TTL
 
 
-@pytest.mark.parametrize(
-    ("args", "status", "words"),
-    [
-        (["redis://127.0.0.1:1"], 69, "127.0.0.1:1"),
-        (["memory:"], 78, "only within one process"),
-        (["sqlite:////nowhere/x?mode=row"], 78, "mode"),
-        (["postgresql://127.0.0.1:1/x?mode=advisory"], 78, "give the names of the locks"),
-        (["file:/x", "--interval", "0"], 2, "0.1 or more seconds"),
-        (["file:/x", "--interval", "inf"], 2, "0.1 or more seconds"),
-        (["file:/x?nope=1"], 78, "nope"),
-    ],
-)
-def test_what_cannot_be_watched(args: list[str], status: int, words: str) -> None:
-    """Is an error at the start, with the usual status."""
-    done = run(*args)
-
-    assert done.exit_code == status
-    assert words in done.stderr
-
-
 def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     """The events as they come."""
     assert process.stdout is not None

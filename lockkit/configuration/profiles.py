@@ -267,8 +267,7 @@ def _load(path: Path, *, chosen: bool = False) -> dict[str, Any] | None:
     """
     Return lockkit's table of a TOML file; None if there is no such file, or no such table in a ``pyproject.toml``.
 
-    ConfigurationError: The file is not TOML, cannot be read, or could have been written by another user; with
-    `chosen` (``LOCKKIT_CONFIG`` names it), by its group or anybody.
+    One that another user could have written is refused; with `chosen` (``LOCKKIT_CONFIG``), its group or anybody.
     """
     try:
         with open(path, "rb", opener=_open) as file:

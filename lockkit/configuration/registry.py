@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -40,20 +40,18 @@ WITHIN = {"process": "threads and tasks of this process", "machine": "processes 
 ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "ttl": Option(
-            parse=parse_ttl,
-            help="Seconds after which the backend frees a lock that is not renewed, unless lock() gives a ttl.",
+            parse_ttl, "Seconds after which the backend frees a lock that is not renewed, unless lock() gives a ttl."
         ),
         "timeout": Option(
-            parse=parse_seconds,
-            help="Seconds that a caller waits for a lock, unless lock() gives a timeout. Not given: without limit.",
+            parse_seconds,
+            "Seconds that a caller waits for a lock, unless lock() gives a timeout. Not given: without limit.",
         ),
         "unavailable_after": Option(
-            parse=parse_seconds,
-            help="Seconds without any answer after which a wait without timeout raises BackendUnavailable.",
+            parse_seconds, "Seconds without any answer after which a wait without timeout raises BackendUnavailable."
         ),
         "scope": Option(
-            parse=parse_choice(*_SCOPES),
-            help="Refuse a backend that locks out fewer: process, machine, network. Not given: LOCKKIT_SCOPE, or any.",
+            parse_choice(*_SCOPES),
+            "Refuse a backend that locks out fewer: process, machine, network. Not given: LOCKKIT_SCOPE, or any.",
         ),
     }
 )
@@ -119,12 +117,7 @@ def modes(scheme: str) -> list[str | None]:
 
 
 def find(scheme: str, mode: object = None) -> type[LockBackend]:
-    """
-    Load the backend of a URL scheme.
-
-    ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
-    object is not a backend.
-    """
+    """Load the backend of a URL scheme."""
     base, _, driver = scheme.partition("+")
     for name in (scheme, base) if driver else (scheme,):
         # Built-in first: reading the metadata of all installed packages takes longer than the rest of connect().
@@ -210,7 +203,13 @@ def split_options(
             known = {**_driver_options(backend_class, url), **known}
         for name, value in values.items():
             if name not in known:
-                raise ConfigurationError(_unknown_option(name, known, backend_class, where))
+                # A driver may have dozens of options, so the message may suggest one but does not list them.
+                mode = backend_class.options.get("mode")
+                raise ConfigurationError(
+                    f"unknown option {shown(name)} for {where}{f' in mode={mode.default}' if mode is not None else ''}"
+                    f"{nearest(name, [*known, 'profile'])}. "
+                    f"Its options are {', '.join([*ENGINE_OPTIONS, *backend_class.options])}"
+                )
             parsed[name] = _parse(known[name], name, value, where)
         engine_options = {name: parsed.pop(name) for name in ENGINE_OPTIONS}
         _check_scope(engine_options["scope"], backend_class.capabilities.scope, where)
@@ -251,15 +250,6 @@ def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mappin
         return {}  # the driver is missing: then the object is not one of its own
 
 
-def _unknown_option(name: str, known: Iterable[str], backend_class: type[LockBackend], where: str) -> str:
-    # A driver may have dozens of options, so the message may suggest one but does not list them.
-    own = [*ENGINE_OPTIONS, *backend_class.options]
-    mode = backend_class.options.get("mode")
-    in_mode = f" in mode={mode.default}" if mode is not None else ""
-    suggestion = nearest(name, [*known, "profile"])
-    return f"unknown option {shown(name)} for {where}{in_mode}{suggestion}. Its options are {', '.join(own)}"
-
-
 def _parse(option: Option, name: str, value: object, where: str) -> Any:  # noqa: ANN401 - whatever the option gives
     try:
         return option.parse(value)
@@ -274,9 +264,8 @@ def _parse(option: Option, name: str, value: object, where: str) -> Any:  # noqa
 
 def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
     """
-    Load, one after the other, the backends that may know the type of an object, in the requested mode.
+    Load, one after the other, the backends that may know the type of an object; its driver is imported already.
 
-    The object's driver is imported already, because the object exists; no other driver is needed.
     A subclass counts by its bases, a list by its elements.
     """
     samples = client if isinstance(client, (list, tuple)) else [client]
@@ -358,7 +347,6 @@ class DetachedHost:
     """A `lockkit.backend.Host` for blocking calls to a backend that holds no lock."""
 
     def __init__(self) -> None:
-        """Start without threads."""
         self.runtime = BlockingRuntime()
 
     def lost(self, owner: str, reason: LossReason) -> None:

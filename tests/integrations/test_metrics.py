@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 import yaml
@@ -42,7 +42,7 @@ URL = "memory://metrics"
 class Prometheus:
     """What an observer has counted in Prometheus."""
 
-    OTHERS = {"oldest": "oldest_held_timestamp_seconds", "late": "renewal_late_seconds"}
+    OTHERS: ClassVar = {"oldest": "oldest_held_timestamp_seconds", "late": "renewal_late_seconds"}
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,7 +63,12 @@ class Prometheus:
 class OpenTelemetry:
     """What an observer has sent to OpenTelemetry."""
 
-    NAMES = {"oldest": "held.oldest", "late": "renewal.late", "wait": "wait.duration", "hold": "hold.duration"}
+    NAMES: ClassVar = {
+        "oldest": "held.oldest",
+        "late": "renewal.late",
+        "wait": "wait.duration",
+        "hold": "hold.duration",
+    }
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -17,8 +17,7 @@ from django.core import checks as django
 
 from lockkit.configuration import profiles
 from lockkit.errors import LockError
-from lockkit.integrations.django.clients import new_client
-from lockkit.integrations.django.services import aliases, service
+from lockkit.integrations.django.clients import aliases, new_client, service
 from lockkit.integrations.django.transactions import DjangoClient
 
 __all__ = ["SERVERS", "register"]

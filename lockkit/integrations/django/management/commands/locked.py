@@ -12,8 +12,7 @@ from urllib.parse import quote
 from django.core.management.base import BaseCommand, CommandError
 
 from lockkit.errors import ConfigurationError
-from lockkit.integrations.django.clients import environment_of
-from lockkit.integrations.django.services import DEFAULT, Service, service
+from lockkit.integrations.django.clients import DEFAULT, Service, environment_of, service
 
 __all__ = ["Command"]
 

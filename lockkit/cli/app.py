@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -138,20 +138,15 @@ _ours: dict[str, typer.Typer] = {}
 """The commands of the modules that are loaded."""
 
 
-class _Runs(Protocol):
-    def run(self) -> int | None:
-        """Do what the command is for; gives the exit status, None for 0."""
-
-
-C = TypeVar("C", bound=_Runs)
+C = TypeVar("C")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def command(name: str, short: str, cls: type[Command] = Command) -> Callable[[type[C]], type[C]]:
-    """Make a command of a class."""
+    """Make a command of a class, whose `run` gives the exit status; None is 0."""
 
     def decorate(options: type[C]) -> type[C]:
-        made = dataclass(frozen=True, kw_only=True)(options)
+        made: Any = dataclass(frozen=True, kw_only=True)(options)
         types = get_type_hints(made)
 
         def call(**given: Any) -> None:
@@ -159,12 +154,12 @@ def command(name: str, short: str, cls: type[Command] = Command) -> Callable[[ty
 
         parameters = [
             inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
-            for one in fields(made)  # type: ignore[arg-type] # it is a dataclass
+            for one in fields(made)
         ]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
         _ours[name] = _make_app(TyperGroup)
         _ours[name].command(name, cls=cls, help=inspect.getdoc(options), short_help=short)(call)
-        return made
+        return options
 
     return decorate
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from datetime import UTC, date, datetime, tzinfo
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from lockkit import validation
@@ -83,26 +83,15 @@ def _done(key: str, url: str, state: OnceDone) -> str:
 class Record:
     """What is known of one slot or key of a command: see `client.once`."""
 
-    def __init__(
-        self,
-        client: Client,
-        name: str,
-        *,
-        ttl: Seconds | None,
-        once: str | None,
-        once_per: str | None,
-        tz: str | None,
-        attempts: int | None,
-    ) -> None:
+    def __init__(self, client: Client, options: Any) -> None:  # noqa: ANN401 - `lockkit.cli.run.Run`
         """Check the options. Nothing is sent."""
+        name, once = options.name, options.once
         self._engine = client._engine  # noqa: SLF001 - the command and the client are one product
         self._engine.notes.require("--once-per or --once")
         self._name = name.replace("%", "%25").replace("@", "%40")  # else "a@b" once "c" would be "a" once "b@c"
-        self._ttl = ttl
-        self._once = once
-        self._attempts = attempts
-        self._period = 0 if once_per is None else parse_period(once_per)
-        self._zone = parse_zone(tz)
+        self._options = options
+        self._period = 0 if options.once_per is None else parse_period(options.once_per)
+        self._zone = parse_zone(options.tz)
         self._keep = self._period + _MARGIN if once is None else validation.TTL_MAX
         self._attempt: Attempt | None = None
         self.key = ""  # NAME@SLOT or NAME@KEY, once `begin` has been called
@@ -113,12 +102,12 @@ class Record:
 
     def begin(self) -> bool:
         """Look at the record, under the lock of the command. May wait until a run that crashed counts as ended."""
-        what = self._once
+        what, ttl = self._options.once, self._options.ttl
         if what is None:
             what = slot(drive(self._engine.notes.clock()), self._period, self._zone)
         self.key = f"{self._name}@{what}"
         described = Described.described(
-            self._engine, self.key, keep=self._keep, ttl=self._ttl, timeout=None, match=None, store_errors=()
+            self._engine, self.key, keep=self._keep, ttl=ttl, timeout=None, match=None, store_errors=()
         )
         self._attempt = drive(described.begin())
         if not self._attempt.first:
@@ -131,10 +120,10 @@ class Record:
         """Count this attempt before the command starts (``--attempts``); False if they are used up."""
         attempt = self._attempt
         assert attempt is not None, "begin() comes first"
-        if self._attempts is None:
+        if self._options.attempts is None:
             return True
         made = 0 if attempt.note is None else _attempts_of(attempt.note)
-        if made >= self._attempts:
+        if made >= self._options.attempts:
             return False
         drive(attempt.write(json.dumps({"done": 0, "attempts": made + 1}), self._keep))
         return True

@@ -263,12 +263,8 @@ class _LockedRun:
         # Now too, and not only when the lock is granted: that may take hours, and with --on-busy=skip be never.
         default_ttl = client._engine.default_ttl  # noqa: SLF001 - the command and the client are one product
         self._grace(default_ttl if options.ttl is None else options.ttl)
-        self._record = None
-        if options.once_per is not None or options.once is not None:
-            self._record = Record(
-                client, options.name, ttl=options.ttl, once=options.once, once_per=options.once_per, tz=options.tz,
-                attempts=options.attempts,
-            )  # fmt: skip
+        once = options.once_per is not None or options.once is not None
+        self._record = Record(client, options) if once else None
 
     def run(self) -> int:
         """Acquire, run the command, release; gives the exit status."""

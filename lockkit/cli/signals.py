@@ -90,12 +90,7 @@ def _take(signals: Iterable[signal.Signals]) -> None:
     for signum in signals:
         # What the caller has us ignore (nohup, a shell's background jobs) is ignored by the command too.
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, _nothing)
-
-
-def _nothing(signum: int, frame: FrameType | None) -> None:
-    """Handle a signal in Python: its number is in the pipe already."""
-    del signum, frame
+            signal.signal(signum, lambda *_: None)  # its number is in the pipe already
 
 
 @contextmanager

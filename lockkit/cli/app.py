@@ -32,14 +32,10 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _MODULES = {
-    **dict.fromkeys(("run", "elect"), "run"),
-    **{name: name for name in ("hold", "demo", "once", "holders")},
-    "break": "holders",
-    "list": "holders",
-    "watch": "watch",
-    "wait": "holders",
-    **dict.fromkeys(("limit", "ping", "migrate", "backends", "doctor", "verify"), "backends"),
-}
+    "run": "run", "elect": "run", "hold": "hold", "demo": "demo", "once": "once", "holders": "holders",
+    "break": "holders", "list": "holders", "watch": "watch", "wait": "holders", "limit": "backends", "ping": "backends",
+    "migrate": "backends", "backends": "backends", "doctor": "backends", "verify": "backends",
+}  # fmt: skip
 """In which module each command is, in the order of the help. It is loaded when somebody asks for the command."""
 
 _MEANT = {"lock": "run", "unlock": "break", "status": "list' or 'holders", "help": "--help"}
@@ -76,10 +72,12 @@ class _Commands(TyperGroup):
         return typer.main.get_group(holder).commands[name]
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override] # noqa: ANN401
-        name, known = args[0], self.list_commands(ctx)
-        if name not in {*known, *_TOOLS} and not name.startswith("-") and not ctx.resilient_parsing:
-            meant = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, n=1)
-            ctx.fail(f"No such command {name!r}." + "".join(f" Did you mean '{one}'?" for one in meant))
+        name = args[0]
+        if name not in {*_MODULES, *_TOOLS} and not name.startswith("-") and not ctx.resilient_parsing:
+            known = self.list_commands(ctx)
+            if name not in known:
+                meant = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, n=1)
+                ctx.fail(f"No such command {name!r}." + "".join(f" Did you mean '{one}'?" for one in meant))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401

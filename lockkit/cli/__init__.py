@@ -46,16 +46,8 @@ def _require_extra() -> None:
 
 
 def _prepare_streams() -> None:
-    """Have stdout and stderr show what their encoding lacks with an escape."""
-    _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _open_closed_streams() -> None:
     """
-    Lead standard streams that the caller has closed to nowhere.
+    Lead standard streams that the caller has closed to nowhere; show what their encoding lacks with an escape.
 
     Otherwise the first pipes of this process get their numbers: ``lockkit hold`` would read its own pipe for signals as
     stdin, and a command would write into pipes of lockkit.
@@ -67,3 +59,6 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(fd, True)  # noqa: FBT003 - the function takes nothing else
             setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115 - of a number
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

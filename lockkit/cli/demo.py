@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import BrokenBarrierError
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-import lockkit
-from lockkit.cli.output import print_json, refuse_private, say
-from lockkit.cli.seller import WAIT_MAX, BoxOffice, Failure, Plan, Sale, sell
+from lockkit.cli.app import JSON, PROFILE, command, option
+from lockkit.cli.output import connected, print_json, say
+from lockkit.cli.seller import WAIT_MAX, BoxOffice, Failure, Sale, sell
 from lockkit.cli.status import Status
+from lockkit.configuration import profiles
 
-Show = Callable[[list[Sale]], None]
-"""Called with the tickets sold since the last call."""
-
-LOOK_EVERY = 0.05
-"""Seconds between two looks at the ledger. Shorter is smoother, but takes time from the sellers."""
+_SPAWN = multiprocessing.get_context("spawn")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Round:
+@command("demo", "Sell seats with several processes, without a lock and with one.")
+class Demo:
+    """
+    Sell seats with several processes, without a lock and with one.
+
+    The number of free seats is in a plain file, which each process reads and, after a pause, writes. Exit status 1 if
+    a seat was sold twice under the lock.
+    """
+
+    url: str | None = option(
+        None, "Backend of the lock. Default: files in a temporary directory.", "--url", metavar="URL"
+    )
+    profile: str | None = PROFILE
+    seats: int = option(100, "Seats to sell.", metavar="N", min=1, max=100_000)
+    processes: int = option(8, "Processes that sell.", metavar="N", min=2, max=64)
+    as_json: bool = JSON
+
+    def run(self) -> Status:
+        with tempfile.TemporaryDirectory(prefix="lockkit-demo-") as directory:
+            url = self.url
+            if url is None and self.profile is None:
+                # Not the configured default: the demo uses no production server unless you name it.
+                url = f"file://{quote(str(Path(directory, 'locks')))}"
+            with connected(self, profiles.resolve(url, self.profile, {})) as client:
+                client.ping()
+                backend = client.url
+            office = BoxOffice(directory, self.seats)
+            rounds = [_round(office, lock_at, self.processes) for lock_at in (None, (url, self.profile))]
+        ok = rounds[-1].right
+        if self.as_json:
+            counts = [one.as_dict(self.processes) for one in rounds]
+            whole = {"backend": backend, "seats": self.seats, "processes": self.processes, "rounds": counts, "ok": ok}
+            print_json(whole)
+        else:
+            _print(backend, rounds, self.processes)
+        return Status.OK if ok else Status.FAILED
+
+
+# -- selling -----------------------------------------------------------------------------------------------------------
+
+
+class Round(NamedTuple):
     """All tickets of one round, in the order in which they were sold."""
 
     locked: bool  # sold under the lock
@@ -84,58 +116,23 @@ class Round:
         }
 
 
-def demo(url: str | None, profile: str | None, *, seats: int, processes: int, as_json: bool) -> int:
-    """Sell the seats without and with a lock, and show the results."""
-    with tempfile.TemporaryDirectory(prefix="lockkit-demo-") as temporary:
-        directory = Path(temporary)
-        if url is None and profile is None:
-            # Not the configured default: the demo uses no production server unless you name it.
-            url = f"file://{quote(str(directory / 'locks'))}"
-        with lockkit.connect(url, profile=profile) as client:
-            refuse_private(client)
-            client.ping()
-            backend = client.url
-        console = Console()
-        with _progress(console, hidden=as_json) as progress:
-            tasks = [
-                progress.add_task(f"{text:<14}", total=seats, note="") for text in ("without a lock", "with a lock")
-            ]
-            rounds = []
-            for locked, task in zip((False, True), tasks, strict=True):
-                plan = Plan(directory=temporary, seller=0, seats=seats, locked=locked, url=url, profile=profile)
-                rounds.append(_round(plan, processes, partial(_advance, progress, task)))
-    ok = rounds[-1].right
-    if as_json:
-        counts = [one.as_dict(processes) for one in rounds]
-        print_json({"backend": backend, "seats": seats, "processes": processes, "rounds": counts, "ok": ok})
-    else:
-        _print(console, backend, rounds, processes)
-    return Status.OK if ok else Status.FAILED
-
-
-# -- selling -----------------------------------------------------------------------------------------------------------
-
-_SPAWN = multiprocessing.get_context("spawn")
-
-
-def _round(plan: Plan, processes: int, show: Show) -> Round:
+def _round(office: BoxOffice, lock_at: tuple[str | None, str | None] | None, processes: int) -> Round:
     """Let all sellers sell at once."""
-    office = BoxOffice(Path(plan.directory))
-    office.open(plan.seats)
+    office.open()
     os.environ["PYTHONSAFEPATH"] = "1"  # the sellers import nothing from the working directory
     ready, failures = _SPAWN.Barrier(processes + 1), _SPAWN.SimpleQueue()
     # The sellers inherit it: Ctrl-C is for the demo, which ends them all.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for number in range(processes):
-            args = dataclasses.replace(plan, seller=number), ready, failures
-            _SPAWN.Process(target=sell, args=args, daemon=True).start()
+            _SPAWN.Process(target=sell, args=(office, number, lock_at, ready, failures), daemon=True).start()
         sellers = multiprocessing.active_children()
         signal.signal(signal.SIGINT, handler)
         with suppress(BrokenBarrierError):  # one has failed
             ready.wait(WAIT_MAX)
         began = time.monotonic()
-        sales = _follow(office, sellers, show)
+        for seller in sellers:
+            seller.join()
         seconds = time.monotonic() - began
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -149,47 +146,13 @@ def _round(plan: Plan, processes: int, show: Show) -> Round:
         say(f"a seller ended with {status}: {text}")
     if failed:
         raise typer.Exit(max(failed)[0])
-    return Round(plan.locked, plan.seats, sales, seconds)
-
-
-def _follow(office: BoxOffice, sellers: Sequence[BaseProcess], show: Show) -> list[Sale]:
-    """Watch the ledger until all sellers have ended."""
-    sales: list[Sale] = []
-    offset = 0
-    running = True
-    while running:
-        running = any(seller.is_alive() for seller in sellers)
-        new, offset = office.sales(offset)
-        sales += new
-        show(new)
-        if running:
-            time.sleep(LOOK_EVERY)
-    return sales
+    return Round(lock_at is not None, office.seats, office.sales(), seconds)
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def _progress(console: Console, *, hidden: bool) -> Progress:
-    """Make a bar for each round."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tickets  {task.fields[note]}"),
-        console=console,
-        disable=hidden or not console.is_terminal,
-    )
-
-
-def _advance(progress: Progress, task: TaskID, sales: list[Sale]) -> None:
-    """Show new tickets."""
-    progress.advance(task, len(sales))
-    if sales and sales[-1].token is not None:
-        progress.update(task, note=f"token {sales[-1].token}")
-
-
-def _print(console: Console, backend: str, rounds: list[Round], processes: int) -> None:
+def _print(backend: str, rounds: list[Round], processes: int) -> None:
     without, locked = rounds
     table = Table("", "without a lock", "with a lock")
     table.add_row("tickets sold", *(str(len(one.sales)) for one in rounds))
@@ -198,7 +161,7 @@ def _print(console: Console, backend: str, rounds: list[Round], processes: int) 
     table.add_row("tickets by each process", *(", ".join(map(str, one.by_seller(processes))) for one in rounds))
     table.add_row("fencing tokens", *(_tokens(one) for one in rounds))
     table.add_row("seconds", *(f"{one.seconds:.2f}" for one in rounds))
-    console.print(table)
+    Console().print(table)
     print(f"{processes} processes, {locked.seats} seats, lock at {backend}")
     if locked.right:
         print(f"Without a lock, {without.sold_again} tickets were for seats already sold; with a lock, none.")

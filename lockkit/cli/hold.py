@@ -22,18 +22,16 @@ import json
 import os
 import select
 import threading
-from math import inf
 from typing import Final
 
-from lockkit.cli.options import HoldOptions
-from lockkit.cli.output import refuse_private, say, settings_told
-from lockkit.cli.signals import ENDING, LOOK_EVERY, GaveUp, Interrupted, Signals, wait_in_thread
+from lockkit.cli.app import METADATA, NAME, PROFILE, TTL, URL, command, flag, time
+from lockkit.cli.output import connected, say, settings_told
+from lockkit.cli.signals import ENDING, LOOK_EVERY, Interrupted, Signals, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
 from lockkit.cli.supervisor import default_grace, margin
 from lockkit.errors import LockLost
 from lockkit.runtime import monotonic
 from lockkit.sync import Lease
-from lockkit.sync.client import open_client
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -42,37 +40,69 @@ _TEXT: Final = {"granted": "token", "renewed": "remaining", "lost": "reason", "r
 """What a line of plain text says after the event."""
 
 
-def hold(name: str, options: HoldOptions) -> int:
-    """Hold a lock until the program that started this process wants no more of it."""
-    signals = Signals()
-    program = _Program(signals, as_json=options.as_json)
-    try:
-        with open_client(settings_told(options.url, options.profile)) as client:
-            refuse_private(client)
-            lock = client.lock(
-                name,
-                ttl=options.ttl,
-                timeout=options.timeout,
-                metadata=options.metadata,
-                on_lost=lambda _, reason: program.lost(reason),
-            )
-            lease = wait_in_thread(lock.acquire, signals, gave_up=program.gone)
-            return _Holding(lease, program, signals, renewals=options.renewals).run()
-    except Interrupted as interrupt:
-        return SIGNALLED + interrupt.signum
-    except GaveUp:
-        say("stdin ended before the lock was granted")
-        return Status.BUSY
+@command("hold", "Hold a lock for a program in another language.")
+class Hold:
+    """
+    Hold a lock for the program that starts this process, in any language: lockkit hold NAME --json.
+
+    When the lock is granted, lockkit writes a line to stdout: granted and the fencing token or, with --json, an object
+    with event, name, token, owner, ttl, remaining and deadline. It then holds the lock until stdin ends or has a line
+    release, on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released.
+
+    If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason. It ends
+    when the program has closed stdin or ended, at the latest at the deadline, and does not free the lock before. Treat
+    it as lost too if the output ends without released. deadline is the end of the lease if it is never renewed: seconds
+    of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC).
+
+    Exit status:
+
+    0        the lock was held, and released because stdin ended or said so
+    2        wrong usage
+    69       the backend is unavailable; at the release: the lock ends by its ttl
+    75       the lock was not granted until the timeout, or until stdin ended
+    78       wrong configuration: name, ttl, timeout, URL, option, profile, credentials
+    79       the lease was lost
+    128 + n  signal n came; the lock was released
+    """
+
+    name: str = NAME
+    url: str | None = URL
+    profile: str | None = PROFILE
+    ttl: float | None = TTL
+    timeout: float | None = time(None, "How long to wait for the lock; 0 tries once. Default: without limit.")
+    metadata: str | None = METADATA
+    renewals: bool = flag("Write a line renewed, with the new deadline, after each renewal.", "--renewals")
+    as_json: bool = flag("Write each line as a JSON object.", "--json")
+
+    def run(self) -> int:
+        signals = Signals()
+        program = _Program(signals, as_json=self.as_json, renewals=self.renewals)
+        try:
+            with connected(self, settings_told(self)) as client:
+                lock = client.lock(
+                    self.name,
+                    ttl=self.ttl,
+                    timeout=self.timeout,
+                    metadata=self.metadata,
+                    on_lost=lambda _, reason: program.lost(reason),
+                )
+                return program.hold(wait_in_thread(lock.acquire, signals, gave_up=program.gone))
+        except Interrupted as interrupt:
+            if interrupt.signum:
+                return SIGNALLED + interrupt.signum
+            say("stdin ended before the lock was granted")
+            return Status.BUSY
 
 
 class _Program:
     """The program that started this process: what it says on stdin, and what it reads from stdout."""
 
-    def __init__(self, signals: Signals, *, as_json: bool) -> None:
+    def __init__(self, signals: Signals, *, as_json: bool, renewals: bool) -> None:
         self._signals = signals
         self._reason = "gone"
         self._reason_known = threading.Event()
         self._as_json = as_json
+        self._renewals = renewals
         self._pid = os.getppid()
         self._ended = False
         # A daemon: nothing ends a read from a pipe. Not from sys.stdin, whose lock it would keep at the exit.
@@ -104,18 +134,13 @@ class _Program:
         self._reason_known.set()
         self._signals.post()
 
-    def reason(self) -> str:
-        """Return why the lease was lost. The loss may be seen before the callback has run, in a thread of its own."""
-        self._reason_known.wait(LOOK_EVERY)
-        return self._reason
-
-    def reads(self) -> bool:
+    def _reads(self) -> bool:
         """Tell whether a line can be written without waiting for it."""
         poll = select.poll()
         poll.register(_STDOUT, select.POLLOUT)
         return bool(poll.poll(0))
 
-    def tell(self, event: str, lease: Lease, **more: object) -> None:
+    def _tell(self, event: str, lease: Lease, **more: object) -> None:
         """Write a line at once; if nobody can read it, the program counts as gone."""
         fields: dict[str, object] = {"event": event, "name": lease.name, "token": lease.token, "owner": lease.owner}
         if event != "released":
@@ -131,62 +156,49 @@ class _Program:
             say(f"cannot write to stdout: {error.strerror}")
             self._ended = True
 
-
-class _Holding:
-    """A lease that is held for a program."""
-
-    def __init__(self, lease: Lease, program: _Program, signals: Signals, *, renewals: bool) -> None:
-        self._lease = lease
-        self._program = program
-        self._signals = signals
-        self._renewals = renewals
-        # As `lockkit run`, which ends its command so much earlier: the program needs time to stop before the deadline.
-        self._grace = default_grace(lease.ttl) + margin(lease.ttl)
-        self._deadline = inf
-
-    def run(self) -> int:
+    def hold(self, lease: Lease) -> int:
         """Tell of the grant, and hold until somebody ends it; gives the exit status."""
-        lease, program = self._lease, self._program
+        # As `lockkit run`, which ends its command so much earlier: the program needs time to stop before the deadline.
+        grace = default_grace(lease.ttl) + margin(lease.ttl)
         if lease.remaining() <= lease.ttl / 2:
             lease.extend()  # the grant took long
-        program.tell("granted", lease)
-        self._deadline = monotonic() + lease.remaining()
-        while not program.gone():
-            for signum in self._signals.wait(min(LOOK_EVERY, lease.remaining() - self._grace)):
+        self._tell("granted", lease)
+        told = monotonic() + lease.remaining()
+        while not self.gone():
+            for signum in self._signals.wait(min(LOOK_EVERY, lease.remaining() - grace)):
                 if signum in ENDING:
-                    return self._release() or SIGNALLED + signum
-            if lease.remaining() <= self._grace:
-                return self._lost("expired" if lease.held else program.reason())
-            self._tell_renewal()
-        return self._release()
+                    return self._release(lease) or SIGNALLED + signum
+            if lease.remaining() <= grace:
+                return self._wait_after("expired" if lease.held else None, lease)
+            deadline = monotonic() + lease.remaining()
+            # Computed from the time left, the same deadline differs by microseconds from one look to the next.
+            if self._renewals and deadline > told + 0.001 and self._reads():
+                self._tell("renewed", lease)
+                told = deadline
+        return self._release(lease)
 
-    def _tell_renewal(self) -> None:
-        deadline = monotonic() + self._lease.remaining()
-        # Computed from the time left, the same deadline differs by microseconds from one look to the next.
-        if self._renewals and deadline > self._deadline + 0.001 and self._program.reads():
-            self._program.tell("renewed", self._lease)
-            self._deadline = deadline
+    def _release(self, lease: Lease) -> int:
+        try:
+            lease.release()
+        except LockLost:
+            return self._wait_after(None, lease)
+        self._tell("released", lease)
+        return Status.OK
 
-    def _lost(self, reason: str) -> int:
+    def _wait_after(self, reason: str | None, lease: Lease) -> int:
         """
-        Tell of the loss; gives the exit status.
+        Tell of the loss, and wait until the program has stopped; gives the exit status.
 
         A lease that was not renewed is still held, and the program may use its rest to stop. Closing the client
         releases it, so that waits until the program has ended, or that rest has: the server may answer again, and grant
         the lock to another client at once.
         """
-        until = monotonic() + self._lease.remaining()
-        self._program.tell("lost", self._lease, reason=reason)
-        while not self._program.gone() and (left := until - monotonic()) > 0:
+        if reason is None:
+            self._reason_known.wait(LOOK_EVERY)  # the loss may be seen before its callback has run, in another thread
+            reason = self._reason
+        until = monotonic() + lease.remaining()
+        self._tell("lost", lease, reason=reason)
+        while not self.gone() and (left := until - monotonic()) > 0:
             if ENDING.intersection(self._signals.wait(min(LOOK_EVERY, left))):
                 break
         return Status.LOST
-
-    def _release(self) -> int:
-        """Give the lock back; gives the exit status."""
-        try:
-            self._lease.release()
-        except LockLost:
-            return self._lost(self._program.reason())
-        self._program.tell("released", self._lease)
-        return Status.OK

@@ -6,21 +6,21 @@ import dataclasses
 import json
 import re
 from datetime import UTC, date, datetime, tzinfo
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import lockkit
 from lockkit import validation
-from lockkit.cli.inspection import local_time, print_holders
-from lockkit.cli.options import RunOptions
-from lockkit.cli.output import print_json, refuse_private, say
+from lockkit.cli.app import JSON, PROFILE, URL, argument, command, flag
+from lockkit.cli.holders import Held, local_time, print_holders
+from lockkit.cli.output import answer, connected, say
 from lockkit.cli.status import Status
 from lockkit.errors import ConfigurationError, LockLost
-from lockkit.primitives.once import Attempt, Once, OnceDone, OnceRunning
+from lockkit.primitives.once import Attempt, OnceDone, OnceRunning
+from lockkit.primitives.once import Once as Described
 from lockkit.runtime import drive
 from lockkit.sync import Client
 from lockkit.units import Seconds
-from lockkit.validation import decode_json, plain
+from lockkit.validation import decode_json
 
 DAY: Final = 86_400
 """Seconds of a day without a change of the clocks."""
@@ -32,59 +32,98 @@ _MARGIN: Final = 2 * DAY
 """How much longer than its slot a record is kept, seconds: a day may have 25 hours, and clocks may be set back."""
 
 
-class Record:
-    """What is known of one slot or key of a command."""
+@command("once", "Show whether something was done once, or forget it.")
+class Once:
+    """
+    Show whether a key of once() is done, since when and with which result, or who runs it.
 
-    def __init__(self, client: Client, name: str, options: RunOptions) -> None:
+    Exit status 0 if it is done, or with --forget was done and is forgotten; 1 if it is not done; 75 while a run is
+    under way, which --forget leaves alone; 78 if the backend keeps no such records.
+    """
+
+    key: str = argument(..., "KEY", "The key of once(); of lockkit run --once, NAME@KEY.")
+    forget: bool = flag("Forget that KEY is done, so that the next run does it again.", "--forget")
+    url: str | None = URL
+    profile: str | None = PROFILE
+    as_json: bool = JSON
+
+    def run(self) -> Status:
+        with connected(self) as client:
+            once = client.once(self.key, keep=1.0)
+            state = once.state()
+            forgotten = self.forget and once.forget()
+            if isinstance(state, OnceRunning) and not self.as_json:
+                print_holders(client.url, [Held(self.key, "once", state.holder)])
+            else:
+                word = "running" if isinstance(state, OnceRunning) else "none" if state is None else "done"
+                about = {} if state is None else dataclasses.asdict(state)
+                values = {"key": self.key, "backend": client.url, "state": word, "forgotten": forgotten, **about}
+                if isinstance(state, OnceDone) and not self.forget:
+                    text = _done(self.key, client.url, state)
+                elif state is None:
+                    text = f"{self.key!r} is not done at {client.url}"
+                else:
+                    how = "forgot" if forgotten else "did not forget"
+                    text = f"{how} that {self.key!r} is done at {client.url}"
+                answer(self, values, text)
+        if isinstance(state, OnceRunning):
+            return Status.BUSY
+        return Status.OK if state is not None and forgotten == self.forget else Status.FAILED
+
+
+def _done(key: str, url: str, state: OnceDone) -> str:
+    since, until = (
+        "" if time is None else f" {word} {local_time(time)}"
+        for word, time in (("since", state.since), ("until", state.until))
+    )
+    outcome = f"result: {json.dumps(state.result)}" if state.error is None else "error: {}: {}".format(*state.error)
+    return f"{key!r} is done{since}{until} at {url}; {outcome}"
+
+
+class Record:
+    """What is known of one slot or key of a command: see `client.once`."""
+
+    def __init__(self, client: Client, options: Any) -> None:  # noqa: ANN401 - `lockkit.cli.run.Run`
         """Check the options. Nothing is sent."""
+        name, once = options.name, options.once
         self._engine = client._engine  # noqa: SLF001 - the command and the client are one product
         self._engine.notes.require("--once-per or --once")
         self._name = name.replace("%", "%25").replace("@", "%40")  # else "a@b" once "c" would be "a" once "b@c"
-        self._ttl = options.ttl
-        self._once = options.once
-        self._attempts = options.attempts
+        self._options = options
         self._period = 0 if options.once_per is None else parse_period(options.once_per)
         self._zone = parse_zone(options.tz)
-        self.key = ""  # NAME@SLOT or NAME@KEY, once `begin` has been called
+        self._keep = self._period + _MARGIN if once is None else validation.TTL_MAX
         self._attempt: Attempt | None = None
-        self._described: Once | None = None
-        _ = validation.lock_name(f"{self._name}@{self._once or '2000-01-01.00000'}")
-        if self._once == "":
-            message = "--once must name what is done once"
-            raise ConfigurationError(message)
-
-    @property
-    def _keep(self) -> float:
-        return validation.TTL_MAX if self._once is not None else self._period + _MARGIN
+        self.key = ""  # NAME@SLOT or NAME@KEY, once `begin` has been called
+        self.since = ""  # " since …", if it is done and that is known
+        _ = validation.lock_name(f"{self._name}@{once or '2000-01-01.00000'}")
+        if once == "":
+            raise ConfigurationError("--once must name what is done once")
 
     def begin(self) -> bool:
         """Look at the record, under the lock of the command. May wait until a run that crashed counts as ended."""
-        what = self._once
+        what, ttl = self._options.once, self._options.ttl
         if what is None:
             what = slot(drive(self._engine.notes.clock()), self._period, self._zone)
         self.key = f"{self._name}@{what}"
-        described = Once.described(
-            self._engine, self.key, keep=self._keep, ttl=self._ttl, timeout=None, match=None, store_errors=()
+        described = Described.described(
+            self._engine, self.key, keep=self._keep, ttl=ttl, timeout=None, match=None, store_errors=()
         )
-        self._described = described
         self._attempt = drive(described.begin())
+        if not self._attempt.first:
+            state = drive(described.state())
+            if isinstance(state, OnceDone) and state.since is not None:
+                self.since = f" since {local_time(state.since)}"
         return self._attempt.first
-
-    def since(self) -> str:
-        """Say since when it is done, as far as that is known; after `begin`."""
-        assert self._described is not None, "begin() comes first"
-        state = drive(self._described.state())
-        since = state.since if isinstance(state, OnceDone) else None
-        return "" if since is None else f" since {local_time(since)}"
 
     def count_attempt(self) -> bool:
         """Count this attempt before the command starts (``--attempts``); False if they are used up."""
         attempt = self._attempt
         assert attempt is not None, "begin() comes first"
-        if self._attempts is None:
+        if self._options.attempts is None:
             return True
         made = 0 if attempt.note is None else _attempts_of(attempt.note)
-        if made >= self._attempts:
+        if made >= self._options.attempts:
             return False
         drive(attempt.write(json.dumps({"done": 0, "attempts": made + 1}), self._keep))
         return True
@@ -116,49 +155,18 @@ def _attempts_of(note: str) -> int:
     return attempts if type(attempts) is int else 0
 
 
-def show_once(key: str, url: str | None, profile: str | None, *, forget: bool, as_json: bool) -> Status:
-    """Print whether a key is done, or a run is under way; or forget that it is done."""
-    with lockkit.connect(url, profile=profile) as client:
-        refuse_private(client)
-        once = client.once(key, keep=1.0)
-        state = once.state()
-        forgotten = forget and once.forget()
-        if as_json:
-            word = "running" if isinstance(state, OnceRunning) else "none" if state is None else "done"
-            about = {} if state is None else dataclasses.asdict(state)
-            print_json({"key": key, "backend": client.url, "state": word, "forgotten": forgotten, **about})
-        elif state is None:
-            print(plain(f"{key!r} is not done at {client.url}"))
-        elif isinstance(state, OnceRunning):
-            print_holders(key, client.url, [("once", state.holder)])
-        elif forget:
-            print(plain(f"{'forgot' if forgotten else 'did not forget'} that {key!r} is done at {client.url}"))
-        else:
-            print(plain(_done(key, client.url, state)))
-    if isinstance(state, OnceRunning):
-        return Status.BUSY
-    return Status.OK if state is not None and forgotten == forget else Status.FAILED
-
-
-def _done(key: str, url: str, state: OnceDone) -> str:
-    since, until = (
-        "" if time is None else f" {word} {local_time(time)}"
-        for word, time in (("since", state.since), ("until", state.until))
-    )
-    outcome = f"result: {json.dumps(state.result)}" if state.error is None else "error: {}: {}".format(*state.error)
-    return f"{key!r} is done{since}{until} at {url}; {outcome}"
-
-
 def parse_period(text: str) -> int:
     """Parse a period such as ``1d``, ``6h`` or ``30m``."""
     match = _PERIOD.fullmatch(text)
     if match is None:
-        message = f"--once-per must be a whole number of s, m, h, d or w, such as 1d or 6h, not {text!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(
+            f"--once-per must be a whole number of s, m, h, d or w, such as 1d or 6h, not {text!r}"
+        )
     period = int(match[1]) * _UNITS[match[2]]
     if period > DAY and period % DAY:
-        message = f"--once-per must be at most a day or whole days, not {text!r}: slots begin at midnight"
-        raise ConfigurationError(message)
+        raise ConfigurationError(
+            f"--once-per must be at most a day or whole days, not {text!r}: slots begin at midnight"
+        )
     return period
 
 
@@ -169,10 +177,9 @@ def parse_zone(name: str | None) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = (
+        raise ConfigurationError(
             f"--tz must be a time zone such as Europe/Berlin, not {name!r}. If it is one, install the package tzdata"
-        )
-        raise ConfigurationError(message) from error
+        ) from error
 
 
 def slot(now: float, period: Seconds, zone: tzinfo) -> str:

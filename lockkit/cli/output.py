@@ -1,4 +1,4 @@
-"""What the commands print: tables and JSON on stdout, all else on stderr. rich handles colours (NO_COLOR)."""
+"""What all commands share: the client, what they print (answers on stdout, all else on stderr), and errors."""
 
 from __future__ import annotations
 
@@ -7,29 +7,61 @@ import logging
 import re
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import typer
 
 from lockkit.cli.status import SIGNALLED, status_of
 from lockkit.configuration import profiles
 from lockkit.errors import ConfigurationError, LockError
+from lockkit.sync import Client
+from lockkit.sync.client import open_client
 from lockkit.validation import plain
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from lockkit.sync import Client
+@contextmanager
+def connected(options: Any, settings: profiles.Settings | None = None) -> Iterator[Client]:  # noqa: ANN401 - any command
+    """Connect to the backend that the options name; one whose locks no other process can see is refused."""
+    with open_client(settings or profiles.resolve(options.url, options.profile, {})) as client:
+        if client.capabilities.scope == "process":
+            raise ConfigurationError(
+                f"{client.url} locks only within one process, so this command would exclude nobody. "
+                "Give a backend that processes share: --url file:, redis://…",
+                backend=client.url,
+            )
+        yield client
 
 
-_INTERRUPTED = SIGNALLED + signal.SIGINT
+def settings_told(options: Any) -> profiles.Settings:  # noqa: ANN401 - any command
+    """
+    Find the backend; if nothing names one, say on stderr that the locks are only for this machine.
+
+    Also in the mail of cron: a crontab that is deployed to all machines looks like one for a single machine.
+    """
+    settings = profiles.resolve(options.url, options.profile, {})
+    if settings.embedded:
+        directory = profiles.default_directory() / "locks"
+        say(
+            f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
+            "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
+        )
+    return settings
 
 
 def say(message: str) -> None:
     """Print one line for a person (or the mail of cron) on stderr."""
     with suppress(OSError):  # nobody can read it: the exit status must not change for that
         print(f"lockkit: {plain(message)}", file=sys.stderr, flush=True)
+
+
+def answer(options: Any, values: Mapping[str, object], text: str) -> None:  # noqa: ANN401 - any command with --json
+    """Print what the user wants to know: with ``--json`` the values, else the text."""
+    if options.as_json:
+        print_json(values)
+    else:
+        print(plain(text))
 
 
 def print_json(value: object) -> None:
@@ -45,8 +77,7 @@ _WORDS: Final = tuple(
         (r"\b(?:client\.)?holders\(\)", "lockkit holders"),
         (r"\bclient\.holders\(name\)", "lockkit holders NAME"),
         (r"\bforce=True\b", "--force"),
-        (r"\bcapabilities\.min_ttl\b", "see lockkit backends"),
-        (r"\bcapabilities\.listing\b", "see lockkit backends"),
+        (r"\bcapabilities\.(min_ttl|listing)\b", "see lockkit backends"),
         (r"\bask for each lock's holders\b", "use lockkit holders NAME"),
         (r"\bAsk for the holders of each name\b", "Use lockkit holders NAME"),
         (r"^(metadata|ttl|timeout|grace) (?=must|cannot|of election)", r"--\1 "),
@@ -64,11 +95,7 @@ _WORDS: Final = tuple(
 
 
 def in_options(message: str) -> str:
-    """
-    Give a message of the library in the words of the command line: options and commands, not parameters and methods.
-
-    All commands report errors of the library through this.
-    """
+    """Give a message of the library in the words of the command line: options and commands, no parameters and calls."""
     for pattern, words in _WORDS:
         message = pattern.sub(words, message)
     return message
@@ -103,33 +130,7 @@ def reporting() -> Iterator[None]:
             say(f"see {error.help_url}")  # not into the mail of cron
         raise typer.Exit(status_of(error)) from error
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(SIGNALLED + signal.SIGINT) from None
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)  # of `set_verbosity`
-
-
-def settings_told(url: str | None, profile: str | None) -> profiles.Settings:
-    """
-    Find the backend; if nothing names one, say on stderr that the locks are only for this machine.
-
-    Also in the mail of cron: a crontab that is deployed to all machines looks like one for a single machine.
-    """
-    settings = profiles.resolve(url, profile, {})
-    if settings.embedded:
-        directory = profiles.default_directory() / "locks"
-        say(
-            f"nothing names a backend, so locks are files in {directory}, which lock out processes of this machine "
-            "only. To choose one, give a URL, set LOCKKIT_URL or write a lockkit.toml"
-        )
-    return settings
-
-
-def refuse_private(client: Client) -> None:
-    """Refuse a backend whose locks no other process can see."""
-    if client.capabilities.scope == "process":
-        message = (
-            f"{client.url} locks only within one process, so this command would exclude nobody. "
-            "Give a backend that processes share: --url file:, redis://…"
-        )
-        raise ConfigurationError(message, backend=client.url)

@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import statistics
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from lockkit.backend import Holder
-from lockkit.cli.inspection import break_shown, describe, holders_of, kind_text
+from lockkit.cli.holders import Held, break_shown, describe, holders_of
 from lockkit.cli.output import in_options, say
 from lockkit.engine.lookup import SPACE_OF
 from lockkit.engine.lookup import Kind as Named
@@ -27,8 +25,6 @@ from lockkit.runtime import monotonic, wall_clock
 from lockkit.sync import Client
 from lockkit.units import Instant, Seconds
 from lockkit.validation import plain, shown
-
-Kind = Literal["appeared", "changed", "renewed", "expiring", "released"]
 
 NAMES_MAX = 1000
 """Locks that are watched at most: each is one question per look. More would make a look last longer than its
@@ -50,26 +46,18 @@ LATE_SHARE = 0.25
 """A renewal counts as missed when it is late by this share of the time between two: lockkit sends those of several
 leases together, and repeats a failed one."""
 
-INTERVALS_KEPT = 5
-"""Of the last renewals; their median is what one expects. With fewer a single late one counts for much; more take
-longer to follow a changed ttl."""
-
-
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
 class Sighting(NamedTuple):
-    """One holder of a lock, as the backend described it; and when it was asked and answered, monotonic clock."""
+    """One holder, as the backend described it; and when it was asked and answered, monotonic clock."""
 
-    name: str
-    holder: Holder
+    held: Held
     asked: Instant
     answered: Instant
-    kind: Named = "lock"
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """Each holder of each lock at one time: `at` by the monotonic clock, `time` as Unix time."""
 
     sightings: Sequence[Sighting]
@@ -88,33 +76,31 @@ class Looker:
         self._known: list[tuple[str, Named]] = []
 
     def look(self) -> Look:
-        chosen, cut = self._choose()
+        # What was seen before comes first, so that a cut list stays the same.
+        chosen = dict.fromkeys([*product(self._names, SPACE_OF), *self._known])
+        for found in self._listed():
+            if found not in chosen and len(chosen) >= NAMES_MAX:
+                cut = True
+                break
+            chosen[found] = None
+        else:
+            cut = False
         sightings: list[Sighting] = []
         for name, kind in chosen:
             asked = monotonic()
             holders = holders_of(self._client, name, kind)  # none: it was released since
             answered = monotonic()
-            sightings += [Sighting(name, holder, asked, answered, kind) for holder in holders]
-        self._known = list(dict.fromkeys((sighting.name, sighting.kind) for sighting in sightings))
+            sightings += [Sighting(Held(name, kind, holder), asked, answered) for holder in holders]
+        self._known = list(dict.fromkeys((held.name, held.kind) for held, _, _ in sightings))
         return Look(sightings, monotonic(), wall_clock(), cut)
-
-    def _choose(self) -> tuple[list[tuple[str, Named]], bool]:
-        """Name what to ask for. What was seen before comes first, so that a cut list stays the same."""
-        chosen = dict.fromkeys([*((name, kind) for name in self._names for kind in SPACE_OF), *self._known])
-        for found in self._listed():
-            if found not in chosen:
-                if len(chosen) >= NAMES_MAX:
-                    return list(chosen), True
-                chosen[found] = None
-        return list(chosen), False
 
     def _listed(self) -> Iterator[tuple[str, Named]]:
         for pattern, kind in product(self._patterns, SPACE_OF):
-            matches = re.compile("".join(map(_expression, pattern)), re.DOTALL).fullmatch
+            expression = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+            matches = re.compile(expression, re.DOTALL).fullmatch
             try:
-                yield from (
-                    (name, kind) for name in self._client.names(WILDCARDS.split(pattern)[0], kind) if matches(name)
-                )
+                names = self._client.names(WILDCARDS.split(pattern)[0], kind)
+                yield from ((name, kind) for name in names if matches(name))
             except Unsupported as error:
                 message = f"{error} For lockkit watch: give the names of the locks, without * and ?"
                 raise Unsupported(message, backend=self._client.url) from error
@@ -128,38 +114,30 @@ class Looker:
         return f"broke {what}" if broken else f"nobody held {what} any more"
 
 
-def _expression(char: str) -> str:
-    return {"*": ".*", "?": "."}.get(char, re.escape(char))
-
-
 # -- comparing ---------------------------------------------------------------------------------------------------------
 
 
 class Change(NamedTuple):
-    """One event. `holder` is the one after it, of a released lock the last one."""
+    """One event. `held` is the holder after it, of a released lock the last one."""
 
-    kind: Kind
-    name: str
-    holder: Holder
+    event: Literal["appeared", "changed", "renewed", "expiring", "released"]
+    held: Held
     previous: Holder | None = None
-    of: Named = "lock"
 
 
 @dataclass(slots=True)
 class Record:
-    """What was seen of one holder of one lock. Instants are of the monotonic clock."""
+    """What was seen of one holder. Instants are of the monotonic clock."""
 
-    name: str
-    holder: Holder  # as last seen
+    held: Held  # as last seen
     since: Instant  # when it was first seen
     from_start: bool  # seen at the first look, so it holds the lock for longer than was seen
     seen: Instant  # when it was last seen
     expires: Instant | None = None  # when its lease ends unless it is renewed, at the latest; None: unknown
     longest: Seconds = 0.0  # the longest time left that was seen: the ttl, or less
     renewed: Instant | None = None  # when its last renewal was noticed; it was at most one look earlier
-    intervals: deque[Seconds] = field(default_factory=lambda: deque(maxlen=INTERVALS_KEPT))  # between renewals
+    interval: Seconds = 0.0  # the longest one between two renewals
     expiring: bool = False
-    of: Named = "lock"
 
     @property
     def missed(self) -> int | None:
@@ -170,9 +148,9 @@ class Record:
         A renewal moves the expiry by the time since the one before, if the ttl is the same: so the distance of two is
         known, even when looks are rare (it is that of several then, and too few are counted).
         """
-        if self.renewed is None or not self.intervals:
+        if self.renewed is None:
             return None
-        return max(0, int((self.seen - self.renewed) / statistics.median_high(self.intervals) - LATE_SHARE))
+        return max(0, int((self.seen - self.renewed) / self.interval - LATE_SHARE))
 
     def remaining(self, now: Instant) -> Seconds | None:
         """Tell the time left, if there was no renewal since the last look."""
@@ -180,24 +158,24 @@ class Record:
 
     def see(self, sighting: Sighting) -> list[Change]:
         """Add what was seen now: it is the same holder. Gives what has changed."""
-        self.holder, self.seen = sighting.holder, sighting.answered
-        remaining = sighting.holder.remaining
+        self.held, asked, self.seen = sighting
+        remaining = self.held.holder.remaining
         if remaining is None:
             self.expires = None
             return []
         changes: list[Change] = []
-        latest = sighting.answered + remaining
+        latest = self.seen + remaining
         if self.expires is not None:
-            moved = sighting.asked + remaining - self.expires
+            moved = asked + remaining - self.expires
             if moved > (WHOLE_SECONDS if remaining == int(remaining) else ROUNDED_SECONDS):
-                self.renewed, self.expiring = sighting.answered, False
-                self.intervals.append(latest - self.expires)
-                changes.append(Change("renewed", self.name, self.holder, of=self.of))
+                self.renewed, self.expiring = self.seen, False
+                self.interval = max(self.interval, latest - self.expires)
+                changes.append(Change("renewed", self.held))
         self.longest = max(self.longest, remaining)
         self.expires = latest
         if not self.expiring and remaining < self.longest * EXPIRING_SHARE:
             self.expiring = True
-            changes.append(Change("expiring", self.name, self.holder, of=self.of))
+            changes.append(Change("expiring", self.held))
         return changes
 
 
@@ -217,37 +195,30 @@ class Watched:
         """Compare a look with the one before; gives what has changed, in the order of the names."""
         before, self._records = self._records, {}
         changes: list[Change] = []
-        new: list[Record] = []
+        new: list[Held] = []
         for sighting in look.sightings:
-            holder = sighting.holder
-            key = (sighting.name, sighting.kind, holder.owner, holder.token)
+            held = sighting.held
+            key = (held.name, held.kind, held.holder.owner, held.holder.token)
             record = before.pop(key, None)
             if record is None:
-                first = sighting.answered
-                record = Record(sighting.name, holder, first, not self._looked, first, of=sighting.kind)
-                new.append(record)
+                record = Record(held, sighting.answered, not self._looked, sighting.answered)
+                new.append(held)
             changes += record.see(sighting)
             self._records[key] = record
         self._looked = True
-        changes += _handed_over(before.values(), new)
-        return sorted(changes, key=lambda change: change.name)
-
-
-def _handed_over(gone: Collection[Record], new: Collection[Record]) -> list[Change]:
-    """Make one event of two where one holder of an exclusive lock follows another."""
-    changes: list[Change] = []
-    left = {(record.name, record.of): record.holder for record in gone if record.holder.mode == "exclusive"}
-    followed = set()
-    for record in new:
-        place = record.name, record.of
-        previous = left.get(place) if record.holder.mode == "exclusive" else None
-        if previous is None:
-            changes.append(Change("appeared", record.name, record.holder, of=record.of))
-        else:
-            followed.add(place)
-            changes.append(Change("changed", record.name, record.holder, previous, record.of))
-    ended = [record for record in gone if (record.name, record.of) not in followed]
-    return [*(Change("released", record.name, record.holder, of=record.of) for record in ended), *changes]
+        # One event instead of two where one holder of an exclusive lock follows another.
+        gone = [record.held for record in before.values()]
+        left = {(*held[:2], held.holder.slot): held for held in gone if held.holder.mode == "exclusive"}
+        for held in new:
+            place = (*held[:2], held.holder.slot)
+            previous = left.pop(place, None) if held.holder.mode == "exclusive" else None
+            if previous is None:
+                changes.append(Change("appeared", held))
+            else:
+                gone.remove(previous)
+                changes.append(Change("changed", held, previous.holder))
+        changes[:0] = [Change("released", held) for held in gone]
+        return sorted(changes, key=lambda change: change.held.name)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -266,11 +237,13 @@ class Printer:
         if self._away:
             self._print("reachable", look.time, "again")
         self._away = False
-        for change in changes:
-            event: dict[str, Any] = {"name": change.name, "kind": change.of} | dataclasses.asdict(change.holder)
-            if change.previous is not None:
-                event["previous"] = dataclasses.asdict(change.previous)
-            self._print(change.kind, look.time, _words(change), **event)
+        for event, held, previous in changes:
+            kind = "" if held.kind == "lock" else f" ({held.kind_text})"
+            words, values = f"{shown(held.name)}{kind}: {_about(held.holder)}", held.as_dict()
+            if previous is not None:
+                words += f", before: {_about(previous)}"
+                values["previous"] = dataclasses.asdict(previous)
+            self._print(event, look.time, words, **values)
         if look.cut and not self._cut:
             say(f"there are more locks: this shows the first {NAMES_MAX}; give a PATTERN")
         self._cut = look.cut
@@ -281,20 +254,12 @@ class Printer:
             self._print("unreachable:", wall_clock(), in_options(str(error)), error=str(error))
         self._away = True
 
-    def _print(self, kind: str, time: float, words: str, /, **event: object) -> None:
+    def _print(self, event: str, time: float, words: str, /, **values: Any) -> None:
         if self._as_json:
-            line = json.dumps({"event": kind.rstrip(":"), "at": round(time, 3), **event})
+            line = json.dumps({"event": event.rstrip(":"), "at": round(time, 3), **values})
         else:
-            line = f"{datetime.fromtimestamp(time, UTC).astimezone():%H:%M:%S} {kind:<10} {words}"
+            line = f"{datetime.fromtimestamp(time, UTC).astimezone():%H:%M:%S} {event:<10} {words}"
         print(plain(line), flush=True)
-
-
-def _words(change: Change) -> str:
-    what = shown(change.name)
-    if change.of != "lock":
-        what += f" ({kind_text(change.of, change.holder)})"
-    was = "" if change.previous is None else f", before: {_about(change.previous)}"
-    return f"{what}: {_about(change.holder)}{was}"
 
 
 def _about(holder: Holder) -> str:

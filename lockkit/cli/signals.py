@@ -90,12 +90,7 @@ def _take(signals: Iterable[signal.Signals]) -> None:
     for signum in signals:
         # What the caller has us ignore (nohup, a shell's background jobs) is ignored by the command too.
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, _nothing)
-
-
-def _nothing(signum: int, frame: FrameType | None) -> None:
-    """Handle a signal in Python: its number is in the pipe already."""
-    del signum, frame
+            signal.signal(signum, lambda *_: None)  # its number is in the pipe already
 
 
 @contextmanager
@@ -134,15 +129,11 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """A signal arrived during the wait."""
+    """A signal arrived during the wait, or the caller no longer wants what was waited for (0)."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
         self.signum = signum
-
-
-class GaveUp(Exception):
-    """The caller no longer wants what was waited for."""
 
 
 def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Callable[[], bool] = bool) -> T:
@@ -169,7 +160,7 @@ def wait_in_thread(function: Callable[[], T], signals: Signals, *, gave_up: Call
             if signum in FORWARDED:
                 raise Interrupted(signum)
         if not outcome and gave_up():
-            raise GaveUp
+            raise Interrupted(0)
     thread.join()
     (result,) = outcome
     if isinstance(result, Exception):

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from lockkit.cli.command import Command, Ended, Stopped
-from lockkit.cli.guard import Guard
 from lockkit.cli.output import say
+from lockkit.cli.processes import CannotExecute, Command, Guard
 from lockkit.cli.signals import ENDING, LOOK_EVERY, WOKEN, Signals
 from lockkit.cli.status import SIGNALLED
+from lockkit.errors import BackendUnavailable, LockLost
 from lockkit.runtime import monotonic
 from lockkit.sync import Lease
 from lockkit.units import Seconds
@@ -40,8 +40,8 @@ _GONE_WITHIN: Final = 1.0
 _TELL_AFTER: Final = 1.0
 """Seconds of waiting for processes that the command left behind, until the user is told which."""
 
-_LOOK_AT_REST_EVERY: Final = 0.25
-"""Longest time between two looks at those processes, seconds. The end of one that keeps the pipe is noticed at once."""
+_REST_EVERY: Final = 0.25
+"""Seconds between two looks at those processes. The end of one that keeps the pipe is noticed at once."""
 
 _NAMED_MAX: Final = 5
 """So many of them are named."""
@@ -66,73 +66,69 @@ def margin(ttl: Seconds) -> float:
     return min(1.0, ttl / 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How it ended."""
-
-    status: int  # the command's, as a shell has it
-    lost: bool  # it was ended because of the lease
-
-
-def variables(lease: Lease) -> dict[str, str]:
-    """Return what a command learns of its lease, as environment variables."""
-    return {
-        "LOCKKIT_NAME": lease.name,
-        "LOCKKIT_TOKEN": str(lease.token),
-        "LOCKKIT_OWNER": lease.owner,
-        "LOCKKIT_DEADLINE": f"{monotonic() + lease.remaining():.3f}",
-    }
-
-
 class Supervisor:
-    """Waits for the end of a command; forwards signals; ends its group when the lease is about to end."""
+    """A command that is to run under a lease, its guard, and the signals that this process gets."""
 
-    def __init__(
-        self,
-        command: Command,
-        lease: Lease,
-        signals: Signals,
-        guard: Guard,
-        *,
-        grace: Seconds,
-        kill_after: Seconds,
-        wait_children: bool,
-    ) -> None:
-        """Take over a command that is about to be started."""
-        self._command = command
-        self._lease = lease
-        self._signals = signals
-        self._guard = guard
-        self._grace = grace
-        self._margin = margin(lease.ttl)
+    def __init__(self, argv: Sequence[str], *, kill_after: Seconds, wait_children: bool) -> None:
+        """Fork the command and its guard. Call it while this process has one thread."""
+        self._command = Command(argv, wait_children=wait_children)
+        self._guard = Guard(self._command.group)
+        self.signals = Signals()
         self._kill_after = kill_after
         self._wait_children = wait_children
         self._interrupted = 0
-        self._deadline = monotonic() + lease.remaining()
         self._lost = False
         self._kill_at = inf
         self._killed = False
         self._how = "ended with SIGTERM"
         self._forbidden = False
-        guard.tell(self._deadline - self._margin / 2)
 
-    def run(self) -> Outcome:
+    def close(self) -> None:
+        """Leave no process behind. May be called twice."""
+        self._command.discard()
+        self._guard.dismiss()
+
+    def run(self, lease: Lease, grace: Seconds, more: Mapping[str, str] | None = None) -> int | None:
+        """
+        Run the command until it or the lease ends; nothing of it outlives the lease, whatever goes wrong here.
+
+        Gives its exit status, as a shell has it; None if it was ended because of the lease.
+        """
+        self.signals.watch_command()
+        self._lease, self._grace, self._margin = lease, grace, margin(lease.ttl)
+        self._deadline = monotonic() + lease.remaining()
+        try:
+            self._guard.tell(self._deadline - self._margin / 2)
+            self._command.start({**_variables(lease), **(more or {})})
+            return self._supervise()
+        except CannotExecute:
+            release(lease)
+            raise
+        finally:
+            self.close()
+
+    def _supervise(self) -> int | None:
         """Return when the command and what it left behind have ended, or all are killed because of the lease."""
-        while not isinstance(event := self._command.poll(), Ended):
-            if isinstance(event, Stopped):
-                self._on_stopped(event.signum)
+        while True:
+            stopped_by = self._command.poll()
+            status = self._command.status
+            if status is not None:
+                break
+            if stopped_by is not None:
+                self._on_stopped(stopped_by)
             self._look_at_lease()
             self._kill_when_due()
-            for signum in self._signals.wait(self._next_look() - monotonic()):
+            for signum in self.signals.wait(self._next_look() - monotonic()):
                 self._on_signal(signum)
         self._take_back_terminal()
         if self._wait_children:
-            self._wait_for_rest(event.status)
+            self._wait_for_rest(status)
         self._heed_guard()
         if self._lost:
             self._finish_group()
+            return None
         # A command that succeeded, and whose children were ended by a signal, has not done its work.
-        return Outcome(event.status or (self._interrupted and SIGNALLED + self._interrupted), self._lost)
+        return status or (self._interrupted and SIGNALLED + self._interrupted)
 
     def _heed_guard(self) -> None:
         if self._guard.killed():
@@ -142,7 +138,7 @@ class Supervisor:
 
     def _wait_for_rest(self, status: int) -> None:
         """Keep the lock until all processes that the command left behind have ended, or cannot be ended."""
-        tell_at, pause = monotonic() + _TELL_AFTER, _GONE_EVERY
+        tell_at = monotonic() + _TELL_AFTER
         while not self._lost and not self._command.gone():
             if self._command.group_gone():
                 self._guard.dismiss()  # the group's id may pass to processes that are none of ours
@@ -156,10 +152,9 @@ class Supervisor:
                 say(f"the command ended with status {status}; {kept} (--no-wait-children does not wait)")
             self._look_at_lease()
             self._kill_when_due()
-            due = min(self._next_look(), tell_at, now + pause)
-            for signum in self._signals.wait(due - monotonic(), self._command.kept):
+            due = min(self._next_look(), tell_at, now + _REST_EVERY)
+            for signum in self.signals.wait(due - monotonic(), self._command.kept):
                 self._on_signal_for_rest(signum)
-            pause = min(2 * pause, _LOOK_AT_REST_EVERY)
             self._heed_guard()
 
     def _rest(self) -> str:
@@ -201,14 +196,11 @@ class Supervisor:
         if self._lost or remaining > self._grace + self._margin:
             return
         self._lost = True
-        self._signals.forget_survived()  # one that comes from now on is for lockkit
+        self.signals.forget_survived()  # one that comes from now on is for lockkit
         self._kill_at = min(self._kill_at, now + self._grace, self._deadline - self._margin)
         if remaining > 0:
             name = self._lease.name
             say(f"lock {name!r} was not renewed and its lease ends in {remaining:.1f} s: ending the command")
-        self._terminate()
-
-    def _terminate(self) -> None:
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
 
@@ -225,13 +217,10 @@ class Supervisor:
         """Wait until nobody of the group is left, and see to it: the command's children may outlive it."""
         while not self._command.gone() and not self._killed:
             self._kill_when_due()
-            self._signals.wait(_GONE_EVERY)
+            self.signals.wait(_GONE_EVERY)
         until = max(self._deadline, monotonic() + _GONE_WITHIN)
         while not self._command.gone() and monotonic() < until:
-            self._signals.wait(_GONE_EVERY)
-        self._report_end()
-
-    def _report_end(self) -> None:
+            self.signals.wait(_GONE_EVERY)
         left = self._deadline - monotonic()
         when = f"{left:.2f} s before the deadline" if left >= 0 else f"seen {-left:.2f} s after the deadline"
         what = f"lock {self._lease.name!r} (token {self._lease.token}) was lost: the command and its process group"
@@ -244,7 +233,9 @@ class Supervisor:
         if signum in {WOKEN, signal.SIGCHLD}:
             return  # the loop looks at both anyway
         if signum == signal.SIGCONT:
-            self._resume()
+            # Stopped for longer than the lease? Then the command must not take another step: the loop kills it.
+            if self._lease.remaining() > 0:
+                self._send(signal.SIGCONT)
             return
         self._send(signum)
         if signum == signal.SIGTERM:
@@ -286,10 +277,27 @@ class Supervisor:
     def _take_back_terminal(self) -> bool:
         return _hand_over_terminal(self._command.group, os.getpgrp())
 
-    def _resume(self) -> None:
-        # Stopped for longer than the lease? Then the command must not take another step: the loop kills it.
-        if self._lease.remaining() > 0:
-            self._send(signal.SIGCONT)
+
+def _variables(lease: Lease) -> dict[str, str]:
+    """What a command learns of its lease, as environment variables."""
+    return {
+        "LOCKKIT_NAME": lease.name,
+        "LOCKKIT_TOKEN": str(lease.token),
+        "LOCKKIT_OWNER": lease.owner,
+        "LOCKKIT_DEADLINE": f"{monotonic() + lease.remaining():.3f}",
+    }
+
+
+def release(lease: Lease) -> bool:
+    """Give the lock back after the command has ended; False if it was lost before."""
+    try:
+        lease.release()
+    except LockLost:
+        return False
+    except BackendUnavailable as error:
+        # The lock protected the command to its end; it expires after its ttl.
+        say(str(error))
+    return True
 
 
 def _hand_over_terminal(group: int, to: int) -> bool:

@@ -16,6 +16,8 @@ _WORDS: Final = {
 }
 """What is wrong with a value, by the name that pydantic has for it: typer shows pydantic's own words."""
 
+_CELLS: Final = re.compile(r"(\S.*?) {2,}(.+)")
+
 
 def _reworded(error: typer.BadParameter) -> str:
     """Say what is wrong with a value in our words, if the error has a cause that we know."""
@@ -29,10 +31,9 @@ class Command(TyperCommand):
     """A command whose help and errors have the words of the documentation, without what versions of typer add."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Have the help name arguments without their Python types."""
         super().__init__(*args, **options)
         for one in self.params:
-            if one.param_type_name == "argument":
+            if one.param_type_name == "argument":  # without its Python type
                 one.display_type_rich = lambda ctx: None  # type: ignore[attr-defined] # noqa: ARG005
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
@@ -40,14 +41,14 @@ class Command(TyperCommand):
         return [re.sub(r"[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help_text(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override] # noqa: ANN401, ARG002
-        r"""Write the text above the options. A paragraph below \b is a table of two columns, two spaces apart."""
+        """Write the text above the options. A paragraph with two or more spaces in each line is a table."""
         with formatter.indentation():
             for paragraph in (self.help or "").strip().split("\n\n"):
                 formatter.write_paragraph()
-                first, *rows = paragraph.splitlines()
-                if first == "\b":
+                cells = [_CELLS.fullmatch(row) for row in paragraph.splitlines()]
+                if all(cells):
                     with formatter.indentation():
-                        formatter.write_dl([tuple(re.split(" {2,}", row, maxsplit=1)) for row in rows])
+                        formatter.write_dl([match.groups() for match in cells if match is not None])
                 else:
                     formatter.write_text(paragraph)
 

@@ -22,24 +22,26 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final, NamedTuple, Self
 
-from rich.cells import cell_len
+import typer
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-import lockkit
-from lockkit.cli.inspection import describe, facts, kind_text, print_table
-from lockkit.cli.options import WatchOptions
-from lockkit.cli.output import refuse_private
+from lockkit.cli.app import PROFILE, URL, argument, command, complete, flag, time
+from lockkit.cli.holders import describe, facts, print_held
+from lockkit.cli.output import connected
 from lockkit.cli.sightings import EXPIRING_SHARE, NAMES_MAX, Change, Look, Looker, Printer, Record, Watched
 from lockkit.cli.status import SIGNALLED, Status
-from lockkit.configuration import registry
+from lockkit.configuration import profiles, registry
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime, drive, monotonic, wall_clock
 from lockkit.units import Instant, Seconds
 from lockkit.validation import plain
 from lockkit.validation import shown as quoted
+
+INTERVAL_MIN = 0.1
+"""Seconds, the shortest ``--interval``. Below it the looks take longer than the pauses, and are load."""
 
 REDRAW_SECONDS = 0.25
 """How often the time left is drawn anew. Longer looks as if it hung; shorter is work for nothing."""
@@ -54,68 +56,86 @@ _KEY: Final = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])?|.", re.DOTALL)
 
 _UP: Final = frozenset({"\x1b[A", "\x1bOA", "k"})
 _DOWN: Final = frozenset({"\x1b[B", "\x1bOB", "j"})
-_ENTER: Final = frozenset({"\r", "\n"})
-_ERASE: Final = frozenset({"\x7f", "\x08"})
 _ESCAPE: Final = "\x1b"
 _UNKNOWN: Final = "-"
 
 
-def watch(patterns: Sequence[str], options: WatchOptions) -> int:
-    """Show who holds which locks, and what changes."""
-    with lockkit.connect(options.url, profile=options.profile) as client:
-        refuse_private(client)
-        looker, watched = Looker(client, patterns), Watched()
-        look = looker.look()
-        changes = watched.see(look)
-        if options.as_json or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-            return _print_events(looker, watched, look, changes, options)
-        if options.once:
-            return _print_once(client.url, watched)
-        if sys.stdin.isatty():
-            return _show_table(client.url, looker, watched, look, options.interval)
-        return _print_events(looker, watched, look, changes, options)
+def _interval(value: float) -> float:
+    if not INTERVAL_MIN <= value < float("inf"):
+        raise typer.BadParameter(f"it must be {INTERVAL_MIN:g} or more seconds, not {value:g}")
+    return value
 
 
-def _print_events(
-    looker: Looker, watched: Watched, look: Look, changes: Sequence[Change], options: WatchOptions
-) -> Status:
-    """Print a line for each event."""
-    printer = Printer(as_json=options.as_json)
-    printer.seen(look, changes)
-    while not options.once:
-        drive(BlockingRuntime().sleep(options.interval))
-        try:
+@command("watch", "Show who holds which locks, as it changes.")
+class Watch:
+    """
+    Show who holds which locks, as it changes: a table on a terminal, else one line for each event.
+
+    The table shows holder, mode, token, time left, waiters, for how long the lock is held (>: it was held when the
+    watch began), and how many renewals are overdue, once one was seen. The line below the table lists the keys.
+
+    Events: appeared, changed (another holder), renewed, expiring, released; and unreachable, reachable of the server.
+    lockkit asks every --interval, so it does not see what begins and ends in between.
+
+    Exit status: 0; 69 if the backend is unavailable at the beginning; 78 if the URL, a credential or an option is
+    wrong, or the backend cannot list its locks: then give names; 128 + n if signal n ended it.
+    """
+
+    arguments: list[str] | None = argument(
+        None,
+        "URL|PATTERN",
+        "The backend, as with --url, and names of locks or patterns: * stands for any text, ? for one character. "
+        "Default: all locks.",
+        autocompletion=complete,
+    )
+    url: str | None = URL
+    profile: str | None = PROFILE
+    interval: float = time(1.0, "How often to ask the backend.", _interval)
+    once: bool = flag("Ask once, print what is held, and end.", "--once")
+    as_json: bool = flag("Print each event as one line of JSON.", "--json")
+
+    def run(self) -> int:
+        given, patterns = (self.url, self.arguments or []) if self.url else split_url(self.arguments or [])
+        with connected(self, profiles.resolve(given, self.profile, {})) as client:
+            looker, watched = Looker(client, patterns), Watched()
             look = looker.look()
-        except BackendUnavailable as error:
-            printer.failed(error)
-        else:
-            printer.seen(look, watched.see(look))
-    return Status.OK
+            changes = watched.see(look)
+            terminal = not self.as_json and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+            if terminal and self.once:
+                if held := sorted((record.held for record in watched.records), key=lambda one: one.name):
+                    print_held(held)
+                else:
+                    print(plain(f"no such lock is held at {client.url}"))
+                return Status.OK
+            if terminal and sys.stdin.isatty():
+                return _show_table(client.url, looker, watched, look, self.interval)
+            return self._print_events(looker, watched, look, changes)
+
+    def _print_events(self, looker: Looker, watched: Watched, look: Look, changes: Sequence[Change]) -> Status:
+        """Print a line for each event."""
+        printer = Printer(as_json=self.as_json)
+        printer.seen(look, changes)
+        while not self.once:
+            drive(BlockingRuntime().sleep(self.interval))
+            try:
+                look = looker.look()
+            except BackendUnavailable as error:
+                printer.failed(error)
+            else:
+                printer.seen(look, watched.see(look))
+        return Status.OK
 
 
-def split_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+def split_url(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """Tell a URL from a lock's name such as ``seat:1``: a URL comes first and has ``://`` or a backend's scheme."""
     if arguments:
         scheme, colon, _ = arguments[0].partition(":")
         if colon and ("://" in arguments[0] or scheme.partition("+")[0] in registry.schemes()):
-            return arguments[0], list(arguments[1:])
-    return None, list(arguments)
+            return arguments[0], arguments[1:]
+    return None, arguments
 
 
-def _print_once(url: str, watched: Watched) -> Status:
-    """Print the table once, without what takes a second look to know."""
-    rows = sorted(watched.records, key=lambda row: row.name)
-    if not rows:
-        print(plain(f"no such lock is held at {url}"))
-        return Status.OK
-    columns = [column for column in COLUMNS if column.title not in {"age", "missed"}]
-    table = Table(*(column.title for column in columns))
-    table.columns[0].min_width = max(cell_len(plain(row.name)) for row in rows)
-    now = monotonic()
-    for row in rows:
-        table.add_row(*(Text(plain(column.cell(row, now)).strip()) for column in columns))
-    print_table(table, optional=[title for title in DROPPED if title != "holder"])  # a line may be longer here
-    return Status.OK
+# -- the terminal ------------------------------------------------------------------------------------------------------
 
 
 def _show_table(url: str, looker: Looker, watched: Watched, look: Look, interval: Seconds) -> int:
@@ -124,10 +144,8 @@ def _show_table(url: str, looker: Looker, watched: Watched, look: Look, interval
     wanted: SimpleQueue[Breaking | None] = SimpleQueue()
     results: SimpleQueue[Look | str | Exception] = SimpleQueue()
     # A thread: a call to the server may hang, and keys are answered all the same. A daemon: so may the process end.
-    polling = threading.Thread(
-        target=_poll, args=(looker, interval, wanted, results), name="lockkit-watch", daemon=True
-    )
-    polling.start()
+    arguments = (looker, interval, wanted, results)
+    threading.Thread(target=_poll, args=arguments, name="lockkit-watch", daemon=True).start()
     try:
         with _log_into(view), _Terminal() as terminal:
             while True:
@@ -136,9 +154,9 @@ def _show_table(url: str, looker: Looker, watched: Watched, look: Look, interval
                 now = monotonic()
                 view.arrange(watched.records, now)
                 terminal.draw(draw(view, now, terminal.size))
-                keys, signum = terminal.wait(REDRAW_SECONDS)
-                if signum is not None:
-                    return SIGNALLED + signum
+                keys = terminal.wait(REDRAW_SECONDS)
+                if keys is None:
+                    return SIGNALLED + signal.SIGHUP
                 for key in keys:
                     if key == "q" and not view.captures:
                         return Status.OK
@@ -175,28 +193,25 @@ def _poll(
 
 
 def _take(result: Look | str | Exception, watched: Watched, view: View) -> None:
-    if isinstance(result, Look):
+    if isinstance(result, str):
+        view.said = result
+    elif isinstance(result, Look):
         watched.see(result)
         view.seen, view.cut, view.problem = result.at, result.cut, ""
     elif isinstance(result, BackendUnavailable):
         # Without what the screen says anyway: what was asked for, and where.
         view.problem = str(result.__cause__ or result)
-    elif isinstance(result, Exception):
-        raise result
     else:
-        view.said = result
+        raise result
 
 
 @contextmanager
 def _log_into(view: View) -> Iterator[None]:
     """Show what the library logs below the table: on stderr it would be in the middle of it."""
-
-    class Said(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            view.said = record.getMessage()
-
+    said = logging.Handler()
+    said.emit = lambda record: setattr(view, "said", record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("lockkit")
-    before, logger.handlers = logger.handlers, [Said()]
+    before, logger.handlers = logger.handlers, [said]
     try:
         yield
     finally:
@@ -213,25 +228,27 @@ class _Terminal:
         )
         self._input = sys.stdin.fileno()
         self._mode: list[Any] = []
-        self._came: list[int] = []
-        self._before: dict[int, Any] = {}
+        self._before = signal.getsignal(signal.SIGTSTP)
 
     def __enter__(self) -> Self:
         # Other signals raise a KeyboardInterrupt: see `lockkit.cli.signals.interrupted_by_signals`.
-        for signum in (signal.SIGTSTP, signal.SIGQUIT):
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                self._before[signum] = signal.signal(signum, self._note)
+        if self._before is not signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, self._stop)
         self._show()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hide()
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+        signal.signal(signal.SIGTSTP, self._before)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        """Stop as any other program at Ctrl-Z, and take the terminal again when the user comes back."""
         del frame
-        self._came.append(signum)
+        self._hide()
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+        signal.signal(signum, self._stop)
+        self._show()
 
     def _show(self) -> None:
         self._mode = termios.tcgetattr(self._input)
@@ -263,26 +280,14 @@ class _Terminal:
         self._console.size = ConsoleDimensions(*self.size)
         self._live.update(picture, refresh=True)
 
-    def wait(self, seconds: Seconds) -> tuple[list[str], int | None]:
-        """Wait for keys; returns them, or the signal that ends the command."""
+    def wait(self, seconds: Seconds) -> list[str] | None:
+        """Wait for keys; None if the terminal is gone."""
         ready, _, _ = select.select([self._input], [], [], seconds)
-        while self._came:
-            if self._came.pop() == signal.SIGQUIT:
-                return [], signal.SIGQUIT
-            # Stop as any other program at Ctrl-Z, and take the terminal again when the user comes back.
-            self._hide()
-            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTSTP)
-            signal.signal(signal.SIGTSTP, self._note)
-            self._show()
-        if not ready:
-            return [], None
         try:
-            data = os.read(self._input, 1024)
+            data = os.read(self._input, 1024) if ready else None
         except OSError:
             data = b""
-        # Without a terminal there are no keys any more.
-        return (_KEY.findall(data.decode(errors="replace")), None) if data else ([], signal.SIGHUP)
+        return None if data == b"" else _KEY.findall((data or b"").decode(errors="replace"))
 
 
 # -- what the user has chosen ------------------------------------------------------------------------------------------
@@ -326,13 +331,12 @@ class View:
         chosen = self.rows[self.selected] if self.rows else None
         self._all = records
         wanted = self.filter.casefold()
-        rows = [row for row in records if wanted in f"{row.name}\0{describe(row.holder)}".casefold()]
-        rows.sort(key=lambda row: (row.name, row.holder.slot or 0, row.holder.token or 0))
+        rows = [row for row in records if wanted in f"{row.held.name}\0{describe(row.held.holder)}".casefold()]
+        rows.sort(key=lambda row: (row.held.name, row.held.holder.slot or 0, row.held.holder.token or 0))
         rows.sort(key=lambda row: COLUMNS[self.sorted_by].order(row, now), reverse=self.reverse)
         self.rows = rows
         # The same record: a holder that was seen again keeps its own.
-        places = [index for index, row in enumerate(rows) if row is chosen]
-        self._select(places[0] if places else self.selected)
+        self._select(next((index for index, row in enumerate(rows) if row is chosen), self.selected))
 
     def press(self, key: str) -> Breaking | None:
         """Take a key; ``q`` is the caller's unless `captures`. What is to say about it goes into `said`."""
@@ -362,25 +366,25 @@ class View:
         elif key == _ESCAPE:
             self.filter, self.metadata = "", False
         elif key == "b" and self.rows:
-            row = self.rows[self.selected]
-            if row.of == "once":
-                self.said = f"the run of {quoted(row.name)} cannot be broken: it ends by itself, or after its ttl"
-            else:
-                self.asking = self._breaking(row)
+            self._ask(self.rows[self.selected])
 
-    def _breaking(self, chosen: Record) -> Breaking:
-        """Name the holder of a permit, or all of a lock, also those that the filter hides: it is freed as a whole."""
-        permit = chosen.holder.slot
-        held = [row for row in self._all if (row.name, row.of, row.holder.slot) == (chosen.name, chosen.of, permit)]
-        holders = describe(held[0].holder) if len(held) == 1 else f"{len(held)} holders"
-        return Breaking(chosen.name, frozenset(row.holder.owner for row in held), holders, permit)
+    def _ask(self, chosen: Record) -> None:
+        """Ask about the holder of a permit, or all of a lock, also those that the filter hides: all are freed."""
+        name, kind, holder = chosen.held
+        if kind == "once":
+            self.said = f"the run of {quoted(name)} cannot be broken: it ends by itself, or after its ttl"
+            return
+        rows = [row.held.holder for row in self._all if row.held[:2] == (name, kind)]
+        held = [one for one in rows if one.slot == holder.slot]
+        holders = describe(holder) if len(held) == 1 else f"{len(held)} holders"
+        self.asking = Breaking(name, frozenset(one.owner for one in held), holders, holder.slot)
 
     def _type(self, key: str) -> None:
-        if key in _ENTER:
+        if key in {"\r", "\n"}:
             self.typing = False
         elif key == _ESCAPE:
             self.typing, self.filter = False, ""
-        elif key in _ERASE:
+        elif key in {"\x7f", "\x08"}:
             self.filter = self.filter[:-1]
         elif key.isprintable():
             self.filter += key
@@ -398,12 +402,7 @@ class Column(NamedTuple):
     title: str
     width: int
     order: Callable[[Record, Instant], Any]  # sorts the holders
-    text: Callable[[Record, Instant], str] | None = None  # what it shows; None: what `order` gives
-    right: bool = False  # aligned to the right
-
-    def cell(self, record: Record, now: Instant) -> str:
-        """Give what it shows of a holder."""
-        return str(self.order(record, now)) if self.text is None else self.text(record, now)
+    text: Callable[[Record, Instant], str] | None = None  # of a number, to the right; None: what `order` gives
 
 
 def _left(record: Record, now: Instant) -> str:
@@ -413,68 +412,49 @@ def _left(record: Record, now: Instant) -> str:
     return f"{remaining:.1f} s{'!' if remaining < record.longest * EXPIRING_SHARE else ' '}"
 
 
-def _age(record: Record, now: Instant) -> str:
-    """Tell since when it holds the lock; ``>``: at least, because the backend does not know since when."""
-    known = record.holder.since is not None
-    seconds = _held_seconds(record, now)
-    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), (1, "s"))
-    return f"{'> ' if record.from_start and not known else ''}{seconds / size:.0f} {unit}"
-
-
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
-
-
 def _held_seconds(record: Record, now: Instant) -> Seconds:
     """Give how long it holds the lock: since its grant, if that is known, or since it was first seen."""
-    since = record.holder.since
+    since = record.held.holder.since
     return now - record.since if since is None else max(0.0, wall_clock() - since)
 
 
-def _number(value: int | None) -> str:
-    return _UNKNOWN if value is None else str(value)
+def _age(record: Record, now: Instant) -> str:
+    """Tell since when it holds the lock; ``>``: at least, because the backend does not know since when."""
+    seconds = _held_seconds(record, now)
+    units = ((86_400, "d"), (3_600, "h"), (60, "m"))
+    size, unit = next(((size, unit) for size, unit in units if seconds >= 2 * size), (1, "s"))
+    at_least = record.from_start and record.held.holder.since is None
+    return f"{'> ' if at_least else ''}{seconds / size:.0f} {unit}"
 
 
-def _known(value: Seconds | None) -> Seconds:
-    """Sort what is not known before all that is."""
-    return -1.0 if value is None else value
+def _number(title: str, width: int, value: Callable[[Record], int | None]) -> Column:
+    """Make a column of numbers; what is not known comes before all that is."""
+
+    def order(record: Record, _: Instant) -> int:
+        known = value(record)
+        return -1 if known is None else known
+
+    def text(record: Record, _: Instant) -> str:
+        known = value(record)
+        return _UNKNOWN if known is None else str(known)
+
+    return Column(title, width, order, text)
 
 
 COLUMNS: Final = (
-    Column("name", 12, lambda record, _: record.name),
-    Column("holder", 10, lambda record, _: describe(record.holder)),
-    Column("kind", 11, lambda record, _: kind_text(record.of, record.holder)),
-    Column(
-        "token",
-        16,
-        lambda record, _: -1 if record.holder.token is None else record.holder.token,
-        lambda record, _: _number(record.holder.token),
-        right=True,
-    ),
-    Column("left", 9, lambda record, now: _known(record.remaining(now)), _left, right=True),
-    Column(
-        "waiters",
-        7,
-        lambda record, _: _known(record.holder.waiters),
-        lambda record, _: _number(record.holder.waiters),
-        right=True,
-    ),
-    Column("age", 7, _held_seconds, _age, right=True),
-    Column("missed", 6, lambda record, _: _known(record.missed), lambda record, _: _number(record.missed), right=True),
+    Column("name", 12, lambda record, _: record.held.name),
+    Column("holder", 10, lambda record, _: describe(record.held.holder)),
+    Column("kind", 11, lambda record, _: record.held.kind_text),
+    _number("token", 16, lambda record: record.held.holder.token),
+    Column("left", 9, lambda record, now: -1.0 if record.expires is None else record.expires - now, _left),
+    _number("waiters", 7, lambda record: record.held.holder.waiters),
+    Column("age", 7, _held_seconds, _age),
+    _number("missed", 6, lambda record: record.missed),
 )
 """In the order of the table."""
 
 DROPPED: Final = ("kind", "age", "waiters", "token", "holder", "missed")
 """What a narrow terminal goes without, in this order."""
-
-
-def fitting(width: int) -> list[Column]:
-    """Choose the columns that fit side by side, with two spaces between."""
-    chosen = list(COLUMNS)
-    for title in DROPPED:
-        if sum(column.width + 2 for column in chosen) <= width:
-            break
-        chosen = [column for column in chosen if column.title != title]
-    return chosen
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -487,28 +467,34 @@ def draw(view: View, now: Instant, size: tuple[int, int]) -> RenderableType:
     del about[max(0, min(height // 2, height - HEAD_AND_FOOT - 1)) :]
     room = max(1, height - HEAD_AND_FOOT - len(about))
     first = max(0, min(view.selected - room // 2, len(view.rows) - room))
-    body = _rows(view, view.rows[first : first + room], first, now, width)
-    filling = [Text("")] * (room - len(view.rows[first : first + room]))
-    head = Text(plain(view.url), style="bold", no_wrap=True, overflow="ellipsis")
-    details = [Text(line, no_wrap=True, overflow="ellipsis") for line in about]
-    return Group(head, body, *filling, *details, _state(view, now), _foot(view))
+    shown = view.rows[first : first + room]
+    filling = [Text("")] * (room - len(shown))
+    details = [_line(line) for line in about]
+    return Group(_line(view.url, "bold"), _rows(view, shown, first, now, width), *filling, *details, *_foot(view, now))
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(plain(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _rows(view: View, rows: Sequence[Record], first: int, now: Instant, width: int) -> Table:
+    columns = list(COLUMNS)
+    for title in DROPPED:
+        if sum(column.width + 2 for column in columns) > width:
+            columns = [column for column in columns if column.title != title]
     table = Table(box=None, expand=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    columns = fitting(width)
     for column in columns:
         arrow = ("↓" if view.reverse else "↑") if column is COLUMNS[view.sorted_by] else ""
         table.add_column(
             column.title + arrow,
-            justify="right" if column.right else "left",
+            justify="right" if column.text else "left",
             no_wrap=True,
             overflow="ellipsis",
             ratio={"name": 2, "holder": 1}.get(column.title),
-            min_width=column.width if column.right else None,
+            min_width=column.width if column.text else None,
         )
     for index, row in enumerate(rows, first):
-        cells = [Text(plain(column.cell(row, now))) for column in columns]
+        cells = [Text(plain((column.text or column.order)(row, now))) for column in columns]
         style = "red" if row.expiring else "yellow" if row.missed else ""
         table.add_row(*cells, style=f"{style} reverse" if index == view.selected else style)
     return table
@@ -516,38 +502,30 @@ def _rows(view: View, rows: Sequence[Record], first: int, now: Instant, width: i
 
 def _about(row: Record) -> list[str]:
     """All that the backend says about a holder, one fact a line."""
-    known = facts(row.holder)
+    known = facts(row.held.holder)
     del known["seconds left"]  # as old as the last look
     # The table has these already, unless it is too narrow: so they come last.
-    last: dict[str, Any] = {key: known.pop(key) for key in ("token", "waiters", "held since") if key in known}
-    known |= last
-    return ["", *(f"  {plain(key)}: {plain(value)}" for key, value in known.items())]
+    keys = sorted(known, key=("token", "waiters", "held since").__contains__)
+    return ["", *(f"  {key}: {known[key]}" for key in keys)]
 
 
-def _state(view: View, now: Instant) -> Text:
-    names = len({(row.name, row.of) for row in view.rows})
-    what = "name" if any(row.of != "lock" for row in view.rows) else "lock"
+def _foot(view: View, now: Instant) -> tuple[Text, Text]:
+    """Draw the line of the state, and that of the keys."""
+    names = len({row.held[:2] for row in view.rows})
+    what = "name" if any(row.held.kind != "lock" for row in view.rows) else "lock"
     parts = [f"{names} {what}{'' if names == 1 else 's'} held"]
     if view.filter and not view.typing:
         parts.append(f"filter {quoted(view.filter)}")
     if view.cut:
         parts.append(f"the first {NAMES_MAX} only: give a PATTERN")
-    style = ""
     if view.problem:
         parts.append(f"no answer, seen {now - view.seen:.0f} s ago: {view.problem}")
-        style = "bold red"
     if view.said:
         parts.append(view.said)
-    return Text(plain("  |  ".join(parts)), style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _foot(view: View) -> Text:
+    state = _line("  |  ".join(parts), "bold red" if view.problem else "")
     if view.asking is not None:
-        asking = view.asking
-        permit = "" if asking.permit is None else f" (permit {asking.permit})"
-        who = f"{quoted(asking.name)}{permit} is held by {asking.holders}"
-        held = f"{who}, which keeps working until its next renewal"
-        return Text(plain(f"Break it? (y/n)  {held}"), style="bold reverse", no_wrap=True, overflow="ellipsis")
-    if view.typing:
-        return Text(plain(f"filter: {view.filter}") + "▏", no_wrap=True, overflow="ellipsis")
-    return Text(KEYS, style="dim", no_wrap=True, overflow="ellipsis")
+        name, _, holders, permit = view.asking
+        which = "" if permit is None else f" (permit {permit})"
+        who = f"{quoted(name)}{which} is held by {holders}, which keeps working until its next renewal"
+        return state, _line(f"Break it? (y/n)  {who}", "bold reverse")
+    return state, _line(f"filter: {view.filter}▏") if view.typing else _line(KEYS, "dim")

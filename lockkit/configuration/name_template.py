@@ -17,13 +17,9 @@ import inspect
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from string import Formatter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from lockkit.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from asyncio import Future
-
 
 R = TypeVar("R")
 
@@ -42,9 +38,7 @@ class NamePattern:
     left, a value ends where that character stands for itself. A single field needs none of that, and all other values
     read as they are. A value counts by its text: 7 and "7" are the same, None and "None" too.
 
-    Attributes:
-        names: The fields, without their format.
-        plain: Each field is the name of a parameter, and no more.
+    `names` are the fields, without their format; with `plain` each is the name of a parameter, and no more.
     """
 
     __slots__ = ("_fields", "_special", "_tail", "names", "plain")
@@ -54,8 +48,7 @@ class NamePattern:
         try:
             parts = list(Formatter().parse(template))
         except ValueError as error:
-            message = f"is not a valid format string: {error}. Double literal braces: {{{{ }}}}"
-            raise ValueError(message) from error
+            raise ValueError(f"is not a valid format string: {error}. Double literal braces: {{{{ }}}}") from error
         self.names: list[str] = []
         self._fields: list[tuple[str, str]] = []
         text = ""
@@ -72,11 +65,10 @@ class NamePattern:
         )
         between = [text for text, _ in self._fields[1:]]
         if not all(between) or any(text[0] == "%" for text in between):
-            message = (
+            raise ValueError(
                 "has two fields with no text between them, or with text that begins with %: different values would "
                 "give the same name. Put another character between them, such as :"
             )
-            raise ValueError(message)
         characters = [re.escape(text[0]) for text in between] + ["%"] * bool(between)
         if foreign:
             characters.append(r"[^A-Za-z0-9_.~-]")
@@ -97,24 +89,17 @@ def _percent_encoded(character: re.Match[str]) -> str:
 
 class NameTemplate:
     """
-    A lock name with ``{parameter}`` fields, bound to one function.
+    A lock name with ``{parameter}`` fields, bound to one function, whose name for messages is `label`.
 
-    Attributes:
-        label: The function, for messages.
-        is_coroutine: Calling the function returns a coroutine, and the body runs when that is awaited.
-        wraps_coroutine: The function is a plain one around a coroutine function (``functools.wraps``): its result shows
-            whether it has run that (``asyncio.run``) or returns its coroutine.
+    With `is_coroutine` a call returns a coroutine, and the body runs when that is awaited. With `wraps_coroutine` the
+    function is a plain one around a coroutine function (``functools.wraps``): its result shows whether it has run that
+    (``asyncio.run``) or returns its coroutine.
     """
 
     __slots__ = ("_backend", "_fields", "_signature", "_template", "is_coroutine", "label", "wraps_coroutine")
 
     def __init__(self, template: str, function: Callable[..., Any], *, backend: str | None = None) -> None:
-        """
-        Check the fields against the function's parameters when it is decorated, not at the first call.
-
-        ConfigurationError: It is what another decorator has made of a function (a ``staticmethod``), it is a
-        generator or has no known parameters, a field names none of them, or two fields have no text between.
-        """
+        """Check the fields against the function's parameters when it is decorated, not at the first call."""
         self._template = template
         self._backend = backend
         # Not the repr, which for a partial shows its arguments.
@@ -167,12 +152,7 @@ class NameTemplate:
             raise self._error(message) from error
 
     def finished(self, result: R, *, awaited: bool = False) -> R:
-        """
-        Return what the function returned, if its work has ended with the call.
-
-        ConfigurationError: The result is an awaitable or a generator: its work would run without the lock. lockkit
-        has closed or cancelled it.
-        """
+        """Return what the function returned; refuse what is unfinished, whose work would run without the lock."""
         if not isinstance(result, _UNFINISHED_AFTER_AWAIT if awaited else _UNFINISHED):
             return result
         _discard(result)
@@ -213,9 +193,9 @@ def _wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - any callable
                 below.append(wrapped)
 
 
-def _discard(result: object) -> None:
+def _discard(result: Any) -> None:  # noqa: ANN401 - whatever a function returned
     """Close or cancel an unfinished result, so that it never runs, where that is possible."""
     if isinstance(result, (Coroutine, Generator)):
         result.close()
     elif hasattr(type(result), "_asyncio_future_blocking"):  # as in asyncio.isfuture, without importing asyncio
-        cast("Future[object]", result).cancel()
+        result.cancel()

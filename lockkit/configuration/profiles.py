@@ -80,18 +80,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """
-    What `resolve` found.
-
-    Attributes:
-        url: The backend's URL.
-        options: The profile's options, overridden by those given to ``connect``. May contain passwords.
-        source: Where the URL was given, for messages: ``profile 'prod' in /srv/app/lockkit.toml``.
-    """
+    """What `resolve` found."""
 
     url: urls.Url
-    options: dict[str, Any] = field(repr=False)
-    source: str
+    options: dict[str, Any] = field(repr=False)  # the profile's and ``connect``'s. May contain passwords
+    source: str  # where the URL was given, for messages: profile 'prod' in /srv/app/lockkit.toml
 
     @property
     def elsewhere(self) -> str:
@@ -111,12 +104,12 @@ class Settings:
 def resolve(url: str | None, profile: str | None, options: Mapping[str, object]) -> Settings:
     """Decide which backend to use; the module's docstring has the order. Reads files, but asks no server."""
     if url is not None:
-        return _from_url(url, options, _GIVEN)
+        return _settings(url, options, _GIVEN)
     if profile is not None:
         return _from_profile(profile, options, "profile=")
     from_environment = _variable("LOCKKIT_URL")
     if from_environment is not None:
-        return _from_url(from_environment, options, "LOCKKIT_URL")
+        return _settings(from_environment, options, "LOCKKIT_URL")
     profile = _variable("LOCKKIT_ENV")
     if profile is not None:
         return _from_profile(profile, options, "LOCKKIT_ENV")
@@ -141,12 +134,8 @@ def _warn_of_misspelled(otherwise: str) -> None:
 
         word = name.removeprefix("LOCKKIT_")
         for meant in difflib.get_close_matches(_MEANT.get(word, word), _CHOOSING, n=1):
-            log.warning(
-                "%s is set, which lockkit does not read: did you mean LOCKKIT_%s? Without that, %s",
-                name,
-                meant,
-                otherwise,
-            )
+            text = "%s is set, which lockkit does not read: did you mean LOCKKIT_%s? Without that, %s"
+            log.warning(text, name, meant, otherwise)
 
 
 def default_directory() -> Path:
@@ -163,8 +152,7 @@ def default_directory() -> Path:
     chosen = _variable("LOCKKIT_STATE_DIR")
     if chosen is not None:
         if not Path(chosen).is_absolute():
-            message = f"LOCKKIT_STATE_DIR must be an absolute path, not {shown(chosen)}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"LOCKKIT_STATE_DIR must be an absolute path, not {shown(chosen)}")
         return Path(chosen)
     homes = [os.environ.get("HOME", "")]
     with suppress(KeyError):  # a user id without an entry, as containers have it
@@ -173,46 +161,37 @@ def default_directory() -> Path:
         if Path(home).is_absolute():
             state = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
             return Path(home) / state / "lockkit"
-    message = (
+    raise ConfigurationError(
         "there is no home directory for the embedded file backend: set LOCKKIT_STATE_DIR, "
         "or give a URL such as file:///var/lock/app"
     )
-    raise ConfigurationError(message)
 
 
 def _variable(name: str) -> str | None:
     value = os.environ.get(name)
     if value == "":
-        message = f"{name} is set but empty: unset it, or give it a value"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{name} is set but empty: unset it, or give it a value")
     return value
 
 
-def _from_url(url: str, options: Mapping[str, object], source: str) -> Settings:
-    """Take the settings from a URL that does not come from a profile."""
-    if "${" in str(url):
-        message = (
+def _settings(url: str, options: Mapping[str, object], source: str, *, expanded: bool = False) -> Settings:
+    """Parse the URL. Only a profile expands what is in it."""
+    if not expanded and "${" in str(url):
+        raise ConfigurationError(
             f"{source} has a ${{ in it, which only a profile expands: put the URL into a profile of lockkit.toml, or "
             "expand it first (os.path.expandvars, or double quotes in a shell). Write %24%7B for a literal ${"
         )
-        raise ConfigurationError(message)
-    return _settings(url, options, source)
-
-
-def _settings(url: str, options: Mapping[str, object], source: str) -> Settings:
     try:
         parsed = urls.parse(url)
     except ConfigurationError as error:
-        message = f"{source}: {error}"
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(f"{source}: {error}") from None
     return Settings(parsed, {name: value for name, value in options.items() if value is not None}, source)
 
 
 def _from_profile(name: object, options: Mapping[str, object], origin: str) -> Settings:
     """Take the settings from the profile that `origin` asks for."""
     if not isinstance(name, str) or not name:
-        message = f"profile must be the name of a profile, not {shown(name)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"profile must be the name of a profile, not {shown(name)}")
     if "://" in name or "@" in name:
         # The message does not show it: it may have a password.
         instead = "url" if origin == "profile=" else "LOCKKIT_URL"
@@ -220,11 +199,10 @@ def _from_profile(name: object, options: Mapping[str, object], origin: str) -> S
         raise ConfigurationError(message)
     found = _find()
     if found is None:
-        message = (
+        raise ConfigurationError(
             f"{origin} asks for the profile {shown(name)}, but neither {_working_directory()} nor a directory above it "
             f'has a lockkit.toml (or a pyproject.toml with [tool.lockkit]). Write one with [profiles.{name}] url = "…"'
         )
-        raise ConfigurationError(message)
     return _from_file(*found, name, options, origin)
 
 
@@ -235,44 +213,40 @@ def _from_file(
     prefix = "tool.lockkit." if path.name == "pyproject.toml" else ""
     unknown = [key for key in table if key != "profiles"]
     if unknown:
-        message = (
+        raise ConfigurationError(
             f"{path}: unknown key {shown(unknown[0])}{nearest(unknown[0], ['profiles'])}. "
             f"Settings belong into a profile, [{prefix}profiles.NAME]: [{prefix}profiles.default] is used if nothing "
             "chooses another"
         )
-        raise ConfigurationError(message)
     profiles = table.get("profiles", {})
     if not isinstance(profiles, dict) or not all(isinstance(value, dict) for value in profiles.values()):
-        message = f'{path}: a profile must be a table: [{prefix}profiles.NAME] and below it url = "…"'
-        raise ConfigurationError(message)
+        raise ConfigurationError(f'{path}: a profile must be a table: [{prefix}profiles.NAME] and below it url = "…"')
     if name not in profiles:
         wanted = "nothing chooses a profile, and the profile 'default'"
         if origin is not None:
             wanted = f"{origin} asks for the profile {shown(name)}, which"
         known = ", ".join(profiles) or "none"
-        message = (
+        raise ConfigurationError(
             f"{wanted} is not in {path}{nearest(name, list(profiles))}. Its profiles are {known}: choose one "
             f"with LOCKKIT_ENV or profile=, or add [{prefix}profiles.{name}] with a url"
         )
-        raise ConfigurationError(message)
     source = f"profile {name!r} in {path}"
     values = {key: _expand(key, value, source) for key, value in profiles[name].items()}
     url = values.pop("url", None)
     if not isinstance(url, str):
-        message = f'{source}: url is missing or not a string: write url = "redis://…"'
-        raise ConfigurationError(message)
-    return _settings(url, values | {key: value for key, value in options.items() if value is not None}, source)
+        raise ConfigurationError(f'{source}: url is missing or not a string: write url = "redis://…"')
+    given = {key: value for key, value in options.items() if value is not None}
+    return _settings(url, values | given, source, expanded=True)
 
 
 def _working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        message = (
+        raise ConfigurationError(
             f"the working directory, where the search for lockkit.toml begins, cannot be found: {error}. Change to one "
             "that exists, or name the backend by a URL or LOCKKIT_URL"
-        )
-        raise ConfigurationError(message) from error
+        ) from error
 
 
 def _find() -> tuple[Path, dict[str, Any]] | None:
@@ -283,8 +257,7 @@ def _find() -> tuple[Path, dict[str, Any]] | None:
         table = _load(path, chosen=True)
         if table is None:
             problem = "has no [tool.lockkit]" if path.exists() else "does not exist"
-            message = f"LOCKKIT_CONFIG names {path}, which {problem}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"LOCKKIT_CONFIG names {path}, which {problem}")
         return path, table
     start = _working_directory()
     for path in (above / name for above in (start, *start.parents) for name in _FILES):
@@ -298,15 +271,13 @@ def _load(path: Path, *, chosen: bool = False) -> dict[str, Any] | None:
     """
     Return lockkit's table of a TOML file; None if there is no such file, or no such table in a ``pyproject.toml``.
 
-    ConfigurationError: The file is not TOML, cannot be read, or could have been written by another user; with
-    `chosen` (``LOCKKIT_CONFIG`` names it), by its group or anybody.
+    One that another user could have written is refused; with `chosen` (``LOCKKIT_CONFIG``), its group or anybody.
     """
     try:
         with open(path, "rb", opener=_open) as file:
             status = os.fstat(file.fileno())  # of what was opened: what the name means may change
             if not stat.S_ISREG(status.st_mode):
-                message = f"cannot read {path}: it is not a regular file"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"cannot read {path}: it is not a regular file")
             data = file.read()
         flaw = find_flaw(str(path), status, owners=frozenset({status.st_uid} if chosen else ()))
         if flaw is None and not chosen:
@@ -314,8 +285,7 @@ def _load(path: Path, *, chosen: bool = False) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        message = f"cannot read {path}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
     if path.name != "pyproject.toml":
         table: object = _parse(path, data)
     else:
@@ -330,8 +300,7 @@ def _load(path: Path, *, chosen: bool = False) -> dict[str, Any] | None:
             message += f"; or, if you trust whoever can write it, set LOCKKIT_CONFIG={path}"
         raise ConfigurationError(message)
     if not isinstance(table, dict):
-        message = f"{path}: tool.lockkit must be a table with [tool.lockkit.profiles.NAME] in it"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{path}: tool.lockkit must be a table with [tool.lockkit.profiles.NAME] in it")
     return table
 
 
@@ -347,13 +316,11 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
         text = data.decode("utf-8-sig")  # editors and shells on Windows write a byte order mark
         return tomllib.loads(text)
     except UnicodeDecodeError as error:
-        message = f"cannot read {path}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits; thousands of brackets
         # The error names line and column, except at the end of the file.
         end = "" if " line " in str(error) else f", line {text.count(chr(10)) + 1}"
-        message = f"{path} is not valid TOML: {error}{end}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{path} is not valid TOML: {error}{end}") from error
 
 
 def _expand(key: str, value: object, source: str) -> object:
@@ -372,8 +339,7 @@ def _expand(key: str, value: object, source: str) -> object:
             message = f"{source}: {key} has a ${{ without the name of a variable and a }}; $${{ is a literal ${{"
             raise ConfigurationError(message)
         if name not in os.environ:
-            message = f"{source}: {key} needs the environment variable {name}, which is not set"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{source}: {key} needs the environment variable {name}, which is not set")
         return os.environ[name]
 
     return _REFERENCE.sub(replace, value)

@@ -7,8 +7,9 @@ in the entry-point group ``lockkit.backends``. The same function loads both, whe
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -25,31 +26,32 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+log = logging.getLogger("lockkit")
+
 GROUP = "lockkit.backends"
 """The entry-point group: scheme = module:class."""
 
 _SCOPES = ("process", "machine", "network")
 """Values of `Capabilities.scope`, the narrowest first."""
 
-_WITHIN = {"process": "threads and tasks of this process", "machine": "processes of this machine"}
+WITHIN = {"process": "threads and tasks of this process", "machine": "processes of this machine"}
+"""Which others the locks of each narrow scope exclude."""
 
 ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
         "ttl": Option(
-            parse=parse_ttl,
-            help="Seconds after which the backend frees a lock that is not renewed, unless lock() gives a ttl.",
+            parse_ttl, "Seconds after which the backend frees a lock that is not renewed, unless lock() gives a ttl."
         ),
         "timeout": Option(
-            parse=parse_seconds,
-            help="Seconds that a caller waits for a lock, unless lock() gives a timeout. Not given: without limit.",
+            parse_seconds,
+            "Seconds that a caller waits for a lock, unless lock() gives a timeout. Not given: without limit.",
         ),
         "unavailable_after": Option(
-            parse=parse_seconds,
-            help="Seconds without any answer after which a wait without timeout raises BackendUnavailable.",
+            parse_seconds, "Seconds without any answer after which a wait without timeout raises BackendUnavailable."
         ),
         "scope": Option(
-            parse=parse_choice(*_SCOPES),
-            help="Refuse a backend that locks out fewer: process, machine, network. Not given: LOCKKIT_SCOPE, or any.",
+            parse_choice(*_SCOPES),
+            "Refuse a backend that locks out fewer: process, machine, network. Not given: LOCKKIT_SCOPE, or any.",
         ),
     }
 )
@@ -58,30 +60,15 @@ ENGINE_OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """
-    A backend that is part of lockkit.
+    """A backend that is part of lockkit."""
 
-    Attributes:
-        target: ``module:class``.
-        extra: The extra of ``pip install 'lockkit[…]'`` that installs its driver; None if it needs none.
-        adopts: Top-level modules whose objects ``from_client`` offers to it.
-        drivers: It also takes URLs with ``scheme+driver``.
-        modes: The classes, as ``module:class``, that its option ``mode`` selects instead.
-    """
-
-    target: str
-    extra: str | None = None
-    adopts: tuple[str, ...] = ()
-    drivers: bool = False
-    modes: Mapping[str, str] = field(default_factory=dict)
+    target: str  # module:class
+    extra: str | None = None  # of pip install 'lockkit[…]', which installs its driver
+    adopts: tuple[str, ...] = ()  # top-level modules whose objects ``from_client`` offers to it
+    drivers: bool = False  # it also takes URLs with ``scheme+driver``
+    modes: Mapping[str, str] = field(default_factory=dict)  # the classes that its option ``mode`` selects instead
 
 
-_REDIS = Builtin("lockkit.backends.redis.backend:RedisBackend", extra="redis", adopts=("redis",))
-_ZOOKEEPER = Builtin("lockkit.backends.zookeeper.backend:ZooKeeperBackend", extra="zookeeper", adopts=("kazoo",))
-_ETCD = Builtin(
-    "lockkit.backends.etcd.backend:EtcdBackend", extra="etcd", adopts=("grpc", "etcd3", "pyetcd", "aetcd", "etcd3gw")
-)
-_REDLOCK = Builtin("lockkit.backends.redlock.backend:RedlockBackend", extra="redis", adopts=("redis",))
 _SQL_MODES = {
     "table": "lockkit.backends.sql_table.table",
     "row": "lockkit.backends.sql_session.row",
@@ -90,44 +77,29 @@ _SQL_MODES = {
 
 
 def _sql(kind: str, extra: str | None, *modes: str) -> Builtin:
-    return Builtin(
-        f"{_SQL_MODES['table']}:{kind}Table",
-        extra=extra,
-        adopts=("sqlalchemy",),
-        drivers=True,
-        modes=MappingProxyType(
-            {mode: f"{_SQL_MODES[mode]}:{kind}{mode.capitalize()}" for mode in modes},
-        ),
-    )
+    targets = {mode: f"{_SQL_MODES[mode]}:{kind}{mode.capitalize()}" for mode in modes}
+    return Builtin(targets["table"], extra, ("sqlalchemy",), drivers=True, modes=MappingProxyType(targets))
 
 
-_POSTGRESQL = _sql("Postgresql", "postgresql", "table", "row", "advisory")
-_MYSQL = _sql("Mysql", "mysql", "table", "row", "advisory")
-_SQLITE = _sql("Sqlite", None, "table")
+_REDIS = ("redis", "rediss", "unix", "valkey", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+_ETCD = Builtin("lockkit.backends.etcd.backend:EtcdBackend", "etcd", ("grpc", "etcd3", "pyetcd", "aetcd", "etcd3gw"))
 
 BUILTIN: Mapping[str, Builtin] = MappingProxyType(
     {
         "memory": Builtin("lockkit.backends.memory.backend:MemoryBackend"),
         "file": Builtin("lockkit.backends.file.backend:FileBackend"),
-        "redis": _REDIS,
-        "rediss": _REDIS,
-        "unix": _REDIS,
-        "valkey": _REDIS,
-        "redis+sentinel": _REDIS,
-        "rediss+sentinel": _REDIS,
-        "redis+cluster": _REDIS,
-        "rediss+cluster": _REDIS,
-        "redlock": _REDLOCK,
-        "redlocks": _REDLOCK,
-        "zookeeper": _ZOOKEEPER,
-        "zk": _ZOOKEEPER,
-        "etcd": _ETCD,
-        "etcd3": _ETCD,
-        "etcds": _ETCD,
-        "postgresql": _POSTGRESQL,
-        "mysql": _MYSQL,
-        "mariadb": _MYSQL,
-        "sqlite": _SQLITE,
+        **dict.fromkeys(_REDIS, Builtin("lockkit.backends.redis.backend:RedisBackend", "redis", ("redis",))),
+        **dict.fromkeys(
+            ("redlock", "redlocks"), Builtin("lockkit.backends.redlock.backend:RedlockBackend", "redis", ("redis",))
+        ),
+        **dict.fromkeys(
+            ("zookeeper", "zk"),
+            Builtin("lockkit.backends.zookeeper.backend:ZooKeeperBackend", "zookeeper", ("kazoo",)),
+        ),
+        **dict.fromkeys(("etcd", "etcd3", "etcds"), _ETCD),
+        "postgresql": _sql("Postgresql", "postgresql", "table", "row", "advisory"),
+        **dict.fromkeys(("mysql", "mariadb"), _sql("Mysql", "mysql", "table", "row", "advisory")),
+        "sqlite": _sql("Sqlite", None, "table"),
     }
 )
 """Scheme to backend. pyproject.toml has the same names as entry points, with the class of the default mode."""
@@ -145,12 +117,7 @@ def modes(scheme: str) -> list[str | None]:
 
 
 def find(scheme: str, mode: object = None) -> type[LockBackend]:
-    """
-    Load the backend of a URL scheme.
-
-    ConfigurationError: No package registered the scheme, or two did; its driver is missing; or the registered
-    object is not a backend.
-    """
+    """Load the backend of a URL scheme."""
     base, _, driver = scheme.partition("+")
     for name in (scheme, base) if driver else (scheme,):
         # Built-in first: reading the metadata of all installed packages takes longer than the rest of connect().
@@ -192,9 +159,6 @@ def from_source(source: str) -> Iterator[None]:
         raise
 
 
-_INSTEAD = {"django": "Call lockkit.integrations.django.from_connection(connection)"}
-
-
 def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[LockBackend, dict[str, Any]]:
     """Make a backend on the application's own connection."""
     wrong_option: ConfigurationError | None = None
@@ -215,12 +179,13 @@ def adopt(client: object, given: Mapping[str, object], host: Host) -> tuple[Lock
     if wrong_option is not None:
         raise wrong_option
     accepted = sorted({root for builtin in BUILTIN.values() for root in builtin.adopts})
-    message = (
+    instead = "Give one of those, or pass a URL to lockkit.connect"
+    if type(client).__module__.startswith("django."):
+        instead = "Call lockkit.integrations.django.from_connection(connection)"
+    raise ConfigurationError(
         f"no backend accepts a connection of type {type(client).__module__}.{type(client).__qualname__}. "
-        f"Built-in backends accept objects of: {', '.join(accepted) or 'none'}; installed ones may accept others. "
-        + _INSTEAD.get(type(client).__module__.partition(".")[0], "Give one of those, or pass a URL to lockkit.connect")
+        f"Built-in backends accept objects of: {', '.join(accepted)}; installed ones may accept others. {instead}"
     )
-    raise ConfigurationError(message)
 
 
 def split_options(
@@ -238,7 +203,13 @@ def split_options(
             known = {**_driver_options(backend_class, url), **known}
         for name, value in values.items():
             if name not in known:
-                raise ConfigurationError(_unknown_option(name, known, backend_class, where))
+                # A driver may have dozens of options, so the message may suggest one but does not list them.
+                mode = backend_class.options.get("mode")
+                raise ConfigurationError(
+                    f"unknown option {shown(name)} for {where}{f' in mode={mode.default}' if mode is not None else ''}"
+                    f"{nearest(name, [*known, 'profile'])}. "
+                    f"Its options are {', '.join([*ENGINE_OPTIONS, *backend_class.options])}"
+                )
             parsed[name] = _parse(known[name], name, value, where)
         engine_options = {name: parsed.pop(name) for name in ENGINE_OPTIONS}
         _check_scope(engine_options["scope"], backend_class.capabilities.scope, where)
@@ -255,11 +226,19 @@ def _check_scope(wanted: str | None, scope: str, where: str) -> None:
     if wanted is None or _SCOPES.index(scope) >= _SCOPES.index(wanted):
         return
     instead = "redis://… or postgresql://…" if wanted == "network" else "file:"
-    message = (
-        f"{where} locks out only other {_WITHIN[scope]}, and {source}={wanted} asks for more. Name a backend that "
+    raise ConfigurationError(
+        f"{where} locks out only other {WITHIN[scope]}, and {source}={wanted} asks for more. Name a backend that "
         f"does, such as {instead}; or give scope={scope} if that is enough"
     )
-    raise ConfigurationError(message)
+
+
+def warn_if_narrow(client: Any, what: str) -> None:  # noqa: ANN401 - of either API: importing this loads neither
+    """Warn if the locks of a client do not exclude other machines; `what` says who locks."""
+    if (whom := WITHIN.get(client.capabilities.scope)) is not None:
+        log.warning(
+            "%s at %s, which locks out %s only: if workers run elsewhere too, set the URL of a lock server",
+            what, client.url, whom,
+        )  # fmt: skip
 
 
 def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mapping[str, Option]:
@@ -271,15 +250,6 @@ def _driver_options(backend_class: type[LockBackend], url: Url | None) -> Mappin
         return {}  # the driver is missing: then the object is not one of its own
 
 
-def _unknown_option(name: str, known: Iterable[str], backend_class: type[LockBackend], where: str) -> str:
-    # A driver may have dozens of options, so the message may suggest one but does not list them.
-    own = [*ENGINE_OPTIONS, *backend_class.options]
-    mode = backend_class.options.get("mode")
-    in_mode = f" in mode={mode.default}" if mode is not None else ""
-    suggestion = nearest(name, [*known, "profile"])
-    return f"unknown option {shown(name)} for {where}{in_mode}{suggestion}. Its options are {', '.join(own)}"
-
-
 def _parse(option: Option, name: str, value: object, where: str) -> Any:  # noqa: ANN401 - whatever the option gives
     try:
         return option.parse(value)
@@ -289,15 +259,13 @@ def _parse(option: Option, name: str, value: object, where: str) -> Any:  # noqa
             message = f"option {name}={HIDDEN} for {where} has an invalid value: {option.help}"
             # Not raised from the error: parsers may quote the value.
             raise ConfigurationError(message) from None
-        message = f"option {name}={shown(value)} for {where}: {error}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"option {name}={shown(value)} for {where}: {error}") from error
 
 
 def _adopters(client: object, mode: object) -> Iterator[type[LockBackend]]:
     """
-    Load, one after the other, the backends that may know the type of an object, in the requested mode.
+    Load, one after the other, the backends that may know the type of an object; its driver is imported already.
 
-    The object's driver is imported already, because the object exists; no other driver is needed.
     A subclass counts by its bases, a list by its elements.
     """
     samples = client if isinstance(client, (list, tuple)) else [client]
@@ -328,8 +296,7 @@ def _entry_point(scheme: str) -> EntryPoint | None:
     found = {entry.value: entry for entry in _entry_points() if entry.name == scheme}
     if len(found) > 1:
         owners = " and ".join(f"{entry.value} of {_owner(entry)}" for entry in found.values())
-        message = f"the URL scheme {shown(scheme)} is registered twice: by {owners}. Uninstall one"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"the URL scheme {shown(scheme)} is registered twice: by {owners}. Uninstall one")
     return next(iter(found.values()), None)
 
 
@@ -369,8 +336,7 @@ def load(scheme: str, target: str, hint: str) -> type[LockBackend]:
                 f"The module {missing} of lockkit itself is missing. If this program is a bundle, add it there (with "
                 "PyInstaller: --collect-submodules lockkit.backends); elsewhere reinstall lockkit"
             )
-        message = f"the backend for {scheme}: URLs cannot be loaded ({error}). {hint}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"the backend for {scheme}: URLs cannot be loaded ({error}). {hint}") from error
     if not isinstance(backend_class, type) or not issubclass(backend_class, LockBackend):
         message = f"{target}, registered for {scheme}: URLs, is not a subclass of lockkit.backend.LockBackend. {hint}"
         raise ConfigurationError(message)
@@ -381,7 +347,6 @@ class DetachedHost:
     """A `lockkit.backend.Host` for blocking calls to a backend that holds no lock."""
 
     def __init__(self) -> None:
-        """Start without threads."""
         self.runtime = BlockingRuntime()
 
     def lost(self, owner: str, reason: LossReason) -> None:

@@ -73,11 +73,10 @@ def _engine_of(database: str | URL | Engine | Connection, stack: ExitStack) -> E
     if isinstance(database, Connection):
         if database.in_transaction():
             # Its snapshot may be older than the migration that this one waits for.
-            message = (
+            raise ConfigurationError(
                 "migration_lock was given a connection inside a transaction, which may not see what the previous "
                 "process has migrated: call it before you use the connection, or pass the engine"
             )
-            raise ConfigurationError(message)
         return database.engine
     if isinstance(database, Engine):
         return database

@@ -11,19 +11,15 @@ import logging
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from apscheduler.events import EVENT_SCHEDULER_SHUTDOWN, EVENT_SCHEDULER_STARTED
 from apscheduler.jobstores.base import JobLookupError
+from apscheduler.schedulers.base import BaseScheduler
 
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.sync.client import Client
 from lockkit.sync.election import Term
 from lockkit.units import Seconds
-
-if TYPE_CHECKING:
-    from apscheduler.schedulers.base import BaseScheduler
-
 
 __all__ = ["Leadership", "leader_only"]
 

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import dramatiq
 from dramatiq.errors import Retry
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError, LockTimeout
-from lockkit.integrations.jobs import (
-    KEEP_SECONDS,
-    RETRY_SECONDS,
-    JobBusy,
-    JobLock,
-    OnBusy,
-    check_called,
-    current_lease,
-    locked_function,
-)
-from lockkit.units import Seconds
+from lockkit.integrations.jobs import JobLock, JobOptions, check_options, current_lease, locked_function
 
 __all__ = ["ActorBusy", "current_lease", "locked_actor"]
 
 log = logging.getLogger("lockkit")
-
-_OPTIONS = ("lock", "on_busy", "busy_countdown", "ttl", "timeout", "once", "keep", "url")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,18 +36,7 @@ class ActorBusy(Retry, LockTimeout):
         self.delay = delay
 
 
-def locked_actor(
-    lock: str | None = None,
-    *,
-    on_busy: OnBusy = "retry",
-    busy_countdown: Seconds | timedelta = RETRY_SECONDS,
-    ttl: Seconds | timedelta | None = None,
-    timeout: Seconds | timedelta | None = None,
-    once: str | None = None,
-    keep: float | timedelta = KEEP_SECONDS,
-    url: str | None = None,
-    **options: Any,
-) -> Callable[[Callable[P, R]], dramatiq.Actor[P, R | None]]:
+def locked_actor(lock: str | None = None, **options: Any) -> Callable[[Callable[P, R]], dramatiq.Actor[P, R | None]]:
     """
     Decorate a function: make it an actor that runs under a lock.
 
@@ -69,49 +45,30 @@ def locked_actor(
 
     Args:
         lock: Name of the lock, such as ``acct:{n}``, with fields that the arguments fill.
-        on_busy: What happens to a message whose lock is busy: ``"retry"`` sends it again, which counts towards
-            ``max_retries``; ``"skip"`` drops it, ``"wait"`` waits in the worker's thread.
-        busy_countdown: After how many seconds a ``"retry"`` is to run.
-        ttl: Seconds until others get the lock of a worker that was killed. None: the client's default.
-        timeout: How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit.
-        once: Key such as ``charge:{order_id}``: a message with it runs until it has succeeded once, and repeats return
-            the stored result, which must be JSON.
-        keep: How many seconds that result is kept.
-        url: Lock server, as for `lockkit.connect`. Each process makes its own client.
-        **options: For ``dramatiq.actor``.
+        **options: Those of `lockkit.integrations.jobs.JobOptions`; all others are for ``dramatiq.actor``. A message
+            that is sent again because its lock was busy counts towards ``max_retries``.
 
     Raises:
         ConfigurationError: An option is wrong, or a field is no parameter of the function.
     """
-    check_called(lock, "locked_actor")
+    own = {name: options.pop(name) for name in JobOptions.__annotations__ if name in options}
+    check_options("locked_actor", lock, own)
 
     def decorate(function: Callable[P, R]) -> dramatiq.Actor[P, R | None]:
-        job = JobLock(
-            function,
-            lock,
-            on_busy=on_busy,
-            ttl=ttl,
-            timeout=timeout,
-            once=once,
-            keep=keep,
-            busy_countdown=busy_countdown,
-        )
-
-        def busy(error: JobBusy) -> None:
-            if on_busy == "wait":
-                raise error.timeout from None
-            if on_busy == "retry":
-                timeout = error.timeout
-                details = {"name": timeout.name, "backend": timeout.backend, "holder": timeout.holder}
-                raise ActorBusy(str(timeout), delay=round(job.busy_countdown * 1000), **details) from None
+        def busy(job: JobLock, error: LockTimeout) -> None:
+            if job.on_busy == "retry":
+                details = {"name": error.name, "backend": error.backend, "holder": error.holder}
+                raise ActorBusy(str(error), delay=round(job.busy_countdown * 1000), **details) from None
             log.info("message of actor %s skipped: %s", function.__qualname__, error)
 
+        locked = locked_function(function, lock, cast("JobOptions", own), busy)
         try:
-            actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked_function(function, job, url, busy), **options)
+            actor: dramatiq.Actor[P, R | None] = dramatiq.actor(locked, **options)
         except ValueError as error:  # an option that no middleware of its broker knows, or a wrong name
-            meant = "".join(validation.nearest(name, _OPTIONS) for name in options)
-            message = f"actor {function.__qualname__!r}: {error}{meant}"
-            raise ConfigurationError(message, name=lock or once) from error
+            meant = "".join(validation.nearest(name, ["lock", *JobOptions.__annotations__]) for name in options)
+            raise ConfigurationError(
+                f"actor {function.__qualname__!r}: {error}{meant}", name=lock or own.get("once")
+            ) from error
         return actor
 
     return decorate

@@ -14,12 +14,12 @@ from fastapi import Depends, Request, params
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from starlette.requests import HTTPConnection  # noqa: TC002 - FastAPI reads annotations
+from starlette.requests import HTTPConnection
 
 from lockkit.aio import Client, Lease
 from lockkit.errors import ConfigurationError
 from lockkit.integrations.idempotency import IdempotencyMiddleware
-from lockkit.integrations.starlette import NameFields, check_options, client_of, hold, lead, lifespan
+from lockkit.integrations.starlette import check_options, client_of, filled, hold, lead, lifespan, name_fields
 from lockkit.units import Seconds
 
 __all__ = ["Client", "IdempotencyMiddleware", "Lease", "client", "lead", "lifespan", "locked"]
@@ -74,7 +74,7 @@ def locked(
     """
     check_options(timeout, retry_after, {**options, "cancel_on_lost": cancel_on_lost})
     template = None if callable(name) else name
-    naming = name if callable(name) else _naming(NameFields(name))
+    naming = name if callable(name) else _naming(name)
 
     async def hold_lock(request: HTTPConnection, named: str = Depends(naming)) -> AsyncIterator[Lease]:
         if not isinstance(request, Request):
@@ -95,13 +95,14 @@ def locked(
     return Depends(hold_lock, scope="function")
 
 
-def _naming(fields: NameFields) -> Callable[[HTTPConnection], str]:
+def _naming(template: str) -> Callable[[HTTPConnection], str]:
     """Make a dependency that fills in a template."""
+    fields = name_fields(template)
 
     def name_of(request: HTTPConnection) -> str:
         given = {**request.query_params, **request.path_params}
         endpoint = request.scope["endpoint"]
-        return fields.fill({field: _converted(endpoint, field, given) for field in fields.names})
+        return filled(fields, {field: _converted(endpoint, field, given) for field in fields.names})
 
     return name_of
 
@@ -146,11 +147,10 @@ def _declared(
     for marker in (*getattr(hint, "__metadata__", ()), fixed):
         if isinstance(marker, _ELSEWHERE):
             # A query parameter of that name, which FastAPI ignores, must not choose the lock.
-            message = (
+            raise ConfigurationError(
                 f"lock name: {field!r} of {function.__qualname__!r} is not a path or query parameter. Give locked() "
                 "a dependency that returns the name"
             )
-            raise ConfigurationError(message)
         if isinstance(marker, FieldInfo):
             alias = next((one for one in (marker.validation_alias, marker.alias) if isinstance(one, str)), field)
             if marker is fixed or default is None:

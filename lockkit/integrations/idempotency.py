@@ -15,22 +15,18 @@ import sys
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lockkit import validation
 from lockkit.aio.once import Attempt, Once
 from lockkit.errors import BackendUnavailable, ConfigurationError, KeyReused, LockLost, LockTimeout
 from lockkit.integrations.starlette import client_of, refusal, unavailable
 from lockkit.units import Seconds
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 
 __all__ = ["IdempotencyMiddleware"]
 
@@ -108,8 +104,7 @@ class IdempotencyMiddleware:
                 function; or another option is wrong. At a request: `caller` returned neither a str nor None.
         """
         if isinstance(methods, str):
-            message = f"methods must be a collection such as ['POST'], not the single str {methods!r}"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"methods must be a collection such as ['POST'], not the single str {methods!r}")
         if validation.makes_coroutines(caller):
             message = "caller must be a plain function: it is called before the application, without its dependencies"
             raise ConfigurationError(message)
@@ -139,9 +134,9 @@ class IdempotencyMiddleware:
                     return None  # the client has gone before the end of its request
                 match = _digest(scope["method"], scope["path"], scope["query_string"], body)
                 once = client_of(scope).once(name, keep=self._keep, timeout=0, match=match, label="idempotency")
-                return await self._run(once, scope, _Replaying(body, receive), send)
+                return await self._run(once, _Exchange(scope, body, receive, send, self._max_response))
         except HTTPException as refusal:
-            return await _refuse(refusal, send)
+            return await _refuse(refusal, scope, receive, send)
         return await self._app(scope, receive, send)
 
     def _name_of(self, request: Request) -> str | None:
@@ -162,11 +157,10 @@ class IdempotencyMiddleware:
         # A key of nobody would be everybody's, with the response.
         return "idempotency:" + _digest(caller, key) if caller else None
 
-    async def _run(self, once: Once, scope: Scope, replaying: _Replaying, send: Send) -> None:
+    async def _run(self, once: Once, exchange: _Exchange) -> None:
         """Run the request, or send the response that is stored for it."""
-        answer = _Answer(send, self._max_response)
         async with AsyncExitStack() as stack:
-            stack.push(answer.left)
+            stack.push(exchange.left)
             try:
                 attempt = await stack.enter_async_context(once)
             except LockTimeout as error:
@@ -175,62 +169,67 @@ class IdempotencyMiddleware:
                 raise HTTPException(422, "this key was used for another request") from error
             except BackendUnavailable as error:
                 raise unavailable(self._retry_after) from error
-            if not attempt.first:
-                await _send_stored(attempt.result, send)
-                return
-            answer.attempt = attempt
-            # No extensions: they would let the response be sent in other messages than these.
-            await self._app({**scope, "extensions": {}}, partial(replaying, answer), answer.take)
-            await answer.end()
+            if attempt.first:
+                exchange.attempt = attempt
+                await self._app(exchange.scope, exchange.receive, exchange.take)
+                await exchange.end()
+            else:
+                await exchange.repeat(attempt.result)
 
 
 def _check_size(given: object, option: str, most: int) -> None:
     if not isinstance(given, int) or not 0 <= given <= most:
-        message = f"{option} must be a number of bytes from 0 to {most}, not {validation.shown(given)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{option} must be a number of bytes from 0 to {most}, not {validation.shown(given)}")
 
 
-async def _refuse(refusal: HTTPException, send: Send) -> None:
-    response = JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body})
+async def _refuse(refusal: HTTPException, scope: Scope, receive: Receive, send: Send) -> None:
+    await JSONResponse({"detail": refusal.detail}, refusal.status_code, refusal.headers)(scope, receive, send)
 
 
-class _Answer:
+class _Exchange:
     """
-    The response of a request that runs: kept until it is complete and stored, and then sent.
+    A request whose body is read, and the response of the application: kept until it is stored, and then sent.
 
     If it is too large for that, or not to be kept, it is streamed: its key is done before the client gets the first
-    part, and the others are passed on.
+    part, and the others are passed on. The application does not learn at once that the client has gone: a streaming
+    response would stop then, and its work would be done, but not stored, so that the repeat of the client, which has no
+    answer, could not get it.
     """
 
     attempt: Attempt
 
-    def __init__(self, send: Send, max_response: int) -> None:
+    def __init__(self, scope: Scope, body: bytes, receive: Receive, send: Send, max_response: int) -> None:
+        # No extensions: they would let the response be sent in other messages than these.
+        self.scope: Scope = {**scope, "extensions": {}}
+        self._request: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._receive = receive
         self._send = send
         self._max = max_response
         self._start: Message = {}
         self._body = bytearray()
         self._finished = False
         self._refused = False
-        self.begun = asyncio.Event()
-        self.streams = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._streams = asyncio.Event()
 
-    def left(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Log that the key was lost, if the response does not depend on it any more."""
-        if not (self._finished and isinstance(error, LockLost)):
-            return False
-        log.warning("%s", error)
-        return True
+    async def receive(self) -> Message:
+        """Give the application a message of the client."""
+        if self._request:
+            return self._request.pop()
+        message = await self._receive()
+        await self._begun.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._streams.wait(), LEFT_SECONDS)
+        return message
 
     async def take(self, message: Message) -> None:
         """Take a message from the application."""
         if message["type"] == "http.response.start":
             self._start = message
-            self.begun.set()
+            self._begun.set()
             if message["status"] >= ERROR or _is_event_stream(message):
                 await self._stream()
-        elif self.streams.is_set():
+        elif self._streams.is_set():
             if not self._refused:
                 await self._send(message)
         elif message["type"] == "http.response.body":
@@ -242,13 +241,31 @@ class _Answer:
 
     async def end(self) -> None:
         """Note that the work was done, if the application has not completed its response: its client has gone."""
-        if self.begun.is_set() and not self._finished:
+        if self._begun.is_set() and not self._finished:
             await self._done(None)
 
+    def left(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """Log that the key was lost, if the response does not depend on it any more."""
+        if not (self._finished and isinstance(error, LockLost)):
+            return False
+        log.warning("%s", error)
+        return True
+
+    async def repeat(self, stored: Any) -> None:  # noqa: ANN401 - JSON
+        """Send a response again."""
+        if stored is None:
+            raise HTTPException(409, "a request with this key was done, and its response was not stored")
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
+        await self._send({"type": "http.response.start", "status": stored["status"], "headers": [*headers, REPLAYED]})
+        await self._send({"type": "http.response.body", "body": stored["body"].encode("latin-1")})
+
     async def _finish(self) -> None:
-        """Store the response, and send it."""
-        body = bytes(self._body)
-        await self._done(_encoded(self._start, body) if len(body) <= self._max else None)
+        """Store the response, as JSON (bytes are latin-1 characters), and send it."""
+        body, headers = bytes(self._body), self._start.get("headers", ())
+        texts = [[name.decode("latin-1"), value.decode("latin-1")]
+                 for name, value in headers if name.lower() not in NOT_STORED]  # fmt: skip
+        stored = {"status": self._start["status"], "headers": texts, "body": body.decode("latin-1")}
+        await self._done(stored if len(body) <= self._max else None)
         if not self._refused:
             await self._send(self._start)
             await self._send({"type": "http.response.body", "body": body})
@@ -256,7 +273,7 @@ class _Answer:
     async def _stream(self) -> None:
         """Send what there is of the response, and then the rest as it comes."""
         await self._done(None)
-        self.streams.set()
+        self._streams.set()
         if not self._refused:
             await self._send(self._start)
             if self._body:
@@ -276,32 +293,14 @@ class _Answer:
         except LockLost as error:
             log.warning("%s", error)
             self._refused = True
-            await _refuse(HTTPException(500, "the key was lost: the outcome is unknown"), self._send)
+            lost = HTTPException(500, "the key was lost: the outcome is unknown")
+            await _refuse(lost, self.scope, self._receive, self._send)
 
 
 def _is_event_stream(start: Message) -> bool:
     """Tell whether a response has no end, and its client reads it as it comes."""
     types = [value for name, value in start.get("headers", ()) if name.lower() == b"content-type"]
     return any(value.partition(b";")[0].strip().lower() == b"text/event-stream" for value in types)
-
-
-def _encoded(start: Message, body: bytes) -> dict[str, Any]:
-    """Make JSON of a response: bytes are latin-1 characters."""
-    headers = [
-        [name.decode("latin-1"), value.decode("latin-1")]
-        for name, value in start.get("headers", ())
-        if name.lower() not in NOT_STORED
-    ]
-    return {"status": start["status"], "headers": headers, "body": body.decode("latin-1")}
-
-
-async def _send_stored(stored: Any, send: Send) -> None:  # noqa: ANN401 - JSON
-    """Send a response again."""
-    if stored is None:
-        raise HTTPException(409, "a request with this key was done, and its response was not stored")
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored["headers"]]
-    await send({"type": "http.response.start", "status": stored["status"], "headers": [*headers, REPLAYED]})
-    await send({"type": "http.response.body", "body": stored["body"].encode("latin-1")})
 
 
 async def _read(request: Request, receive: Receive, most: int) -> bytes | None:
@@ -318,28 +317,6 @@ async def _read(request: Request, receive: Receive, most: int) -> bytes | None:
         if not is_long and not message.get("more_body", False):
             return bytes(body)
     raise HTTPException(413, f"the body of a request with an Idempotency-Key may have {most} bytes")
-
-
-class _Replaying:
-    """
-    Gives a body that was read to the application.
-
-    The application does not learn at once that the client has gone: a streaming response would stop then, and its work
-    would be done, but not stored, so that the repeat of the client, which has no answer, could not get it.
-    """
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._bodies = [body]
-        self._receive = receive
-
-    async def __call__(self, answer: _Answer) -> Message:
-        if self._bodies:
-            return {"type": "http.request", "body": self._bodies.pop(), "more_body": False}
-        message = await self._receive()
-        await answer.begun.wait()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(answer.streams.wait(), LEFT_SECONDS)
-        return message
 
 
 def _digest(*parts: str | bytes) -> str:

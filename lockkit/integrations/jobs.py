@@ -13,27 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
 from lockkit import validation
 from lockkit.configuration.name_template import NameTemplate
+from lockkit.configuration.registry import warn_if_narrow
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
-from lockkit.integrations.scopes import warn_if_narrow
 from lockkit.sync.client import Client, connect
 from lockkit.sync.lease import Lease
 from lockkit.units import Seconds
 
-__all__ = [
-    "KEEP_SECONDS",
-    "RETRY_SECONDS",
-    "JobBusy",
-    "JobLock",
-    "OnBusy",
-    "check_called",
-    "client_of_process",
-    "current_lease",
-    "locked_function",
-]
+__all__ = ["JobOptions", "current_lease"]
 
 OnBusy = Literal["retry", "skip", "wait"]
 """What happens to a job whose lock is busy: it is queued again, dropped, or waits in its worker."""
@@ -48,8 +38,43 @@ costs messages."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+class JobOptions(TypedDict, total=False):
+    """The options of `lockkit.integrations.dramatiq.locked_actor` and `lockkit.integrations.rq.locked_job`."""
+
+    on_busy: OnBusy
+    """
+    What happens to a job whose lock is busy: ``"retry"`` queues it again (the default), ``"skip"`` drops it,
+    ``"wait"`` waits in the worker.
+    """
+
+    busy_countdown: Seconds | timedelta
+    """After how many seconds a ``"retry"`` is to run; 5 by default."""
+
+    ttl: Seconds | timedelta | None
+    """Seconds until others get the lock of a worker that was killed. None: the client's default."""
+
+    timeout: Seconds | timedelta | None
+    """How many seconds ``"wait"`` waits before it raises `lockkit.LockTimeout`; None without limit."""
+
+    once: str | None
+    """
+    Key such as ``charge:{order_id}``: a job with it runs until it has succeeded once, and repeats return the stored
+    result, which must be JSON.
+    """
+
+    keep: float | timedelta
+    """How many seconds that result is kept; a day by default."""
+
+    url: str | None
+    """Lock server, as for `lockkit.connect`. Each process makes its own client."""
+
+
 _clients: dict[tuple[int, str | None], Client] = {}
 _lease: ContextVar[Lease] = ContextVar("lockkit_job_lease")
+
+inside: ContextVar[bool] = ContextVar("lockkit_job_inside", default=False)
+"""Whether the function of a job runs here, so that a call is not the worker's."""
 
 
 def client_of_process(url: str | None = None) -> Client:
@@ -74,33 +99,20 @@ def current_lease() -> Lease:
     """
     lease = _lease.get(None)
     if lease is None:
-        message = "current_lease() was called outside a job that has a lock"
-        raise LockError(message)
+        raise LockError("current_lease() was called outside a job that has a lock")
     return lease
 
 
 class JobBusy(Exception):
-    """
-    A job did not run, because its lock or its key was busy.
-
-    Attributes:
-        timeout: What lockkit raised.
-    """
+    """A job did not run, because its lock or its key was busy."""
 
     def __init__(self, timeout: LockTimeout) -> None:
-        """Keep it."""
         super().__init__(str(timeout))
         self.timeout = timeout
 
 
 class JobLock:
-    """
-    The lock of one kind of job, and the key by which it runs once.
-
-    Attributes:
-        on_busy: What happens to a job whose lock is busy.
-        busy_countdown: Seconds until a ``"retry"`` runs.
-    """
+    """The lock of one kind of job, and the key by which it runs once."""
 
     def __init__(
         self,
@@ -115,12 +127,13 @@ class JobLock:
         busy_countdown: Seconds | timedelta = RETRY_SECONDS,
     ) -> None:
         """Check what can be checked without a client. `function` is the job's; its arguments fill the fields."""
-        if lock is None and once is None:
-            message = "give the job a lock, such as lock='acct:{n}', or a key, such as once='charge:{order_id}'"
-            raise ConfigurationError(message)
+        name = once if lock is None else lock
+        if name is None:
+            raise ConfigurationError(
+                "give the job a lock, such as lock='acct:{n}', or a key, such as once='charge:{order_id}'"
+            )
         if on_busy not in get_args(OnBusy):
-            message = f"on_busy must be 'retry', 'skip' or 'wait', not {on_busy!r}"
-            raise ConfigurationError(message, name=lock)
+            raise ConfigurationError(f"on_busy must be 'retry', 'skip' or 'wait', not {on_busy!r}", name=lock)
         self.on_busy = on_busy
         # Checked here although not every job uses it: otherwise a wrong value shows when the first lock is busy, and
         # Celery drops a message that it cannot send again.
@@ -128,11 +141,13 @@ class JobLock:
         self._lock, self._once = _template("lock", lock, function), _template("once", once, function)
         template = self._lock or self._once
         if template is not None and template.is_coroutine:
-            message = f"{template.label!r} is a coroutine function: use `async with client.lock(...)` in it instead"
-            raise ConfigurationError(message, name=lock or once)
+            raise ConfigurationError(
+                f"{template.label!r} is a coroutine function: use `async with client.lock(...)` in it instead",
+                name=name,
+            )
         self._lock_label, self._once_label = lock, once
-        self._ttl = None if ttl is None else validation.ttl(ttl, 0.0, name=lock or once)
-        waits = validation.timeout(timeout, name=lock or once)
+        self._ttl = None if ttl is None else validation.ttl(ttl, 0.0, name=name)
+        waits = validation.timeout(timeout, name=name)
         self._timeout = waits if on_busy == "wait" else 0
         self._keep = validation.seconds(keep, "keep", exclusive=True)
 
@@ -174,34 +189,8 @@ def _template(option: str, text: object, function: Callable[..., Any]) -> NameTe
         return None
     if not isinstance(text, str) or not 0 < len(text) <= validation.NAME_BYTES_MAX:
         longest = validation.NAME_BYTES_MAX
-        message = f"{option} must be a str of 1 to {longest} characters, not {validation.shown(text)}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"{option} must be a str of 1 to {longest} characters, not {validation.shown(text)}")
     return NameTemplate(text, function)
-
-
-def check_called(lock: object, decorator: str) -> None:
-    """Refuse a decorator without its brackets: the function would be lost, and the first job would fail."""
-    if callable(lock):
-        message = f"write @{decorator}('acct:{{n}}'), with the name of the lock, not @{decorator} alone"
-        raise ConfigurationError(message)
-
-
-def locked_function(
-    function: Callable[P, R], job: JobLock, url: str | None, busy: Callable[[JobBusy], R | None]
-) -> Callable[P, R | None]:
-    """Return a function that runs under the lock of its job, with the client of the calling process."""
-
-    @functools.wraps(function)
-    def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
-        def work(_: Lease | None) -> R:
-            return function(*arguments, **keywords)
-
-        try:
-            return job.run(client_of_process(url), work, arguments, keywords)
-        except JobBusy as error:
-            return busy(error)
-
-    return locked
 
 
 def _entered(stack: ExitStack, block: AbstractContextManager[R]) -> R:
@@ -210,3 +199,39 @@ def _entered(stack: ExitStack, block: AbstractContextManager[R]) -> R:
         return stack.enter_context(block)
     except LockTimeout as error:
         raise JobBusy(error) from error
+
+
+def check_options(decorator: str, lock: object, options: Mapping[str, object]) -> None:
+    """Refuse a decorator without its brackets: the function would be lost, and the first job would fail."""
+    if callable(lock):
+        raise ConfigurationError(f"write @{decorator}('acct:{{n}}'), with the name of the lock, not @{decorator} alone")
+    for name in options.keys() - JobOptions.__annotations__.keys():
+        meant = validation.nearest(name, ["lock", *JobOptions.__annotations__])
+        raise TypeError(f"{decorator}() got an unexpected keyword argument {name!r}{meant}")
+
+
+def locked_function(
+    function: Callable[P, R], lock: str | None, options: JobOptions, busy: Callable[[JobLock, LockTimeout], R | None]
+) -> Callable[P, R | None]:
+    """Return a function that runs under the lock of its job, with the client of the calling process."""
+    url = options.get("url")
+    others: dict[str, Any] = {name: value for name, value in options.items() if name != "url"}
+    job = JobLock(function, lock, **others)
+
+    @functools.wraps(function)
+    def locked(*arguments: P.args, **keywords: P.kwargs) -> R | None:
+        def work(_: Lease | None) -> R:
+            before = inside.set(True)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                inside.reset(before)
+
+        try:
+            return job.run(client_of_process(url), work, arguments, keywords)
+        except JobBusy as error:
+            if job.on_busy == "wait":
+                raise error.timeout from None
+            return busy(job, error.timeout)
+
+    return locked

@@ -48,8 +48,7 @@ class LoggingObserver(Observer):
         """
         for call, level in (levels or {}).items():
             if call not in CALLS:
-                message = f"levels has the unknown event {call!r}: use {', '.join(CALLS)}"
-                raise ConfigurationError(message)
+                raise ConfigurationError(f"levels has the unknown event {call!r}: use {', '.join(CALLS)}")
             if isinstance(level, bool) or not isinstance(level, int):
                 message = f"the level of {call!r} must be a number such as logging.INFO, not {shown(level)}"
                 raise ConfigurationError(message)

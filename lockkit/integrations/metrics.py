@@ -10,8 +10,6 @@ from lockkit.backend import LossReason
 from lockkit.observers import LockEvent, Observer
 from lockkit.units import Seconds
 
-__all__ = ["COUNTED", "UNLABELLED", "Counted", "Labels", "MetricsObserver", "labels_of"]
-
 UNLABELLED = "unlabelled"
 """The label of locks for which the application gave neither a template nor ``label=``."""
 
@@ -47,7 +45,6 @@ class MetricsObserver(Observer, ABC):
     """Counts the events of locks. A subclass says where."""
 
     def __init__(self) -> None:
-        """Nothing is held yet."""
         self._owners: dict[str | None, Labels] = {}  # labels at the grant: a downgrade changes the mode
         self._grants: dict[Labels, dict[str | None, float]] = {}  # when each was granted, the oldest first
         self._calls: Counter[Labels] = Counter()  # that wait
@@ -68,14 +65,12 @@ class MetricsObserver(Observer, ABC):
         """Look at `_grants`: one has begun or ended."""
 
     def waiting(self, event: LockEvent, /) -> None:
-        """Count it."""
         labels = labels_of(event)
         self._count("waits", labels)
         self._calls[labels] += 1
         self._count("waiting", labels)
 
     def granted(self, event: LockEvent, /) -> None:
-        """Count it, and the lease as held."""
         labels = labels_of(event)
         self._end_call(event, "granted")
         self._owners[event.owner] = labels
@@ -86,29 +81,20 @@ class MetricsObserver(Observer, ABC):
             self._count("losses", labels, 0, reason=reason)
 
     def refused(self, event: LockEvent, /) -> None:
-        """Count it by its reason."""
         self._end_call(event, event.reason or "error")
 
     def renewed(self, event: LockEvent, /) -> None:
-        """Count it, and note how late it was."""
         self._count("renewals", labels_of(event))
         self._set_late(labels_of(event), event.late or 0.0)
 
     def jeopardy(self, event: LockEvent, /) -> None:
-        """Count it."""
         self._count("jeopardies", labels_of(event))
 
     def lost(self, event: LockEvent, /) -> None:
-        """Count it by its reason, and the lease as ended."""
         self._count("losses", labels_of(event), reason=event.reason or "")
-        self._end_lease(event)
-
-    def released(self, event: LockEvent, /) -> None:
-        """Count the lease as ended."""
-        self._end_lease(event)
+        self.released(event)
 
     def undone(self, event: LockEvent, /) -> None:
-        """Count it."""
         self._count("undone", labels_of(event))
 
     def _end_call(self, event: LockEvent, outcome: str) -> None:
@@ -119,7 +105,7 @@ class MetricsObserver(Observer, ABC):
             self._calls[labels] -= 1
             self._count("waiting", labels, -1)
 
-    def _end_lease(self, event: LockEvent) -> None:
+    def released(self, event: LockEvent, /) -> None:
         labels = self._owners.pop(event.owner, None)
         self._record("hold", labels or labels_of(event), event.held or 0.0)
         if labels is not None:  # else it was granted before the observer was added

@@ -35,11 +35,10 @@ def client_for(engine: Engine, **options: Any) -> Client:
         ConfigurationError: The engine's driver is for asyncio, or an option is wrong.
     """
     if engine.dialect.is_async:
-        message = (
+        raise ConfigurationError(
             f"the engine's driver {engine.dialect.driver} is for asyncio, and migrations are locked without an event "
             "loop: pass the URL of the database with a blocking driver, such as postgresql+psycopg://…"
         )
-        raise ConfigurationError(message)
     if engine.dialect.name == "sqlite":
         return connect(beside_file(engine.url.database or ""), **options)
     return from_client(engine, mode="table", **options)

@@ -107,7 +107,6 @@ class OpenTelemetryObserver(MetricsObserver):
         self._late[labels] = seconds
 
     def granted(self, event: LockEvent, /) -> None:
-        """Make the span of the acquisition, and begin that of the lease."""
         super().granted(event)
         attributes: dict[str, str | int] = {**_attributes(labels_of(event)), **_token(event)}
         self._spans[event.owner] = self._tracer.start_span(
@@ -115,13 +114,11 @@ class OpenTelemetryObserver(MetricsObserver):
         )
 
     def jeopardy(self, event: LockEvent, /) -> None:
-        """Count it, and note it on the span of the lease."""
         super().jeopardy(event)
         if event.owner in self._spans:
             self._spans[event.owner].add_event("jeopardy", timestamp=_nanoseconds(event.at))
 
     def lost(self, event: LockEvent, /) -> None:
-        """Count it, and end the span of the lease with an error."""
         if event.owner in self._spans:
             self._spans[event.owner].set_status(self._error(f"lost: {event.reason or ''}"))
         super().lost(event)
@@ -137,8 +134,8 @@ class OpenTelemetryObserver(MetricsObserver):
             span.set_status(self._error(outcome))
         span.end(_nanoseconds(event.at))
 
-    def _end_lease(self, event: LockEvent) -> None:
-        super()._end_lease(event)
+    def released(self, event: LockEvent, /) -> None:
+        super().released(event)
         span = self._spans.pop(event.owner, None)
         if span is not None:  # else it was granted before the observer was added
             span.end(_nanoseconds(event.at))

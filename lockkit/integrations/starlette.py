@@ -11,43 +11,32 @@ import asyncio
 import functools
 import inspect
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from math import ceil
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
 
 from lockkit import aio, validation
 from lockkit.configuration.name_template import NamePattern
+from lockkit.configuration.registry import warn_if_narrow
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockLost, LockTimeout
-from lockkit.integrations.scopes import warn_if_narrow
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-    from contextlib import AbstractAsyncContextManager
-    from datetime import timedelta
-
-    from starlette.types import Scope
-
-    from lockkit.units import Seconds
-
-    Work = Callable[[aio.Term], Awaitable[object]]
+from lockkit.units import Seconds
 
 __all__ = [
-    "NameFields",
-    "check_options",
-    "checked_name",
     "client_of",
     "hold",
     "lead",
     "lifespan",
     "locked",
-    "refusal",
-    "unavailable",
 ]
 
 T = TypeVar("T")
+Work = Callable[[aio.Term], Awaitable[object]]
 
 log = logging.getLogger("lockkit")
 
@@ -163,46 +152,35 @@ def client_of(scope: Scope) -> aio.Client:
     """
     client = scope.get("state", {}).get(STATE)
     if client is None:
-        message = (
+        raise ConfigurationError(
             "the application has no lockkit client: give it lifespan=lifespan(), or yield its state from your own "
             "lifespan (a test client must run the lifespan too: use it as a context manager)"
         )
-        raise ConfigurationError(message)
     assert isinstance(client, aio.Client)
     return client
 
 
-class NameFields:
-    """
-    A lock name with ``{parameter}`` fields that the parameters of a request fill.
+def name_fields(template: str) -> NamePattern:
+    """Check a lock name with ``{parameter}`` fields, which the parameters of a request fill."""
+    given: object = template
+    if not isinstance(given, str):
+        raise ConfigurationError(f"lock name must be a str such as 'seat:{{seat}}', not {validation.shown(template)}")
+    try:
+        fields = NamePattern(template, foreign=True)
+    except ValueError as error:
+        raise ConfigurationError(f"lock name {template!r} {error}", name=template) from error
+    if not fields.plain:
+        message = f"lock name {template!r}: a field must be the plain name of a parameter, such as {{seat}}"
+        raise ConfigurationError(message, name=template)
+    literal = fields.fill(dict.fromkeys(fields.names, ""))
+    if literal or not fields.names:  # at least one value of the fields must make a valid name
+        validation.lock_name(literal)
+    return fields
 
-    Attributes:
-        template: The name as it was given.
-        names: The fields.
-    """
 
-    def __init__(self, template: str) -> None:
-        """Check the template: at least one value of its fields must make a valid lock name."""
-        given: object = template
-        if not isinstance(given, str):
-            message = f"lock name must be a str such as 'seat:{{seat}}', not {validation.shown(template)}"
-            raise ConfigurationError(message)
-        self.template = template
-        try:
-            self._fields = NamePattern(template, foreign=True)
-        except ValueError as error:
-            raise ConfigurationError(f"lock name {template!r} {error}", name=template) from error
-        self.names = self._fields.names
-        if not self._fields.plain:
-            message = f"lock name {template!r}: a field must be the plain name of a parameter, such as {{seat}}"
-            raise ConfigurationError(message, name=template)
-        literal = self._fields.fill(dict.fromkeys(self.names, ""))
-        if literal or not self.names:
-            validation.lock_name(literal)
-
-    def fill(self, values: Mapping[str, object]) -> str:
-        """Fill in the fields, percent-encoded, so that no value can imitate another one or the text between."""
-        return checked_name(self._fields.fill({field: str(values[field]) for field in self.names}))
+def filled(fields: NamePattern, values: Mapping[str, object]) -> str:
+    """Fill in the fields, percent-encoded, so that no value can imitate another one or the text between."""
+    return checked_name(fields.fill({field: str(values[field]) for field in fields.names}))
 
 
 def checked_name(name: str) -> str:
@@ -336,13 +314,12 @@ def locked(
             request: the endpoint got no `Request`, because it is that of a WebSocket.
         TypeError: There is no such option.
     """
-    fields = NameFields(name)
+    fields = name_fields(name)
     check_options(timeout, retry_after, options)
 
     def decorate(endpoint: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         if not inspect.iscoroutinefunction(endpoint):
-            message = f"locked({name!r}) cannot decorate {endpoint!r}: make it `async def`"
-            raise ConfigurationError(message, name=name)
+            raise ConfigurationError(f"locked({name!r}) cannot decorate {endpoint!r}: make it `async def`", name=name)
 
         @functools.wraps(endpoint)
         async def run(*arguments: Any, **keywords: Any) -> T:
@@ -356,7 +333,7 @@ def locked(
             values = {**request.query_params, **request.path_params}
             if missing := set(fields.names) - values.keys():
                 raise HTTPException(422, f"missing: {', '.join(sorted(missing))}")
-            named = fields.fill(values)
+            named = filled(fields, values)
             settings = {"label": name, **options}
             async with hold(request, named, timeout=timeout, retry_after=retry_after, **settings) as lease:
                 request.state.lease = lease

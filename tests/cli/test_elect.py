@@ -137,20 +137,3 @@ def test_candidate_waits_and_a_signal_ends_the_campaign(cli: Cli) -> None:
         assert running.wait(timeout=60) == 128 + signal.SIGTERM
         assert not term.must_stop()
     assert not (cli.home / "pids").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "said"),
-    [
-        (("--ttl", "2", "--grace", "1"), 78, "grace"),
-        (("--grace", "-1"), 78, "--grace"),
-        (("--url", "memory://"), 78, "memory"),
-    ],
-)
-def test_wrong_options_end_with_a_status(cli: Cli, options: tuple[str, ...], status: int, said: str) -> None:
-    """Before a campaign."""
-    done = cli.run("elect", "a", *options, "--", "touch", "ran")
-
-    assert done.returncode == status
-    assert said in done.stderr
-    assert not (cli.home / "ran").exists()

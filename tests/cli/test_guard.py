@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockkit.cli import command as command_module
-from lockkit.cli.guard import Guard
+from lockkit.cli import processes
+from lockkit.cli.processes import Guard
 from lockkit.runtime import monotonic
 from tests.cli.support import PATIENCE
 
@@ -46,9 +46,9 @@ def test_guard_kills_though_lockkit_is_gone_at_the_same_moment() -> None:
 
 def test_supervisor_does_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chroot may lack it. Then a member of the group that may be dead counts as living, never the other way round."""
-    monkeypatch.setattr(command_module, "PROC", tmp_path)
+    monkeypatch.setattr(processes, "PROC", tmp_path)
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as command:
-        run = object.__new__(command_module.Command)
+        run = object.__new__(processes.Command)
         vars(run).update(group=command.pid, kept=-1, _group_ended=False)
         assert (run.group_gone(), run.processes()) == (False, [])
         command.kill()

@@ -219,21 +219,3 @@ def test_signal_while_it_waits_ends_it(cli: Cli) -> None:
         process.terminate()
 
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "said"),
-    [
-        (("--url", "memory://"), 78, "memory"),
-        (("--ttl", "-1"), 78, "--ttl"),
-        (("--url", "redis://127.0.0.1:1", "--timeout", "0"), 69, "redis"),
-    ],
-)
-def test_what_cannot_be_held_ends_with_a_status(cli: Cli, options: tuple[str, ...], status: int, said: str) -> None:
-    """Before a line is written."""
-    process = start(cli, *options)
-
-    assert process.wait(PATIENCE) == status
-    out, err = process.communicate()
-    assert out == ""
-    assert said in err

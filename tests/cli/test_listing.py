@@ -13,8 +13,8 @@ import pytest
 from typer.testing import Result
 
 import lockkit
-from lockkit.cli import completion
-from lockkit.cli.completion import complete_name
+from lockkit.cli import app
+from lockkit.cli.app import complete_name
 from lockkit.testing.timing import PATIENCE
 from tests.cli.support import Cli
 from tests.cli.support import run_here as run
@@ -110,15 +110,6 @@ def test_list_refuses_what_cannot_begin_a_name(url: str, prefix: str) -> None:
     assert "at most 255 UTF-8 bytes" in done.stderr
 
 
-@pytest.mark.parametrize("command", [["list"], ["wait", "a"], ["holders", "a"], ["break", "a"]])
-def test_memory_is_refused(command: list[str]) -> None:
-    """Its answer would be about the command itself."""
-    done = run(*command, "--url", "memory://")
-
-    assert done.exit_code == 78
-    assert "only within one process" in done.stderr
-
-
 # -- wait --------------------------------------------------------------------------------------------------------------
 
 
@@ -189,15 +180,6 @@ def test_ping_times_an_answer(url: str, client: lockkit.Client) -> None:
     assert found["first_seconds"] >= 0
 
 
-@pytest.mark.parametrize(("url", "status"), [("redis://127.0.0.1:1", 69), ("redsi://h", 78), ("file:/x?q=1", 78)])
-def test_ping_without_an_answer(url: str, status: int) -> None:
-    """One line, and the status says whether a retry may help."""
-    done = run("ping", url)
-
-    assert (done.exit_code, done.stdout) == (status, "")
-    assert done.stderr.count("\n") == 1
-
-
 # -- completion --------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +218,7 @@ def test_completion_does_not_wait_for_a_server_that_hangs(url: str, monkeypatch:
         assert go_on.wait(PATIENCE)
 
     monkeypatch.setattr(lockkit.Client, "names", names)
-    monkeypatch.setattr(completion, "COMPLETION_SECONDS", 0.1)
+    monkeypatch.setattr(app, "COMPLETION_SECONDS", 0.1)
 
     assert complete_name("a", url, None) in ([], ["a1"])
     go_on.set()

@@ -12,7 +12,7 @@ import lockkit
 from lockkit.backends.sql import schema as sql_schema
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.schema import Table
-from lockkit.cli.backends import migrate
+from lockkit.cli.backends import Migrate
 from lockkit.cli.status import Status
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.cli.support import Cli
@@ -98,11 +98,11 @@ def test_columns_that_somebody_adds_meanwhile(
             found = await look(database, table)
             if not first:
                 first.append(url)
-                migrate(url, None, sql_only=False)
+                Migrate(url=url, profile=None, sql_only=False).run()
             return found
 
         monkeypatch.setattr(sql_schema, "columns_of", looking)
-        migrate(url, None, sql_only=False)
+        Migrate(url=url, profile=None, sql_only=False).run()
         assert first
         with lockkit.connect(url) as client:
             client.lock("x").acquire().release()

@@ -8,8 +8,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from lockkit_tools.servers.redis import RedisServer
 from tests.cli.support import Cli
 from tests.tries import until
@@ -106,28 +104,6 @@ def test_slot_goes_by_the_servers_clock(cli: Cli) -> None:
 
         assert cli.run(*arguments, *RAN).stdout.startswith("ran a@2")
         assert cli.run(*arguments, *RAN).stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--once-per", "1d", "--once", "k"], 2, "not both"),
-        (["--tz", "UTC"], 2, "--tz needs"),
-        (["--attempts", "2"], 2, "need --once-per or --once"),
-        (["--on-done", "fail"], 2, "need --once-per or --once"),
-        (["--once-per", "36h"], 78, "at most a day or whole days"),
-        (["--once-per", "1d", "--tz", "Nowhere"], 78, "must be a time zone such as Europe/Berlin"),
-        (["--once", ""], 78, "--once must name"),
-        (["--once", "k" * 255], 78, "255 UTF-8 bytes"),
-        (["--once", "k", "--url", "redlock://localhost:1,localhost:2,localhost:3"], 78, "notes on locks"),
-    ],
-)
-def test_wrong_use_is_refused(cli: Cli, options: list[str], status: int, message: str) -> None:
-    """Before anything is sent or run."""
-    done = cli.run("run", "a", *options, *RAN)
-
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in " ".join(done.stderr.split())
 
 
 # -- lockkit once ------------------------------------------------------------------------------------------------------

@@ -67,48 +67,6 @@ def test_what_cannot_be_executed_has_the_status_of_shells(
     assert cli.holders("a") == []
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["run"], "NAME"),
-        (["run", "a"], "COMMAND"),
-        (["run", "a", "--tll", "3", "--", "touch", "ran"], "--tll"),
-        (["run", "a", "--on-busy", "perhaps", "--", "touch", "ran"], "--on-busy"),
-        (["run", "a", "--signal-grace", "nan", "--", "touch", "ran"], "0 or more seconds, not nan"),
-        (["run", "a", "--kill-after", "-1", "--", "touch", "ran"], "0 or more seconds, not -1"),
-        (["run", "a", "--ttl", "10", "--signal-grace", "6", "--", "touch", "ran"], "half of the ttl"),
-    ],
-)
-def test_wrong_usage_is_2_and_runs_nothing(cli: Cli, args: list[str], said: str) -> None:
-    """What the command line itself can tell to be wrong."""
-    done = cli.run(*args)
-
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert not (cli.home / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("", [], "must not be empty"),
-        ("a", ["--url", "nonsense"], "url"),
-        ("a", ["--url", "fiel:"], "did you mean 'file'"),
-        ("a", ["--url", "file:?tll=3"], "did you mean 'ttl'"),
-        ("a", ["--url", "memory://"], "only within one process"),
-        ("a", ["--profile", "prod"], "profile"),
-    ],
-)
-def test_wrong_configuration_is_78_and_runs_nothing(cli: Cli, name: str, options: list[str], said: str) -> None:
-    """What the library refuses, in one line; a lock that excludes nobody is refused too."""
-    done = cli.run("run", name, *options, "--", "touch", "ran")
-
-    assert done.returncode == 78
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (cli.home / "ran").exists()
-
-
 def test_unavailable_backend_is_69(cli: Cli) -> None:
     """With a timeout that is over, and with a try."""
     (cli.home / "locks.acquire").touch()

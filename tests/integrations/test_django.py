@@ -34,9 +34,8 @@ from django.test import Client, TestCase, override_settings
 import lockkit
 from lockkit.integrations.django import aio_client, client, from_connection
 from lockkit.integrations.django.checks import SERVERS
-from lockkit.integrations.django.clients import _aio_clients, environment_of
+from lockkit.integrations.django.clients import _aio_clients, environment_of, service
 from lockkit.integrations.django.management.commands import locked, migrate_locked
-from lockkit.integrations.django.services import service
 from lockkit.integrations.migrations import LOCK_NAME
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse

@@ -261,7 +261,7 @@ def test_job_that_calls_another_one_of_its_lock_does_not_wait_for_itself(on_busy
 
 @pytest.mark.parametrize(
     ("configured", "whom"),
-    [("memory://jobs-narrow", "threads of this process"), ("file:", "processes of this machine")],
+    [("memory://jobs-narrow", "threads and tasks of this process"), ("file:", "processes of this machine")],
 )
 def test_locks_that_other_machines_do_not_see_are_warned_of_once(
     configured: str, whom: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

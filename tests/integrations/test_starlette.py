@@ -29,7 +29,7 @@ from lockkit.integrations.fastapi import Client, IdempotencyMiddleware, Lease, l
 from lockkit.integrations.fastapi import client as client_dependency
 from lockkit.integrations.fastapi import locked as locked_dependency
 from lockkit.integrations.idempotency import _digest
-from lockkit.integrations.starlette import NameFields, client_of, hold, lead, locked
+from lockkit.integrations.starlette import client_of, filled, hold, lead, locked, name_fields
 from lockkit.testing.kit.clients import AioKitClient
 from lockkit.testing.timing import PATIENCE
 
@@ -109,7 +109,7 @@ async def test_endpoint_that_waits_gets_the_whole_body() -> None:
 
 @pytest.mark.parametrize(
     ("configured", "whom"),
-    [("memory://narrow", "threads of this process"), (None, "processes of this machine")],
+    [("memory://narrow", "threads and tasks of this process"), (None, "processes of this machine")],
 )
 def test_locks_that_other_machines_do_not_see_are_warned_of(
     configured: str | None,
@@ -244,16 +244,16 @@ def test_options_of_the_lock_may_be_given(starlette: TestClient) -> None:
 
 def test_literal_braces_stay() -> None:
     """As in format strings."""
-    assert NameFields("{{a}}:{a}").fill({"a": "{b}"}) == "{a}:%7Bb%7D"
+    assert filled(name_fields("{{a}}:{a}"), {"a": "{b}"}) == "{a}:%7Bb%7D"
 
 
 def test_values_of_a_request_never_imitate_each_other() -> None:
     """Also where the text between them is one of the characters that URLs leave as they are."""
-    seat = NameFields("seat:{hall}-{seat}")
-    assert seat.fill({"hall": "a-b", "seat": "c"}) != seat.fill({"hall": "a", "seat": "b-c"})
-    assert seat.fill({"hall": "a.b~", "seat": 7}) == "seat:a.b~-7"
+    seat = name_fields("seat:{hall}-{seat}")
+    assert filled(seat, {"hall": "a-b", "seat": "c"}) != filled(seat, {"hall": "a", "seat": "b-c"})
+    assert filled(seat, {"hall": "a.b~", "seat": 7}) == "seat:a.b~-7"
     with pytest.raises(lockkit.ConfigurationError, match="different values would give the same name"):
-        NameFields("{hall}{seat}")
+        name_fields("{hall}{seat}")
 
 
 def test_application_without_lifespan_says_so() -> None:

@@ -14,9 +14,9 @@ import copy
 import hashlib
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import schedules
+from celery import Celery, schedules
 from celery.beat import PersistentScheduler, ScheduleEntry, event_t
 
 from lockkit.errors import ConfigurationError, LockError, LockTimeout
@@ -24,10 +24,6 @@ from lockkit.integrations.celery.task import refuse_other_settings
 from lockkit.integrations.jobs import client_of_process
 from lockkit.sync.election import Election, Term
 from lockkit.units import Seconds
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 __all__ = ["LeaderOnly", "LeaderScheduler"]
 
@@ -204,8 +200,7 @@ class LeaderOnly:
                 return False
             term = self._term
             if term is None or term.must_stop():
-                message = f"this beat does not lead election {name!r} any longer"
-                raise LockError(message, name=name, backend=client.url)
+                raise LockError(f"this beat does not lead election {name!r} any longer", name=name, backend=client.url)
             attempt.done({"term": term.token})
         return True
 

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from celery import Task
+from celery import Celery, Task
 from celery.exceptions import Reject, Retry
 
 from lockkit import validation
@@ -19,10 +19,6 @@ from lockkit.errors import ConfigurationError, LockTimeout
 from lockkit.integrations.jobs import KEEP_SECONDS, RETRY_SECONDS, JobBusy, JobLock, OnBusy, client_of_process
 from lockkit.sync.lease import Lease
 from lockkit.units import Seconds
-
-if TYPE_CHECKING:
-    from celery import Celery
-
 
 __all__ = ["LockedTask"]
 
@@ -93,11 +89,10 @@ class LockedTask(Task):  # type: ignore[misc] # celery has no types
         cls._refuse_other_names()
         refuse_other_settings(app)
         if cls.lock is None and cls.once is None:
-            message = (
+            raise ConfigurationError(
                 f"task {cls.name!r} is a LockedTask with neither lock= nor once=, and would run without a lock: give "
                 "it one, such as lock='acct:{n}', or another base"
             )
-            raise ConfigurationError(message)
         run = inspect.getattr_static(cls, "run").__get__(object(), cls)  # without the `self` of a bound task
         cls._job_lock = JobLock(
             run,

@@ -10,17 +10,17 @@ also ``lockkit.E002``: a lock service does not answer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core import checks as django
 
 from lockkit.configuration import profiles
 from lockkit.errors import LockError
-from lockkit.integrations.django.clients import new_client
-from lockkit.integrations.django.services import aliases, service
+from lockkit.integrations.django.clients import aliases, new_client, service
+from lockkit.integrations.django.transactions import DjangoClient
 
-__all__ = ["SERVERS", "check_configuration", "check_deployment", "check_servers", "check_settings", "register"]
+__all__ = ["SERVERS", "register"]
 
 SERVERS = "lockkit_servers"
 """The tag of the check that asks the lock services."""
@@ -28,49 +28,77 @@ SERVERS = "lockkit_servers"
 
 def register() -> None:
     """Register all checks."""
-    django.register(check_settings, "lockkit")
+    django.register(_check_settings, "lockkit")
     # Decided now: a test runner turns DEBUG off, and development includes the tests.
-    django.register(check_configuration, "lockkit", deploy=bool(settings.DEBUG))
-    django.register(check_deployment, "lockkit", deploy=True)
+    django.register(_check_configuration, "lockkit", deploy=bool(settings.DEBUG))
+    django.register(_check_deployment, "lockkit", deploy=True)
     # Every check runs unless tags are named; before Django 6.0 even those of databases, which then do nothing.
-    django.register(check_servers, SERVERS, django.Tags.database, deploy=True)
+    django.register(_check_servers, SERVERS, django.Tags.database, deploy=True)
 
 
-def check_settings(**_: object) -> list[Any]:
-    """Say which entries of ``settings.LOCKKIT`` are wrong. Asks no server."""
-    return [message for _, _, message in _examined() if message is not None]
+class _Found(NamedTuple):
+    """What an alias of ``settings.LOCKKIT`` means."""
+
+    alias: str
+    client: DjangoClient
+    unnamed: bool  # neither the settings nor the configuration give it a lock service
 
 
-def check_configuration(**_: object) -> list[Any]:
-    """Say for which aliases nothing names a lock service."""
+def _examined() -> Iterator[_Found | LockError]:
+    """Yield what each alias means, or what is wrong with it. Asks no server."""
+    try:
+        known = aliases()
+    except LockError as error:
+        yield error
+        return
+    for alias in known:
+        try:
+            one = service(alias)
+            unnamed = one.url is one.profile is one.database is None and profiles.resolve(None, None, {}).embedded
+            client = new_client(alias)
+        except LockError as error:
+            yield error
+        else:
+            with client:
+                yield _Found(alias, client, unnamed)
+
+
+def _check_settings(**_: object) -> list[Any]:
+    return [django.Error(f"{error}.", id="lockkit.E001") for error in _examined() if isinstance(error, LockError)]
+
+
+def _check_configuration(**_: object) -> list[Any]:
     return [
         django.Warning(
-            f"Nothing names the lock service of settings.LOCKKIT[{alias!r}]: its locks are files of one machine.",
-            hint=f'If the site runs on one machine, say so: LOCKKIT = {{"{alias}": "file:"}}. Otherwise use a '
+            f"Nothing names the lock service of settings.LOCKKIT[{found.alias!r}]: its locks are files of one machine.",
+            hint=f'If the site runs on one machine, say so: LOCKKIT = {{"{found.alias}": "file:"}}. Otherwise use a '
             'server, or {"DATABASE": "default"}.',
             id="lockkit.W003",
         )
-        for alias in _unnamed()
+        for found in _examined()
+        if isinstance(found, _Found) and found.unnamed
     ]
 
 
-def check_deployment(**_: object) -> list[Any]:
-    """Say which aliases lock less than several machines."""
-    messages, unnamed = [], _unnamed()
-    for alias, scope, _ in _examined():
+def _check_deployment(**_: object) -> list[Any]:
+    messages = []
+    for found in _examined():
+        if isinstance(found, LockError):
+            continue
+        scope = found.client.capabilities.scope
         if scope == "process":
             messages.append(
                 django.Warning(
-                    f"settings.LOCKKIT[{alias!r}] locks within one process only.",
+                    f"settings.LOCKKIT[{found.alias!r}] locks within one process only.",
                     hint="memory:// is for tests: workers of the same site would not exclude each other. Use a server, "
                     "or file: if all of them run on one machine.",
                     id="lockkit.W001",
                 )
             )
-        elif scope == "machine" and alias not in unnamed:  # for those, lockkit.W003 says it
+        elif scope == "machine" and not found.unnamed:  # for those, lockkit.W003 says it
             messages.append(
                 django.Warning(
-                    f"settings.LOCKKIT[{alias!r}] locks on one machine only.",
+                    f"settings.LOCKKIT[{found.alias!r}] locks on one machine only.",
                     hint="If the site runs on one machine, files are enough: silence this with "
                     'SILENCED_SYSTEM_CHECKS = ["lockkit.W002"]. Otherwise use a server, or {"DATABASE": "default"}.',
                     id="lockkit.W002",
@@ -79,47 +107,15 @@ def check_deployment(**_: object) -> list[Any]:
     return messages
 
 
-def check_servers(*, databases: Sequence[str] | None = None, **_: object) -> list[Any]:
-    """Say which lock services do not answer. Asks nothing unless databases are to be asked."""
-    if not databases:
-        return []
+def _check_servers(*, databases: Sequence[str] | None = None, **_: object) -> list[Any]:
+    """Ask the lock services, unless no databases are to be asked."""
     messages = []
-    for alias in _known():
+    for found in _examined() if databases else ():
+        if isinstance(found, LockError):
+            continue  # the check of the settings says so
         try:
-            with new_client(alias) as client:
-                client.ping()
+            found.client.ping()
         except LockError as error:
-            messages.append(django.Error(f"settings.LOCKKIT[{alias!r}] cannot be used: {error}.", id="lockkit.E002"))
+            text = f"settings.LOCKKIT[{found.alias!r}] cannot be used: {error}."
+            messages.append(django.Error(text, id="lockkit.E002"))
     return messages
-
-
-def _examined() -> Iterator[tuple[str, str | None, Any]]:
-    """Yield each alias with where its locks hold, or with what is wrong; a wrong setting has one with alias ""."""
-    try:
-        known = aliases()
-    except LockError as error:
-        yield "", None, django.Error(f"{error}.", id="lockkit.E001")
-        return
-    for alias in known:
-        try:
-            with new_client(alias) as client:
-                yield alias, client.capabilities.scope, None
-        except LockError as error:
-            yield alias, None, django.Error(f"{error}.", id="lockkit.E001")
-
-
-def _unnamed() -> list[str]:
-    """Return the aliases that neither the settings nor the configuration give a lock service."""
-    try:
-        services = [service(alias) for alias in aliases()]
-        unnamed = [one.alias for one in services if one.url is one.profile is one.database is None]
-        return unnamed if unnamed and profiles.resolve(None, None, {}).embedded else []
-    except LockError:
-        return []  # check_settings says what is wrong
-
-
-def _known() -> list[str]:
-    try:
-        return aliases()
-    except LockError:
-        return []  # check_settings says so

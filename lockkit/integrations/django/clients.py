@@ -1,17 +1,20 @@
-"""Clients by the aliases of ``settings.LOCKKIT``."""
+"""Clients by the aliases of ``settings.LOCKKIT``, and what each alias means."""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.db import connections
 
 from lockkit import aio
 from lockkit.errors import ConfigurationError
-from lockkit.integrations.django.services import DEFAULT, service
 from lockkit.integrations.django.transactions import DjangoClient
 from lockkit.integrations.migrations import beside_file, is_in_memory
 from lockkit.sync import connect, from_client
@@ -19,7 +22,7 @@ from lockkit.sync import connect, from_client
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-__all__ = ["aio_client", "client", "environment_of", "from_connection", "new_client"]
+__all__ = ["aio_client", "client", "from_connection"]
 
 _DRIVERS = {
     "psycopg": "postgresql+psycopg",
@@ -40,6 +43,9 @@ _NOT_IN_QUERY = frozenset(
 
 CONNECT_SECONDS = 10
 """How long a connection to the database may take, unless the database's OPTIONS say otherwise."""
+
+DEFAULT = "default"
+"""The alias that is used where none is given."""
 
 _clients: dict[str, DjangoClient] = {}
 _aio_clients: dict[asyncio.AbstractEventLoop, dict[str, aio.Client]] = {}
@@ -122,11 +128,10 @@ def from_connection(connection: Any, **options: Any) -> DjangoClient:  # noqa: A
         message = f"from_connection needs a connection of django.db.connections, not {type(connection).__name__}"
         raise ConfigurationError(message)
     if options.get("mode", "table") != "table":
-        message = (
+        raise ConfigurationError(
             f"locks in a Django database are rows of a lock table, not of mode={options['mode']!r}: "
             "give the URL of the database with that mode instead"
         )
-        raise ConfigurationError(message)
     if connection.vendor == "sqlite":
         return DjangoClient(connect(_beside(settings), **options))
     driver = _driver(connection)
@@ -162,11 +167,10 @@ def environment_of(alias: str) -> dict[str, str]:
     server_options = {"PGOPTIONS": others.pop("options")} if "options" in others else {}
     wrong = [name for name, value in others.items() if not isinstance(value, str | int | float)]
     if wrong:
-        message = (
+        raise ConfigurationError(
             f"settings.DATABASES[{alias!r}] has the option {wrong[0]!r}, which is neither text nor a number: another "
             "process can only get a URL. Give LOCKKIT an alias with the URL of the database"
         )
-        raise ConfigurationError(message)
     host = str(settings["HOST"] or "")
     if host.startswith("/") and connection.vendor == "mysql":
         host, others["unix_socket"] = "", host
@@ -185,8 +189,7 @@ def _quoted(value: object) -> str:
 
 def _database(alias: str) -> Any:  # noqa: ANN401 - Django has no types
     if alias not in connections:
-        message = f"settings.DATABASES has no alias {alias!r}"
-        raise ConfigurationError(message)
+        raise ConfigurationError(f"settings.DATABASES has no alias {alias!r}")
     return connections[alias]
 
 
@@ -202,11 +205,10 @@ def _driver(connection: Any) -> str:  # noqa: ANN401 - Django has no types
     """Return SQLAlchemy's name of the driver with which Django connects."""
     driver = _DRIVERS.get(connection.Database.__name__.partition(".")[0])
     if driver is None:
-        message = (
+        raise ConfigurationError(
             f"lockkit cannot lock in a database of Django's backend {connection.settings_dict['ENGINE']!r}: it knows "
             "PostgreSQL, MySQL, MariaDB and SQLite. Give the URL of another lock service"
         )
-        raise ConfigurationError(message)
     return driver
 
 
@@ -237,3 +239,71 @@ def _close_all(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_close_all, dispatch_uid="lockkit")
+
+
+# -- settings.LOCKKIT --------------------------------------------------------------------------------------------------
+
+_KEYS = ("URL", "PROFILE", "DATABASE")
+
+_NOT_OPTIONS = frozenset({"url", "profile", "client", "connection"})
+"""What the functions that make a client get from the entry itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One entry of ``settings.LOCKKIT``. At most one of url, profile and database is given."""
+
+    alias: str  # its key
+    url: str | None = field(default=None, repr=False)  # as for ``lockkit.connect``; may contain a password
+    profile: str | None = None  # as for ``lockkit.connect``
+    database: str | None = None  # alias of a database of ``settings.DATABASES``
+    options: dict[str, Any] = field(default_factory=dict, repr=False)  # as for ``lockkit.connect``; may have passwords
+
+
+def aliases() -> list[str]:
+    """Return the aliases of ``settings.LOCKKIT``."""
+    return list(_table())
+
+
+def service(alias: str) -> Service:
+    """Return what an alias means."""
+    table = _table()
+    if alias not in table:
+        known = f"only {', '.join(map(repr, table))}" if table else "it is empty"
+        raise ConfigurationError(f"settings.LOCKKIT has no alias {alias!r}, {known}")
+    entry, where = table[alias], f"settings.LOCKKIT[{alias!r}]"
+    if isinstance(entry, str):
+        entry = {"URL": entry}
+    if not isinstance(entry, Mapping):
+        message = f"{where} must be a URL, or a dict with one of {', '.join(_KEYS)}, not {type(entry).__name__}"
+        raise ConfigurationError(message)
+    unknown = [key for key in entry if key not in {*_KEYS, "OPTIONS"}]
+    if unknown:
+        meant = difflib.get_close_matches(str(unknown[0]).upper(), (*_KEYS, "OPTIONS"), n=1)
+        hint = f" (did you mean {meant[0]!r}?)" if meant else ""
+        message = f"{where} has the unknown key {unknown[0]!r}{hint}: it takes {', '.join(_KEYS)} and OPTIONS"
+        raise ConfigurationError(message)
+    given = {key.lower(): entry[key] for key in _KEYS if key in entry}
+    options = entry.get("OPTIONS", {})
+    if not all(isinstance(value, str) for value in given.values()) or not isinstance(options, Mapping):
+        raise ConfigurationError(f"{where}: {', '.join(_KEYS)} must be strings, and OPTIONS a dict")
+    wrong = [name for name in options if not isinstance(name, str) or name in _NOT_OPTIONS]
+    if wrong:
+        raise ConfigurationError(f"{where}: OPTIONS takes options of lockkit.connect() such as 'ttl', not {wrong[0]!r}")
+    if len(given) > 1:
+        raise ConfigurationError(f"{where} must have only one of {', '.join(_KEYS)}")
+    return Service(alias, options=dict(options), **given)
+
+
+def _table() -> Mapping[str, object]:
+    """Return the setting; without it, ``lockkit.connect()`` decides: LOCKKIT_URL, a profile, files of this machine."""
+    table = getattr(django_settings, "LOCKKIT", None)
+    if table is None:
+        names = [name for name in dir(django_settings) if name.isupper()]
+        for name in difflib.get_close_matches("LOCKKIT", names, n=1, cutoff=0.75):
+            raise ConfigurationError(f'settings.{name} has no effect: write LOCKKIT = {{"default": …}}')
+        return {DEFAULT: {}}
+    if not isinstance(table, Mapping):
+        message = f'settings.LOCKKIT must be a dict such as {{"default": "redis://…"}}, not {type(table).__name__}'
+        raise ConfigurationError(message)
+    return table

@@ -12,8 +12,7 @@ from urllib.parse import quote
 from django.core.management.base import BaseCommand, CommandError
 
 from lockkit.errors import ConfigurationError
-from lockkit.integrations.django.clients import environment_of
-from lockkit.integrations.django.services import DEFAULT, Service, service
+from lockkit.integrations.django.clients import DEFAULT, Service, environment_of, service
 
 __all__ = ["Command"]
 
@@ -53,8 +52,7 @@ class Command(BaseCommand):
         """
         command = others.get("command") or self._command
         if not command:
-            message = "give the command after --, as in: manage.py locked NAME -- python job.py"
-            raise CommandError(message, returncode=2)
+            raise CommandError("give the command after --, as in: manage.py locked NAME -- python job.py", returncode=2)
         try:
             environment = _environment(service(alias))
         except ConfigurationError as error:
@@ -66,8 +64,7 @@ class Command(BaseCommand):
             os.execve(sys.executable, program, environment)  # noqa: S606 - the same Python
         status = subprocess.run(program, env=environment, check=False).returncode  # noqa: S603 - the same Python
         if status:
-            message = f"{' '.join(command)} under lock {name!r} ended with status {status}"
-            raise CommandError(message, returncode=status)
+            raise CommandError(f"{' '.join(command)} under lock {name!r} ended with status {status}", returncode=status)
 
 
 def _environment(found: Service) -> dict[str, str]:

@@ -106,8 +106,7 @@ class Command(migrate.Command):
         try:
             found = self._up_to_date(options)
         except OperationalError as error:
-            message = f"cannot ask the database {connection.alias!r}: {error}"
-            raise CommandError(message, returncode=69) from error
+            raise CommandError(f"cannot ask the database {connection.alias!r}: {error}", returncode=69) from error
         if not connection.in_atomic_block:
             connection.close()  # the server may do so during a long wait for the lock
         return found

@@ -1,15 +1,26 @@
 """
-The command of ``lockkit run``: a process group of its own.
+The two processes that ``lockkit run`` forks: the command, and a guard that ends it when lockkit itself cannot.
 
-It is forked *before* lockkit asks for the lock, while this process has one thread, and waits for the grant on a pipe:
+Both are forked *before* lockkit asks for the lock, while this process has one thread; the command waits on a pipe:
 
 - ``PR_SET_PDEATHSIG`` (Linux) can only be set by the child itself, between fork and exec. Python code there is safe
   only if no other thread holds a lock at the fork; a lease has renewal threads.
 - Nothing of the client (connections, lock files, leases) exists yet, so the child inherits nothing of it.
 
-The command and the children that it starts inherit the write end of a pipe, so its read end reports when the last of
-them has ended, also one that has left the process group (setsid). flock(1) keeps its lock in the same way. A daemon
-that closes inherited descriptors is not waited for: it means to be on its own.
+The command has a process group of its own. It and the children that it starts inherit the write end of a pipe, so its
+read end reports when the last of them has ended, also one that has left the process group (setsid). flock(1) keeps its
+lock in the same way. A daemon that closes inherited descriptors is not waited for: it means to be on its own.
+
+=============================================  ==========================================================
+``lockkit run`` …                              the guard kills the command's process group …
+=============================================  ==========================================================
+is killed (SIGKILL, out of memory) or crashes  at once: renewal has ended, and on some backends the lock
+is stopped (SIGSTOP, Ctrl-Z), or starved       just before the last deadline that it received
+=============================================  ==========================================================
+
+The guard cannot help when the whole machine, VM or container is paused, and the guard with it. Then it kills the
+command as soon as they wake up, and only a fencing token protects what the command does in between.
+``PR_SET_PDEATHSIG`` ends no more than the command's first process (for the case that both of lockkit's are killed).
 """
 
 from __future__ import annotations
@@ -18,16 +29,22 @@ import errno
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
+import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
+from lockkit.cli.output import say
+from lockkit.cli.signals import FORWARDED, LOOK_EVERY
 from lockkit.cli.status import SIGNALLED, Status
+from lockkit.runtime import monotonic
+from lockkit.units import Instant
 
 PROC: Final = Path("/proc")
 
@@ -36,19 +53,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PASSED_ON_MIN: Final = 100
 """Number of the descriptor that the command passes on, at least: scripts choose low ones (``exec 5>file``)."""
 
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The command has ended."""
-
-    status: int  # as a shell has it: its own, or 128 + n
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The command was stopped, and may go on."""
-
-    signum: int  # by which signal
+_DEADLINE = struct.Struct("d")
 
 
 class CannotExecute(Exception):
@@ -76,7 +81,7 @@ class Command:
     def __init__(self, argv: Sequence[str], *, wait_children: bool = True) -> None:
         """Fork. Call it while this process has one thread. Without `wait_children` nothing is passed on."""
         self._argv = list(argv)
-        self._ended = False
+        self.status: int | None = None  # once its first process has ended, as a shell has it: its own, or 128 + n
         self._group_ended = False
         go_read, self._go = os.pipe()
         self._report, report_write = os.pipe()
@@ -88,9 +93,7 @@ class Command:
         if self.group == 0:
             os.close(self._go)
             os.close(self._report)
-            if wait_children:
-                _pass_on(kept_write)
-            _become(self._argv, go_read, report_write, parent)
+            _become(self._argv, go_read, report_write, kept_write if wait_children else None, parent)
         os.close(go_read)
         os.close(report_write)
         os.close(kept_write)
@@ -109,16 +112,16 @@ class Command:
         if report:
             raise CannotExecute(self._argv[0], int(report))
 
-    def poll(self) -> Ended | Stopped | None:
-        """Tell what has happened to its first process since the last call. None: nothing."""
+    def poll(self) -> int | None:
+        """Look at its first process, see `status`; gives the signal that has stopped it since the last call."""
         pid, status = os.waitpid(self.group, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return None
         if os.WIFSTOPPED(status):
-            return Stopped(os.WSTOPSIG(status))
-        self._ended = True
+            return os.WSTOPSIG(status)
         code = os.waitstatus_to_exitcode(status)
-        return Ended(code if code >= 0 else SIGNALLED - code)
+        self.status = code if code >= 0 else SIGNALLED - code
+        return None
 
     def signal(self, signum: int) -> bool:
         """Send a signal to the whole group; SIGTERM and SIGKILL also to processes that have left it (Linux)."""
@@ -127,7 +130,7 @@ class Command:
             try:
                 os.killpg(self.group, signum)
             except ProcessLookupError:
-                self._group_ended = self._ended
+                self._group_ended = self.status is not None
             except PermissionError:
                 allowed = False
         if signum in {signal.SIGTERM, signal.SIGKILL} and self.passed_on():
@@ -138,12 +141,12 @@ class Command:
         return allowed
 
     def gone(self) -> bool:
-        """Tell whether no process of the command is left. Only after `Ended`, as `group_gone`."""
+        """Tell whether no process of the command is left. Only when it has ended, as `group_gone`."""
         return not self.passed_on() and self.group_gone()
 
     def group_gone(self) -> bool:
         """
-        Tell whether the group has no process left. Only after `Ended`: until then its first process counts, even dead.
+        Tell whether the group has no process left. Only when it has ended: until then its first process counts.
 
         Its id cannot have passed to another group while it has members, and hardly in the moment since the last look:
         the kernel gives ids out in turn.
@@ -187,14 +190,13 @@ class Command:
         if self._go >= 0:
             os.close(self._go)
             self._go = -1
-        if not self._ended:
+        if self.status is None:
             self.signal(signal.SIGKILL)
             os.waitpid(self.group, 0)
-            self._ended = True
+            self.status = SIGNALLED + signal.SIGKILL
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """A living process."""
 
     pid: int
@@ -232,20 +234,19 @@ def _has_open(pid: int, file: str) -> bool:
         return False
 
 
-def _pass_on(fd: int) -> None:
-    """Have what is executed inherit a descriptor."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC
-    except OSError:  # the limit is lower
-        os.set_inheritable(fd, True)  # noqa: FBT003 - it takes no keyword
-
-
-def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
+def _become(argv: list[str], go: int, report: int, kept: int | None, parent: int) -> NoReturn:
     """In the child: wait for the start message, then execute the command."""
     code = errno.EINVAL
     try:
         os.setpgid(0, 0)
-        _die_with(parent)
+        if sys.platform == "linux":  # have the kernel kill this process when its parent dies, even without the guard
+            import ctypes  # noqa: PLC0415 - only in the child
+
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(0)  # it died before that
+        if kept is not None:
+            fcntl.fcntl(kept, fcntl.F_DUPFD, _PASSED_ON_MIN)  # without FD_CLOEXEC: what is executed inherits it
         # Python ignores these two, and ignored signals stay so in what is executed; lockkit's others raise.
         for signum in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
@@ -265,11 +266,108 @@ def _become(argv: list[str], go: int, report: int, parent: int) -> NoReturn:
         os._exit(Status.NOT_FOUND)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even if the guard was killed too. Linux only."""
-    if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - only in the child
+class Guard:
+    """The guard of one process group. Before the first `tell` it does nothing."""
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(0)  # it died before that
+    def __init__(self, group: int) -> None:
+        """Fork. Call it while this process has one thread."""
+        self._told = -inf
+        control, self._control = os.pipe()
+        self._report, report = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _stand(control, report, group)
+        os.close(control)
+        os.close(report)
+        os.set_blocking(self._control, False)
+        os.set_blocking(self._report, False)
+
+    def tell(self, deadline: Instant) -> None:
+        """
+        Have the group killed at `deadline` (client monotonic time) or when this process ends, until told otherwise.
+
+        From the first call on; cheap when the deadline has not moved.
+        """
+        if self._control < 0:
+            return
+        # Computed from the time left, the same deadline differs by microseconds from one look to the next.
+        if deadline <= self._told + 0.001:
+            return
+        self._told = deadline
+        try:
+            os.write(self._control, _DEADLINE.pack(deadline))
+        except BlockingIOError:
+            self._told = -inf  # somebody has stopped it for hours: try again at the next look
+        except BrokenPipeError:
+            self._told = inf
+            say("the guard process was killed: if lockkit is stopped or killed too, the command keeps running")
+
+    def killed(self) -> bool:
+        """Tell whether it has killed the group, since the last call, because a deadline passed."""
+        if self._control < 0:
+            return False
+        try:
+            return bool(os.read(self._report, 1))
+        except BlockingIOError:
+            return False
+
+    def dismiss(self) -> None:
+        """End it without harm to the group. May be called twice."""
+        if self._control < 0:
+            return
+        # Killed, not asked: it then ends even if somebody has stopped it.
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._control)
+        os.close(self._report)
+        self._control = -1
+
+
+def _stand(control: int, report: int, group: int) -> NoReturn:
+    """Be the guard, in the child."""
+    try:
+        # Keep nothing but the pipes: no terminal, no files of the caller, no signals meant for lockkit or its command.
+        os.setsid()
+        for signum in FORWARDED:
+            signal.signal(signum, signal.SIG_IGN)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(nowhere, fd)
+        start = 3
+        for fd in sorted((control, report)):
+            os.closerange(start, fd)
+            start = fd + 1
+        os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+        if _watch(control, report, group):
+            _kill(group)
+    finally:
+        os._exit(0)
+
+
+def _watch(control: int, report: int, group: int) -> bool:
+    """Kill at the deadline; True when lockkit has ended and the group is to go too."""
+    deadline = inf
+    armed = False
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        left = max(0.0, deadline - monotonic())
+        # A message first: lockkit may have renewed in time, and this process have slept.
+        if poll.poll(int(min(left, LOOK_EVERY) * 1000) + 1 if left < inf else None):
+            message = os.read(control, 4096)
+            if not message:
+                return armed
+            (deadline,) = _DEADLINE.unpack(message[-_DEADLINE.size :])
+            armed = True
+        elif monotonic() >= deadline:
+            # Said first: lockkit may go on at this moment, and renew, before it asks how the command ended.
+            with suppress(BrokenPipeError):  # or it was killed at this moment
+                os.write(report, b"k")
+            _kill(group)
+            deadline = inf
+
+
+def _kill(group: int) -> None:
+    # No process is left; or the command runs as another user (sudo), which lockkit reports when it can.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

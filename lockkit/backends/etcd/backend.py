@@ -75,7 +75,7 @@ from lockkit.backends.etcd.errors import LeaseEnded
 from lockkit.backends.etcd.keys import Contender, Session
 from lockkit.backends.etcd.options import OPTIONS, TLS_OPTIONS, adopt_cluster, open_cluster
 from lockkit.backends.etcd.session import Sessions, round_up
-from lockkit.backends.etcd.wakeup import WakeupListener
+from lockkit.backends.etcd.wakeup import UNWATCHED_SECONDS, WakeupListener
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import wall_clock
 from lockkit.units import Instant, Seconds
@@ -90,9 +90,6 @@ Longer delays the caller when the cluster hangs; shorter retires a session for n
 CLOSE_SECONDS = 0.2
 """Longest time to revoke sessions when a client is closed, after its locks were released. Longer delays the close when
 the cluster hangs; shorter leaves sessions of a slow cluster to their ttl."""
-
-UNWATCHED_SECONDS = 0.5
-"""How often a waiter without a watch looks again. Longer hands over later, shorter asks more often."""
 
 KEYS_PAGE = 1000
 """Keys in one answer of `EtcdBackend.names`. More makes larger answers (100 bytes a key), fewer more round trips."""
@@ -218,7 +215,6 @@ class EtcdBackend(LockBackend):
 
     async def _create_key(self, request: Request, contender: Contender, answer_by: float) -> Grant | Busy | None:
         session, is_permit = contender.session, contender.mode == "permit"
-        assert session is not None
         assert contender.created is not None
         try:
             if session.is_stale(self._runtime.now()) and not await self._sessions.keep_alive(session, answer_by):
@@ -288,7 +284,6 @@ class EtcdBackend(LockBackend):
     async def _grant(self, request: Request, contender: Contender, answer_by: float) -> Grant | None:
         """Grant what a contender holds, if its session lasts. None: start again."""
         session = contender.session
-        assert session is not None
         assert contender.create_revision > 0
         # After a long wait, little may be left of the session's ttl.
         if session.is_stale(self._runtime.now()) and not await self._sessions.keep_alive(session, answer_by):
@@ -319,7 +314,7 @@ class EtcdBackend(LockBackend):
         """Keep the session alive meanwhile, and with it the place in the queue."""
         del busy
         contender: Contender | None = request.state
-        if contender is None or contender.session is None:
+        if contender is None:
             return
         session = contender.session
         while True:
@@ -349,7 +344,7 @@ class EtcdBackend(LockBackend):
         # Without an answer to the request, the member may create the key after it is deleted here.
         if contender.created is not None and not await contender.created.wait(timeout):
             contender.set_may_come_late()
-        if contender.session is not None and not contender.session.ended:
+        if contender.home is not None and not contender.session.ended:
             await self._sessions.delete_keys([contender], answer_by)
         self._forget(contender, request)
 
@@ -362,7 +357,6 @@ class EtcdBackend(LockBackend):
         answer_by = now + CALL_SECONDS
         for grant in grants:
             contender: Contender = grant.state
-            assert contender.session is not None
             ttl = round_up(grant.ttl)
             contender.wanted_until = max(contender.wanted_until, now + ttl)
             try:
@@ -417,11 +411,11 @@ class EtcdBackend(LockBackend):
         self, contender: Contender, answer_by: float, change: Callable[[bytes], bytes] = lambda value: value
     ) -> bool:
         """Change the value of a key, and move the key to its session; return False if it is gone."""
-        session = contender.session
-        assert session is not None
         while True:
-            # In this order, and written in the other: another thread may change it, too.
-            revision, value = contender.mod_revision, change(contender.value_now)
+            # Read in this order, and written in the other: another thread may change the key, too. The revision of its
+            # change with the session from before would move the key back to that, which nobody may keep alive.
+            revision = contender.mod_revision
+            value, session = change(contender.value_now), contender.session
             request = keys.change_key(contender.key, revision, value, session.id)
             try:
                 answer = await self.cluster.call(TXN, request, resend=True, answer_by=answer_by)
@@ -429,7 +423,8 @@ class EtcdBackend(LockBackend):
                 self._sessions.end(session)
                 return False
             if answer.succeeded:
-                contender.value_now, contender.mod_revision = value, answer.header.revision
+                if answer.header.revision > contender.mod_revision:  # not after a later change by another thread
+                    contender.value_now, contender.mod_revision = value, answer.header.revision
                 break
             kvs = answer.responses[0].response_range.kvs
             if not contender.was_found(kvs):
@@ -460,7 +455,7 @@ class EtcdBackend(LockBackend):
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """Only the engine sends it again."""
         contender: Contender = grant.state
-        if contender.session is None or contender.session.ended:
+        if contender.session.ended:
             return False
         deletion = keys.delete_key(contender.compare_revision)
         # Without an answer, a heartbeat of the session deletes the key once its ttl is over.
@@ -520,7 +515,7 @@ class EtcdBackend(LockBackend):
         """Read the keys that hold a lock or a semaphore, the oldest first, and count those that wait."""
         prefix = self._directory(name)
         if _is_semaphore(name):
-            slots, waiters = keys.slots_of(prefix), keys.waiters_of(prefix)
+            slots, waiters = keys.beginning_with(prefix + keys.SLOT), keys.beginning_with(prefix + keys.WAITER)
             request = rpc.TxnRequest()
             request.success.add(request_range=rpc.RangeRequest(key=slots[0], range_end=slots[1]))
             request.success.add(request_range=keys.in_order(waiters, newest=True, keys_only=True))
@@ -529,7 +524,8 @@ class EtcdBackend(LockBackend):
             return held.kvs, waiting.count
         answer = await self.cluster.call(RANGE, keys.oldest_of(prefix), resend=True, answer_by=answer_by)
         if answer.kvs and keys.mode_of(answer.kvs[0], prefix) == "shared":
-            everything = keys.in_order(keys.all_of(prefix), limit=0)
+            everything = keys.oldest_of(prefix)
+            everything.limit = 0
             answer = await self.cluster.call(RANGE, everything, resend=True, answer_by=answer_by)
         modes = [keys.mode_of(kv, prefix) for kv in answer.kvs]
         # A writer waits for all in front of it, and stops the readers behind it.
@@ -602,9 +598,9 @@ class EtcdBackend(LockBackend):
         """A lock is held while there is a key below its prefix: the oldest holds."""
         space, _ = split_space(prefix)
         below = f"{self._prefix}{f'+{space}' if space else ''}/".encode()
-        begin = self._directory(prefix)[:-1]
-        # In the order of their bytes, of which none in UTF-8 is 0xff, so the last one can grow.
-        start, end = begin if after is None else after.next, begin[:-1] + bytes([begin[-1] + 1])
+        begin, end = keys.beginning_with(self._directory(prefix)[:-1])
+        # In the order of their bytes.
+        start = begin if after is None else after.next
         request = rpc.RangeRequest(key=start, range_end=end, limit=KEYS_PAGE, keys_only=True)
         answer = await self.cluster.call(RANGE, request, resend=True)
         # Each as the part of its keys that it is, in their order: many may be of waiters for the same lock.
@@ -614,7 +610,7 @@ class EtcdBackend(LockBackend):
             return NamesPage(names)
         last = answer.kvs[-1].key
         part = _part_of_name(last, below)
-        return NamesPage(names, last + b"\0" if part is None else keys.all_of(below + part + b"/")[1])
+        return NamesPage(names, last + b"\0" if part is None else keys.beginning_with(below + part + b"/")[1])
 
     async def read_note(self, name: str) -> Note | None:
         request = rpc.RangeRequest(key=self._directory(name, "+note")[:-1])
@@ -639,7 +635,7 @@ class EtcdBackend(LockBackend):
     async def erase(self) -> None:
         for space in ("", *(f"+{space}" for space in SPACES)):
             for what in ("", "+note", "+broken"):
-                first, behind = keys.all_of(f"{self._prefix}{space}{what}/".encode())
+                first, behind = keys.beginning_with(f"{self._prefix}{space}{what}/".encode())
                 deletion = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=first, range_end=behind))
                 await self.cluster.call(TXN, rpc.TxnRequest(success=[deletion]), resend=True)
 

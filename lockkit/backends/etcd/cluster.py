@@ -442,13 +442,10 @@ class Cluster:
         with self._mutex:
             if self._closed:
                 raise unsent("the connection to etcd is closed")
-            index = self._index
-            connection = self._connections.get((index, outside))
-        if connection is None:
-            # Not under the mutex: gRPC starts threads. If another thread is faster, ours goes unused.
-            made = self._connect(self._labels[index])
-            with self._mutex:
-                connection = self._connections.setdefault((index, outside), made)
+            connection = self._connections.get((self._index, outside))
+            if connection is None:
+                connection = self._connect(self._labels[self._index])
+                self._connections[self._index, outside] = connection
         if outside and isinstance(connection, AsyncioConnection):
             raise unsent(f"the event loop of the channel to etcd at {connection.label} has ended")
         return connection
@@ -458,9 +455,8 @@ class Cluster:
         log.debug("etcd at %s: %s %s", connection.label, code_of(error).name, details_of(error))
         is_outdated = connection.is_outdated()
         with self._mutex:
-            index = next((index for (index, _), one in self._connections.items() if one is connection), None)
-            if self._index == index:
-                self._index = (index + 1) % len(self._labels)
+            if self._labels[self._index] == connection.label:
+                self._index = (self._index + 1) % len(self._labels)
             if is_outdated:
                 self._connections = {key: one for key, one in self._connections.items() if one is not connection}
 

@@ -99,9 +99,14 @@ async def examine(examination: Examination) -> None:
             fix = "Start members until a majority runs; their logs name the members that they cannot reach"
             examination.find(NO_LEADER, where, "No member knows a leader.", fix)
             return
-        if statuses:
-            _examine_log(examination, statuses)
-        await _examine_membership(examination, leading[0])
+        _examine_log(examination, statuses)
+        answer, login = await _ask(examination, leading[0], etcd.MEMBER_LIST, rpc.MemberListRequest())
+        judge_members(examination, _MEMBERS, sum(not member.isLearner for member in answer.members))
+        if not login and examination.options["cert"] is None:
+            fix = (
+                "Run etcdctl user add root, user grant-role root root, auth enable; add users with rights to the prefix"
+            )
+            examination.find(NO_AUTH, where, "The cluster requires no login.", fix)
         await _examine_locking(examination, cluster)
     finally:
         await cluster.close()
@@ -121,9 +126,6 @@ async def _ask(
         raise translate(error, connection.label) from error
     finally:
         await cluster.close()
-
-
-# -- single members ----------------------------------------------------------------------------------------------------
 
 
 async def _examine_member(examination: Examination, host: HostPort) -> rpc.StatusResponse | None:
@@ -169,8 +171,8 @@ def _examine_log(examination: Examination, statuses: Sequence[rpc.StatusResponse
     a backup keeps the revision and starts a new log. This doesn't notice data directories that were copied back, nor a
     restored cluster that has had as many changes since.
     """
-    revision = max(status.header.revision for status in statuses)
-    entries = max(status.raftIndex for status in statuses)
+    revision = max((status.header.revision for status in statuses), default=0)
+    entries = max((status.raftIndex for status in statuses), default=0)
     # The revision of an empty cluster is 1.
     if revision > entries + 1:
         seen = f"The cluster is at revision {revision} after {entries} log entries: it was restored from a backup."
@@ -190,9 +192,9 @@ def _examine_space(examination: Examination, host: HostPort, label: str, status:
         fix = "Run etcdctl compact REVISION and etcdctl defrag --cluster; or raise --quota-backend-bytes"
         examination.find(QUOTA, label, seen, fix)
     # It shows no other setting than the flags with which it was started, as a list in JSON.
-    command = _get(examination, host, "/debug/vars")
-    compacts = re.search(r'-auto-compaction-retention(=|", ?")0*[1-9]', command)
-    if _metric(metrics, "etcd_debugging_mvcc_compact_revision") < 0 and not compacts:
+    retention = r'-auto-compaction-retention(=|", ?")0*[1-9]'
+    is_new = _metric(metrics, "etcd_debugging_mvcc_compact_revision") < 0
+    if is_new and not re.search(retention, _get(examination, host, "/debug/vars")):
         seen = "It has never been compacted, and was not started with --auto-compaction-retention."
         fix = "Start all members with --auto-compaction-retention=1 (hour); ignore it if a configuration file does"
         examination.find(NO_COMPACTION, label, seen, fix)
@@ -223,27 +225,12 @@ def _get(examination: Examination, host: HostPort, path: str) -> str:
         connection.close()
 
 
-# -- the cluster -------------------------------------------------------------------------------------------------------
-
-
-async def _examine_membership(examination: Examination, host: HostPort) -> None:
-    """Ask a member that knows a leader for the list of members, and find out whether it requires a login."""
-    answer, login = await _ask(examination, host, etcd.MEMBER_LIST, rpc.MemberListRequest())
-    judge_members(examination, _MEMBERS, sum(not member.isLearner for member in answer.members))
-    if not login and examination.options["cert"] is None:
-        fix = (
-            "Run etcdctl user add root, user grant-role root root, auth enable; then add users with rights to the "
-            "prefix only"
-        )
-        examination.find(NO_AUTH, examination.url.safe_text, "The cluster requires no login.", fix)
-
-
 async def _examine_locking(examination: Examination, cluster: Cluster) -> None:
     """Use the cluster as a lock would: any member, rights, round trip, and a lease that is renewed and revoked."""
     url, prefix = examination.url, examination.options["prefix"]
     if examination.has(NO_SPACE) or examination.has(CORRUPT):
         return  # the cluster refuses every transaction that could write
-    first, behind = keys.all_of(f"{prefix}/".encode())
+    first, behind = keys.beginning_with(f"{prefix}/".encode())
     # A transaction that never writes: etcd checks the rights before.
     never = rpc.Compare(result=rpc.Compare.LESS, target=rpc.Compare.CREATE, key=first, create_revision=0)
     put = rpc.RequestOp(request_put=rpc.PutRequest(key=first, value=b""))

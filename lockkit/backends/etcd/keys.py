@@ -28,7 +28,7 @@ from lockkit.runtime import Event
 
 T = TypeVar("T")
 
-READER = b"r"
+READER, WAITER, SLOT = b"r", b"q", b"s"  # what the last part of a key begins with
 
 SHARED = b"\0shared "
 """What the value of a downgraded lease begins with. No command line can give ``etcdctl elect`` such a value."""
@@ -37,8 +37,9 @@ BEHIND_SHARED = b"\0shared!"
 """Greater than each value that begins with `SHARED`, less than each value of an owner."""
 
 STALE_SHARE = 0.1
-"""Share of a session's ttl since its last heartbeat from which on it gets another one before it grants a lock. A new
-lease has at least the rest; larger gives it less time, smaller costs more round trips (without a write)."""
+"""Share of a session's ttl: this long after a heartbeat it gets another one before it grants a lock, and this long
+before its end it takes no new key. Larger gives a new lease less time; smaller costs more round trips (without a
+write), and a lock that is moved to the session may find it gone, and count as lost."""
 
 BATCH = 100
 """Operations in one transaction. etcd's default for --max-txn-ops is 128; an operation that is a transaction itself may
@@ -74,6 +75,11 @@ class Session:
     def has_ttl(self, ttl: int) -> bool:
         return ttl in {self.requested_ttl, int(self.ttl)}
 
+    def takes_keys(self, ttl: int, now: float) -> bool:
+        """Tell whether keys of this ttl may be attached to it."""
+        lasts = now < self.ends_at - self.ttl * STALE_SHARE
+        return self.has_ttl(ttl) and lasts and not self.retired and not self.ended
+
     def is_stale(self, now: float) -> bool:
         """Tell whether it needs a heartbeat before it grants a lock."""
         return now >= self.anchor + self.ttl * STALE_SHARE
@@ -98,8 +104,8 @@ class Contender:
     slot_keys: tuple[bytes, ...] = ()  # of a permit not granted yet: of these, a request that was sent may create one
     slot: int | None = None  # of a permit that is granted
     value_now: bytes = b""  # of the key, as far as known: `value` until it is updated or downgraded
-    home: Session | None = None  # whose id is in the key
-    session: Session | None = None  # that the key is attached to, or, while `unsettled`, is to be
+    home: Session | None = None  # whose id is in the key; None before it has one
+    session: Session = field(init=False)  # that the key is attached to, or, while `unsettled`, is to be
     unsettled: bool = False  # the request that moves the key to `session` was not answered yet
     create_revision: int = 0  # the token; 0 until it is known
     mod_revision: int = 0  # changes with each move and each change of the value
@@ -154,13 +160,13 @@ class Contender:
 
 def key_of(prefix: bytes, lease_id: int, owner: str, mode: Mode) -> bytes:
     """Return the key of a contender; of a permit, that with which it waits."""
-    begin = {"exclusive": b"", "shared": READER, "permit": b"q"}[mode]
+    begin = {"exclusive": b"", "shared": READER, "permit": WAITER}[mode]
     return b"%b%b%x" % (prefix, begin, lease_id) + (b"-" + owner.encode() if begin else b"")
 
 
 def slot_key(prefix: bytes, slot: int) -> bytes:
     """Return the key of a permit."""
-    return b"%bs%04d" % (prefix, slot)
+    return b"%b%b%04d" % (prefix, SLOT, slot)
 
 
 def slot_of(key: bytes) -> int | None:
@@ -169,19 +175,10 @@ def slot_of(key: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def slots_of(prefix: bytes) -> tuple[bytes, bytes]:
-    """Return the range of the keys of permits: the first one, and the first one behind them."""
-    return prefix + b"s", prefix + b"t"
-
-
-def waiters_of(prefix: bytes) -> tuple[bytes, bytes]:
-    """Return the range of the keys of those who wait for a permit."""
-    return prefix + b"q", prefix + b"r"
-
-
-def all_of(prefix: bytes) -> tuple[bytes, bytes]:
-    """Return the range of all keys below a prefix, which ends with a slash."""
-    return prefix, prefix[:-1] + b"0"
+def beginning_with(begin: bytes) -> tuple[bytes, bytes]:
+    """Return the range of the keys with a beginning: the first one, and the first one behind them."""
+    # No byte of UTF-8 is 0xff, so the last one can grow.
+    return begin, begin[:-1] + bytes([begin[-1] + 1])
 
 
 def is_contender(kv: rpc.KeyValue, prefix: bytes) -> bool:
@@ -250,7 +247,7 @@ def create_key(contender: Contender, lease_id: int, asked: Request) -> rpc.TxnRe
 def _newest_excluding(contender: Contender) -> rpc.RangeRequest:
     """Read the newest key that excludes a contender while it is in front of its own."""
     if contender.mode == "exclusive":
-        return in_order(all_of(contender.prefix), newest=True, keys_only=True)
+        return in_order(beginning_with(contender.prefix), newest=True, keys_only=True)
     # The value, too: has that writer been downgraded?
     return in_order((contender.prefix, contender.prefix + READER), newest=True)
 
@@ -305,17 +302,15 @@ def delete_key(condition: rpc.Compare) -> rpc.TxnRequest:
 
 def oldest_of(prefix: bytes, *, keys_only: bool = False) -> rpc.RangeRequest:
     """Read the oldest key below a prefix: the holder's."""
-    return in_order(all_of(prefix), keys_only=keys_only)
+    return in_order(beginning_with(prefix), keys_only=keys_only)
 
 
-def in_order(
-    keys: tuple[bytes, bytes], *, newest: bool = False, limit: int = 1, keys_only: bool = False
-) -> rpc.RangeRequest:
-    """Read the oldest or the newest keys of a range, in the order of their creation; with ``limit=0`` all."""
-    order, target = rpc.RangeRequest.DESCEND if newest else rpc.RangeRequest.ASCEND, rpc.RangeRequest.CREATE
-    return rpc.RangeRequest(
-        key=keys[0], range_end=keys[1], limit=limit, sort_order=order, sort_target=target, keys_only=keys_only
-    )
+def in_order(keys: tuple[bytes, bytes], *, newest: bool = False, keys_only: bool = False) -> rpc.RangeRequest:
+    """Read the oldest or the newest key of a range, in the order of their creation."""
+    request = rpc.RangeRequest(key=keys[0], range_end=keys[1], limit=1, keys_only=keys_only)
+    request.sort_order = rpc.RangeRequest.DESCEND if newest else rpc.RangeRequest.ASCEND
+    request.sort_target = rpc.RangeRequest.CREATE
+    return request
 
 
 def none_in(keys: tuple[bytes, bytes]) -> rpc.Compare:

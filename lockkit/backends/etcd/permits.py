@@ -51,11 +51,11 @@ def create_permit(contender: Contender, lease_id: int, asked: Request) -> rpc.Tx
         put = contender.put(key, lease_id)
         take = rpc.TxnRequest(compare=[keys.none_in((key, b""))], success=[put], failure=free)
         free = [rpc.RequestOp(request_txn=take)]
-    behind = keys.slot_key(prefix, len(slots)), keys.slots_of(prefix)[1]
-    nobody = [keys.none_in(keys.waiters_of(prefix)), keys.none_in(behind)]
+    behind = keys.slot_key(prefix, len(slots)), keys.beginning_with(prefix + keys.SLOT)[1]
+    nobody = [keys.none_in(keys.beginning_with(prefix + keys.WAITER)), keys.none_in(behind)]
     # Read last, the newest permit is ours if one was put.
-    newest = rpc.RequestOp(request_range=keys.in_order(keys.slots_of(prefix), newest=True))
-    request = rpc.TxnRequest(compare=[keys.none_in(keys.all_of(prefix))])
+    newest = rpc.RequestOp(request_range=keys.in_order(keys.beginning_with(prefix + keys.SLOT), newest=True))
+    request = rpc.TxnRequest(compare=[keys.none_in(keys.beginning_with(prefix))])
     request.success.extend([contender.put(slots[0], lease_id), newest])
     request.failure.extend(_look(contender))
     request.failure.add(request_txn=rpc.TxnRequest(compare=nobody, success=free, failure=otherwise))
@@ -71,17 +71,17 @@ def lowest_free(slots: Sequence[int | None]) -> int:
 
 def _look(contender: Contender) -> list[rpc.RequestOp]:
     """Read the waiter in front, the slots that are taken, and the oldest holder."""
-    in_front = keys.in_order(keys.waiters_of(contender.prefix), newest=True, keys_only=True)
+    in_front = keys.in_order(keys.beginning_with(contender.prefix + keys.WAITER), newest=True, keys_only=True)
     if contender.create_revision:
         in_front.max_create_revision = contender.create_revision - 1
-    slots = keys.slots_of(contender.prefix)
+    slots = keys.beginning_with(contender.prefix + keys.SLOT)
     taken = rpc.RangeRequest(key=slots[0], range_end=slots[1], keys_only=True)
     return [rpc.RequestOp(request_range=one) for one in (in_front, taken, keys.in_order(slots))]
 
 
 def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
     """Take the slot that was free at a revision; and read it: the answer to an equal request may have been lost."""
-    slots, (slot_key,) = keys.slots_of(contender.prefix), contender.slot_keys
+    slots, (slot_key,) = keys.beginning_with(contender.prefix + keys.SLOT), contender.slot_keys
     less, create = rpc.Compare.LESS, rpc.Compare.CREATE
     request = rpc.TxnRequest()
     request.compare.add(target=create, result=less, key=slots[0], range_end=slots[1], create_revision=revision + 1)
@@ -90,7 +90,7 @@ def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
         request.compare.append(contender.compare_revision)
         request.success.add(request_delete_range=rpc.DeleteRangeRequest(key=contender.key))
     else:
-        request.compare.append(keys.none_in(keys.waiters_of(contender.prefix)))
+        request.compare.append(keys.none_in(keys.beginning_with(contender.prefix + keys.WAITER)))
     read = rpc.RequestOp(request_range=rpc.RangeRequest(key=slot_key))
     request.success.extend([contender.put(slot_key, lease_id), read])
     request.failure.append(read)
@@ -133,18 +133,16 @@ async def _go_on(
     revision = answer.header.revision
     in_front, taken, oldest = (one.response_range.kvs for one in answer.responses[:3])
     if in_front or len(taken) >= asked.limit:
-        watched = (in_front[0].key,) if in_front else keys.slots_of(contender.prefix)
+        watched = (in_front[0].key,) if in_front else keys.beginning_with(contender.prefix + keys.SLOT)
         contender.waits_for(revision, *watched)
         return Busy(owner=keys.owner_and_metadata(oldest[0])[0] if oldest else None)
     if contender.wanted_until == -inf:
         raise BackendUnavailable("the request was given up")
     slot = lowest_free([keys.slot_of(kv.key) for kv in taken])
     contender.slot_keys = (keys.slot_key(contender.prefix, slot),)
-    session = contender.session
-    assert session is not None
     answer = await cluster.call(
         TXN,
-        _take(contender, session.id, revision),
+        _take(contender, contender.session.id, revision),
         # Twice does no harm if it has a key, which the first one deletes.
         resend=contender.create_revision > 0,
         on_unknown=contender.set_may_come_late if not contender.create_revision else lambda: None,

@@ -32,10 +32,6 @@ from lockkit.errors import BackendUnavailable
 
 log = logging.getLogger("lockkit")
 
-ALMOST_OVER_SHARE = 0.1
-"""Share of a session's ttl before its end in which it takes no new key. More opens another one more often; with less, a
-lock that is moved to it may find it gone, and count as lost."""
-
 
 def round_up(ttl: float) -> int:
     """Round a ttl up to etcd's unit, whole seconds."""
@@ -54,8 +50,6 @@ class Sessions:
         self._opening = SharedAttempt(host.runtime)
         self._warned_ttls: set[int] = set()
 
-    # -- open --------------------------------------------------------------------------------------------------------
-
     async def attach(self, contender: Contender, ttl: int, answer_by: float) -> None:
         """
         Give a contender its first session, or another one with another ttl, to which its key is to be moved.
@@ -66,8 +60,7 @@ class Sessions:
             with self._mutex:
                 now = self._runtime.now()
                 for session in self._all:
-                    takes_keys = session.has_ttl(ttl) and not session.retired and not session.ended
-                    if takes_keys and now < session.ends_at - session.ttl * ALMOST_OVER_SHARE:
+                    if session.takes_keys(ttl, now):
                         key = keys.key_of(contender.prefix, session.id, contender.owner, contender.mode)
                         if contender.home is not None:
                             contender.unsettled = True
@@ -110,8 +103,6 @@ class Sessions:
             if now < one.ends_at or any(contender.wanted_until > now for contender in one.contenders.values())
         ]
 
-    # -- keep --------------------------------------------------------------------------------------------------------
-
     async def keep_alive(self, session: Session, answer_by: float) -> bool:
         """Send a heartbeat, after deleting the keys in the session that are not wanted. False if it has ended."""
         now = self._runtime.now()
@@ -146,8 +137,6 @@ class Sessions:
                 stays = session is contender.home and contender.may_come_late
                 if not stays and session.contenders.get(contender.first_key) is contender:
                     del session.contenders[contender.first_key]
-
-    # -- end ---------------------------------------------------------------------------------------------------------
 
     def end(self, session: Session) -> None:
         """Note that a session is gone: its holders have lost their locks, its waiters look again."""

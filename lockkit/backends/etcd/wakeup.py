@@ -41,9 +41,9 @@ log = logging.getLogger("lockkit")
 # A member without a majority then ends the stream, rather than stay silent (clientv3.WithRequireLeader).
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
-REFUSED_SECONDS = 1.0
-"""Pause after a stream that failed before the member reported anything. Longer lets waiters poll for longer after an
-outage; shorter asks more often where something between client and member refuses watches."""
+UNWATCHED_SECONDS = 0.5
+"""How often a waiter without a watch looks again, and pause after a stream that failed before the member reported
+anything. Longer hands over later after an outage; shorter asks more often where something refuses watches."""
 
 
 class WakeupListener:
@@ -123,7 +123,7 @@ class WakeupListener:
                 return
             self._stream = None
             if error is not None and not stream.has_reported:
-                self._refused_until = self._runtime.now() + REFUSED_SECONDS
+                self._refused_until = self._runtime.now() + UNWATCHED_SECONDS
             waiting = [*self._watching.values()]
             self._watching.clear()
             for contender in waiting:

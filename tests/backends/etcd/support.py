@@ -50,16 +50,20 @@ def queue_of(server: EtcdServer, prefix: str = "lockkit/") -> list[str]:
     return [base64.b64decode(kv["key"]).decode() for kv in answer.get("kvs", [])]
 
 
+def stored(server: EtcdServer, key: str) -> dict[str, str]:
+    """Return what is stored at a key."""
+    (kv,) = server.call("/v3/kv/range", key=base64.b64encode(key.encode()).decode())["kvs"]
+    return dict(kv)
+
+
 def session_of(server: EtcdServer, key: str) -> int:
     """Return the id of the etcd lease that a key is attached to."""
-    (kv,) = server.call("/v3/kv/range", key=base64.b64encode(key.encode()).decode())["kvs"]
-    return int(kv["lease"])
+    return int(stored(server, key)["lease"])
 
 
 def value_of(server: EtcdServer, key: str) -> bytes:
     """Return the value of a key."""
-    (kv,) = server.call("/v3/kv/range", key=base64.b64encode(key.encode()).decode())["kvs"]
-    return base64.b64decode(kv["value"])
+    return base64.b64decode(stored(server, key)["value"])
 
 
 def leases_of(server: EtcdServer) -> set[int]:

@@ -1,23 +1,31 @@
-"""Calls to one member over a channel of ``grpc.aio``."""
+"""The connection to a member: when its name moves, and when its client is dropped."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 import struct
 import threading
-from typing import Self
+import weakref
+from typing import Any, Self
 
 import grpc
 import grpc.aio
+import pytest
 
 from lockkit.backends.etcd import rpc_pb2 as rpc
-from lockkit.backends.etcd.cluster import (
-    RANGE,
-    open_connection,
-)
+from lockkit.backends.etcd.backend import EtcdBackend
+from lockkit.backends.etcd.cluster import RANGE, open_connection
 from lockkit.backends.etcd.errors import details_of
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.backends.etcd.keys import Contender
+from lockkit.backends.etcd.wakeup import WakeupListener
+from lockkit.configuration.registry import split_options
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
+from lockkit.testing.timing import PATIENCE
+from lockkit.url import parse
 from lockkit_tools.servers import EtcdServer, wait_until
+from tests.backends.support import StubHost
 
 ASK = rpc.RangeRequest(key=b"lockkit/")
 
@@ -39,6 +47,44 @@ def test_name_that_moves_is_looked_up_again(server: EtcdServer) -> None:
         names.address = "127.0.0.1"
         wait_until(problem, timeout=15)
         drive(connection.close())
+
+
+@pytest.mark.parametrize("runtime", [BlockingRuntime, AsyncioRuntime])
+def test_stream_ends_with_its_listener(server: EtcdServer, runtime: type[BlockingRuntime | AsyncioRuntime]) -> None:
+    """A client that was dropped without `close()` leaves neither thread nor task, nor the connection."""
+
+    async def begin() -> tuple[weakref.ref[WakeupListener], weakref.ref[Any]]:
+        host, url = StubHost(runtime()), parse(server.url)
+        backend = EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
+        contender = Contender("x", "owner", b"x/", b"value", host.runtime.event())
+        contender.waits_for(1, b"dropped")
+        assert backend._listener.watch(contender)
+        stream = backend._listener._stream
+        assert stream is not None
+        for _ in range(int(PATIENCE / 0.01)):
+            if stream.has_reported:
+                break
+            await host.runtime.sleep(0.01)
+        assert stream.has_reported
+        return weakref.ref(backend._listener), weakref.ref(backend.cluster.connection()._channel)
+
+    async def scenario() -> None:
+        before = len(streams())
+        listener, channel = await begin()
+        gc.collect()
+        assert listener() is None
+        for _ in range(int(PATIENCE / 0.01)):
+            gc.collect()
+            if len(streams()) <= before and channel() is None:
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"the stream goes on, or the connection stays: {streams()}, {channel()}")
+
+    def streams() -> list[threading.Thread | asyncio.Task[Any]]:
+        running = asyncio.all_tasks() if runtime is AsyncioRuntime else threading.enumerate()
+        return [one for one in running if "lockkit-etcd-watch" in repr(one)]
+
+    asyncio.run(scenario())
 
 
 class NameServer(threading.Thread):

@@ -6,21 +6,15 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
 
 import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Renewed, apart
-from lockkit.backends.etcd.backend import EtcdBackend
-from lockkit.backends.etcd.cluster import TXN, Method
-from lockkit.configuration.registry import split_options
-from lockkit.runtime import AsyncioRuntime, drive
+from lockkit.backend import apart
+from lockkit.runtime import drive
 from lockkit.sync import Lease
 from lockkit.testing.stopwatch import Stopwatch
-from lockkit.url import parse
 from lockkit_tools.servers import EtcdCluster, EtcdServer, FaultProxy, require, wait_until
 from tests.backends.etcd.support import (
     Connect,
@@ -31,7 +25,7 @@ from tests.backends.etcd.support import (
     until_waiting,
     value_of,
 )
-from tests.backends.support import StubHost, broken_reason, granted
+from tests.backends.support import broken_reason
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,12 +43,6 @@ def cluster() -> Iterator[EtcdCluster]:
     """Three members, for tests that leave all of them running."""
     with EtcdCluster() as members:
         yield members
-
-
-def backend_at(address: str, host: StubHost) -> EtcdBackend:
-    """Open a backend without an engine."""
-    url = parse(f"etcd://{address}")
-    return EtcdBackend.open(url, split_options(EtcdBackend, url, {})[1], host)
 
 
 def confirmed(lease: Lease) -> bool:
@@ -175,47 +163,6 @@ class TestUnknownOutcomes:
         assert queue_of(server, "lockkit/unanswered/") == []
         assert session_of(server, key) == session
         held.release()
-
-    def test_request_that_a_cancelled_task_left_under_way_leaves_no_key(
-        self, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The member executes it after the key was deleted: the next heartbeat of a held lock deletes it again."""
-        monkeypatch.setattr("lockkit.backends.etcd.backend.ABANDON_WAIT_SECONDS", 0.01)
-        host = StubHost(AsyncioRuntime())
-
-        async def scenario() -> None:
-            backend = backend_at(server.address, host)
-            held = granted(await backend.try_acquire(host.request("beside")))
-            call, sent, go_on, answered = backend.cluster.call, asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-            async def call_late(method: Method, *arguments: Any, **keywords: Any) -> object:
-                if method is not TXN or sent.is_set():
-                    return await call(method, *arguments, **keywords)
-                sent.set()
-                await go_on.wait()
-                try:
-                    return await call(method, *arguments, **keywords)
-                finally:
-                    answered.set()
-
-            monkeypatch.setattr(backend.cluster, "call", call_late)
-            request = host.request("late")
-            task = asyncio.create_task(backend.try_acquire(request))
-            await sent.wait()
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-            await backend.abandon(request)
-            go_on.set()
-            await answered.wait()
-
-            assert queue_of(server, "lockkit/late/")
-            assert [type(one) for one in await backend.renew([held])] == [Renewed]
-            assert queue_of(server, "lockkit/late/") == []
-            await backend.close()
-
-        asyncio.run(scenario())
 
     def test_extension_that_was_not_answered_is_settled_by_the_next(
         self, server: EtcdServer, proxy: FaultProxy, connect: Connect

@@ -37,7 +37,7 @@ has to read the queue in the same atomic step, so it needs a script in any case.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import inf
 from typing import Any, ClassVar, NamedTuple, cast
@@ -176,10 +176,13 @@ class RedisBackend(LockBackend):
             )
             terms = _terms(ttl_ms, request.metadata, fence_milliseconds(ttl_ms, self._idle_ms))
             body = b"%b%b%b%b%b" % (keys.packed(_ACQUIRE), bulk(request.owner), terms, bulk(entry), bulk(limit))
-            if self._replicas:
-                reply = await self._acquire_replicated(request, keys, body)
-            else:
-                reply = await self._run(_ACQUIRE, keys.lock, body, resend=True, answer_by=request.answer_by)
+            try:
+                reply = await self._change(_ACQUIRE, keys, body, request.answer_by)
+            except NotReplicatedError as error:
+                # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
+                await self._abandon(request, keys)
+                log.warning("lock %r at %s was granted, and that was undone: %s", request.name, self._url, error)
+                return Busy(None, poll=True)
             if type(reply) is not list:
                 if request.state is not None:
                     self._left_queue(request)
@@ -200,25 +203,9 @@ class RedisBackend(LockBackend):
                 self._warned_of_polling = True
                 warn_of_polling(self._url, listener.denied)
 
-    async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
-        """Acquire, and undo a grant that too few replicas have."""
-        try:
-            return await self._change(_ACQUIRE, keys, body, request.answer_by)
-        except NotReplicatedError as error:
-            # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
-            await self._abandon(request, keys)
-            log.warning("lock %r at %s was granted, and that was undone: %s", request.name, self._url, error)
-        return [-1, b"", 1]
-
-    async def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Reply:
+    def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Awaitable[Reply]:
         """Run a script that may be sent again; its change counts when the replicas have it."""
-        if not self._replicas:
-            return await self._run(script, keys.lock, body, resend=True, answer_by=answer_by)
-        calls = [(keys.lock, body)]
-        (result,) = await self._topology.run_many(script, calls, replicas=self._replicas, answer_by=answer_by)
-        if isinstance(result, LockError):
-            raise result
-        return result
+        return self._run(script, keys.lock, body, resend=True, replicas=self._replicas, answer_by=answer_by)
 
     async def _ask(self, script: Script, keys: LockKeys, *arguments: str | int) -> Any:  # noqa: ANN401 - as the script says
         """Run a script that may be sent again and needs no replicas."""
@@ -348,7 +335,7 @@ class RedisBackend(LockBackend):
                 await delete_keys(node, prefix)
 
     async def ping(self) -> None:
-        await self._topology.ping()
+        await self.clock()
 
     async def close(self) -> None:
         await self._topology.close()

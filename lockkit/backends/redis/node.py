@@ -55,8 +55,8 @@ TRUSTED_SECONDS = 0.005
 finds fewer closed ones, shorter checks (a system call) more often."""
 
 REPLICAS_MS, REPLICAS_SHARE = 1000, 0.6
-"""Time that replicas have to acknowledge, and their share of a call's. Longer delays a grant while one is slow, and leaves
-less to undo a grant that they do not have; shorter gives up on slow ones."""
+"""Time that replicas have to acknowledge, and their share of a call's. Longer delays a grant while one is slow, and
+leaves less to undo a grant that they do not have; shorter gives up on slow ones."""
 
 
 class NotReplicatedError(BackendUnavailable):
@@ -79,15 +79,19 @@ class Topology(ABC):
 
     @abstractmethod
     async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+        self, script: Command, key: str, body: bytes, *, resend: bool = False, replicas: int = 0, answer_by: float = inf
     ) -> Reply:
-        """Run a script at the node of `key`; with `resend` it may be sent twice."""
+        """
+        Run a script at the node of `key`; with `resend` it may be sent twice.
+
+        With `replicas` a change counts when so many have it; else this raises `NotReplicatedError`.
+        """
 
     @abstractmethod
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """Run a script for many keys, pipelined per node; a change counts when so many replicas have it."""
+        """Run a script for many keys, pipelined per node."""
 
     @abstractmethod
     def listener_for(self, key: str) -> WakeupListener | None:
@@ -106,10 +110,6 @@ class Topology(ABC):
     async def masters(self) -> list[RedisNode]:
         """Return the nodes that hold keys."""
         return [await self.node_for("")]
-
-    @abstractmethod
-    async def ping(self) -> None:
-        """Check that the server answers."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -150,10 +150,23 @@ class RedisNode(Topology):
         self._closed = False
 
     async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+        self,
+        script: Command,
+        key: str,
+        body: bytes,
+        *,
+        resend: bool = False,
+        replicas: int = 0,
+        answer_by: float = inf,
+        asking: bool = False,
     ) -> Reply:
-        """Load the script if the server does not have it (new, restarted, SCRIPT FLUSH)."""
-        del key
+        """See `Topology.run`. With `asking`, the node is taking over the slot of the key."""
+        if replicas or asking:
+            calls = [(key, body)]
+            (result,) = await self.run_many(script, calls, replicas=replicas, answer_by=answer_by, asking=asking)
+            if isinstance(result, LockError):
+                raise result
+            return result
         try:
             return await self.call(script.command(body), resend=resend, answer_by=answer_by)
         except LockError as error:
@@ -199,7 +212,7 @@ class RedisNode(Topology):
         answer_by: float = inf,
         asking: bool = False,
     ) -> list[Reply | LockError]:
-        """See `Topology.run_many`. A single call may be `asking`: the node is taking over its slot."""
+        """Load the script if the server does not have it (new, restarted, SCRIPT FLUSH)."""
         until = end_of_call(self._runtime, answer_by)
         before = [pack("ASKING")] if asking else []
         after = []
@@ -239,15 +252,6 @@ class RedisNode(Topology):
             for result in results
         ]
 
-    async def run_one(
-        self, script: Command, body: bytes, *, replicas: int, answer_by: float, asking: bool = False
-    ) -> Reply:
-        """Do the same for one key, and raise its error."""
-        (result,) = await self.run_many(script, [("", body)], replicas=replicas, answer_by=answer_by, asking=asking)
-        if isinstance(result, LockError):
-            raise result
-        return result
-
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
         """Send commands in one pipeline and return their replies. Error replies are values (`ServerSaid`)."""
         now = self._runtime.now()
@@ -276,9 +280,6 @@ class RedisNode(Topology):
     async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
         del key, answer_by
         return self
-
-    async def ping(self) -> None:
-        await self.call(pack("PING"), resend=True)
 
     # -- connections -------------------------------------------------------------------------------------------------
 

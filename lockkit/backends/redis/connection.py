@@ -4,16 +4,10 @@ One connection to a Redis server: a socket, and a time limit for each wait.
 ::
 
     connection = await open_connection(runtime, target, until)  # TCP or Unix socket, TLS, login
-    reply = await connection.call(packed, until)  # error replies are values (`ServerSaid`)
-    replies = await connection.call_many(packed, count, until)
+    reply = await connection.call(packed, until)
+    connection.subscribe(packed, until)  # from now on nothing but messages: `receive`
 
-    sent = connection.send(packed, count, until)  # on several connections, before the first answer is read
-    replies = await connection.answer(sent, until)
-
-    connection.subscribe(packed, until)  # from now on nothing but messages
-    message = await connection.receive(until)
-
-All of them raise `DRIVER_ERRORS`. redis-py reads and checks the arguments; lockkit connects by itself, because redis-py
+All calls raise `DRIVER_ERRORS`. redis-py reads and checks the arguments; lockkit connects by itself, because redis-py
 does not hand over its sockets, and a call through redis-py takes twice as long as the system calls.
 
 - Sync (`Connection`): it is for one thread at a time. After any exception of a call, including a ``BaseException``,
@@ -76,25 +70,16 @@ class Connection:
     One connection, for one thread at a time.
 
     Each call is limited by the connection's own `timeout`, or by `until` (client monotonic time) if that is earlier.
-
-    Attributes:
-        timeout: Seconds for an answer.
-        shared: All tasks of an event loop may use it at the same time.
-        error: Why it ended; None while it is open, as far as is known.
-        on_lost: Called once with `error` when it ends.
-        used: Client monotonic time of its last use, for whatever keeps the connection.
-        run_id: The server's run id as told on this connection, packed; empty if unknown. It cannot change
-            while the connection lives.
     """
 
-    shared = False
+    shared = False  # by all tasks of an event loop
 
     def __init__(self, sock: socket.socket, timeout: Seconds) -> None:
         self.timeout = timeout
-        self.error: BaseException | None = None
-        self.on_lost: Callable[[BaseException], None] | None = None
-        self.used = 0.0
-        self.run_id = b""
+        self.error: BaseException | None = None  # why it ended
+        self.on_lost: Callable[[BaseException], None] | None = None  # called once with `error`
+        self.used = 0.0  # client monotonic time, for whatever keeps the connection
+        self.run_id = b""  # as told on this connection, during which it cannot change; packed
         self._process = os.getpid()
         self._socket = sock
         # Of a client that was dropped. Not by __del__, which the garbage collector may call after that of the socket.
@@ -190,11 +175,7 @@ class Connection:
 
     @property
     def stale(self) -> bool:
-        """
-        Whether the server is known to have closed it. For a connection with no call in progress.
-
-        Unexpected bytes count too: they would be taken for the next reply.
-        """
+        """Whether it was closed, or has bytes that would be taken for the next reply; no call is in progress."""
         return self.error is not None or bool(self._poll(0))
 
     def close(self) -> None:

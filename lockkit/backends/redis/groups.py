@@ -238,16 +238,11 @@ class _Group(Topology):
 
 
 class SentinelTopology(_Group):
-    """
-    All locks are at the master, whichever node that is.
-
-    Attributes:
-        sentinels: Those of the URL; the one that answered last comes first.
-        service_name: Their name for the master.
-    """
+    """All locks are at the master, whichever node that is."""
 
     def __init__(self, sentinels: Sequence[Target], service_name: str, master: Target, host: Host, prefix: str) -> None:
         super().__init__(master, host, prefix)
+        # The one that answered last comes first.
         self.sentinels: list[RedisNode] = [RedisNode(host.runtime, target) for target in sentinels]
         self.service_name = service_name
         # The same for every master, so that it notices a change.

@@ -1,21 +1,12 @@
 """
 One Redis server, as one client uses it: the connections for commands, and the subscription for wake-ups.
 
-::
-
-    target = Target.of(url.hosts[0], arguments, tls=False)  # where, and redis-py's connection arguments
-    node = RedisNode(runtime, target)  # no I/O
-    reply = await node.call(pack("PING"))  # raises LockError
-    reply = await node.run(script, key, body, resend=True)  # EVALSHA, and EVAL if the server does not have the script
-    replies = await node.call_many([...])  # pipelined; error replies are values
-    await node.close()
-
 Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_by`, and within `CALL_SECONDS`.
 
 - Sync: each call has a connection to itself, and connections are kept for the next call.
 - async: all tasks share one connection. Replies arrive in the order of the commands, so a cancelled call only leaves a
   future without a waiter, never half a reply on a connection that another caller takes next.
-- A call that must be `alone` on its connection (WAIT, ASKING) has one to itself in both APIs.
+- A call that must be `alone` on its connection (WAIT) has one to itself in both APIs.
 """
 
 from __future__ import annotations
@@ -68,14 +59,10 @@ class Topology(ABC):
     Finds the node of a lock and runs scripts there: a single node, Sentinel, or a Cluster.
 
     Its methods raise `LockError`, and return or raise by `answer_by` (client monotonic time).
-
-    Attributes:
-        several: There are several nodes, and one that hangs must not delay renewals at the others.
-        listening: There is or was a subscription, so `listener_for` is worth asking.
     """
 
-    several = False
-    listening = False
+    several = False  # are the nodes, of which one that hangs must not delay renewals at the others
+    listening = False  # is or was somebody, so `listener_for` is worth asking
 
     @abstractmethod
     async def run(
@@ -121,13 +108,6 @@ class RedisNode(Topology):
     One server, which has all locks unless a Sentinel or a Cluster says otherwise.
 
     `on_connect` is awaited with each new connection before it is used, and with the time by which it must return.
-
-    Attributes:
-        target: Where it is. **Holds the password.**
-        label: ``host:port``, for messages.
-        listener: The subscription there; opened by its first use.
-        idle: Connections that are kept for the next call.
-        shared: The connection that tasks share.
     """
 
     def __init__(
@@ -138,13 +118,13 @@ class RedisNode(Topology):
         on_connect: Callable[[Connection, Instant], Awaitable[None]] | None = None,
     ) -> None:
         self._runtime = runtime
-        self.target = target
-        self.label = target.label
+        self.target = target  # **holds the password**
+        self.label = target.label  # for messages
         self.listener = WakeupListener(runtime, WeakMethod(self.connect), target.label, prefix)
         self._on_connect = on_connect
-        self.idle: deque[Connection] = deque()
+        self.idle: deque[Connection] = deque()  # kept for the next call
         self._sharing = runtime.kind == "asyncio"
-        self.shared: Connection | None = None
+        self.shared: Connection | None = None  # by tasks
         self._connecting: asyncio.Task[Connection] | None = None
         self._proven = False
         self._closed = False

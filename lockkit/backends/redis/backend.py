@@ -139,7 +139,7 @@ class RedisBackend(LockBackend):
         self._replicas: int = options["replicas"]
         self._keys = KeysByName(partial(LockKeys, self._prefix))
         self._idle_ms = ttl_milliseconds(options["idle_ttl"])
-        self._gone = gone_channel(self._prefix)
+        self._gone = bulk(gone_channel(self._prefix))
         self._shortest_ttl = inf
         self._warned_of_polling = False
 
@@ -167,14 +167,13 @@ class RedisBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         keys = self._keys[request.name]
-        ttl_ms = ttl_milliseconds(request.ttl)
+        ttl_ms, terms = _terms(request.ttl, request.metadata, self._idle_ms)
         limit = "" if request.mode == "exclusive" else 0 if request.mode == "shared" else request.limit
         subscribed = False
         while True:
             entry = (
                 self._queue_entry(request, keys, ttl_ms, limit) if request.queue and self._topology.listening else ""
             )
-            terms = _terms(ttl_ms, request.metadata, fence_milliseconds(ttl_ms, self._idle_ms))
             body = b"%b%b%b%b%b" % (keys.packed(_ACQUIRE), bulk(request.owner), terms, bulk(entry), bulk(limit))
             try:
                 reply = await self._change(_ACQUIRE, keys, body, request.answer_by)
@@ -252,7 +251,7 @@ class RedisBackend(LockBackend):
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
             fence_ms = fence_milliseconds(ttl_ms, self._idle_ms)
-            calls.append((keys.lock, keys.body(_RENEW, grant.owner, ttl_ms, fence_ms, self._gone)))
+            calls.append((keys.lock, keys.body(_RENEW, grant.owner, ttl_ms, fence_ms) + self._gone))
         answer_by = inf
         if self._topology.several:
             self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
@@ -273,7 +272,7 @@ class RedisBackend(LockBackend):
 
     def _release_call(self, grant: Grant) -> tuple[str, bytes]:
         keys: LockKeys = grant.state
-        return keys.lock, keys.body(_RELEASE, grant.owner, self._gone)
+        return keys.lock, keys.body(_RELEASE, grant.owner) + self._gone
 
     async def downgrade(self, grant: Grant) -> bool:
         keys: LockKeys = grant.state
@@ -342,9 +341,10 @@ class RedisBackend(LockBackend):
 
 
 @lru_cache
-def _terms(ttl_ms: int, metadata: str, fence_ms: int) -> bytes:
-    """Pack ttl and metadata: the acquisitions of a client mostly use the same."""
-    return bulk(ttl_ms) + bulk(metadata) + bulk(fence_ms)
+def _terms(ttl: Seconds, metadata: str, idle_ms: int) -> tuple[int, bytes]:
+    """Pack ttl, metadata and life of the record: the acquisitions of a client mostly use the same."""
+    ttl_ms = ttl_milliseconds(ttl)
+    return ttl_ms, bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms, idle_ms))
 
 
 class _QueueEntry(NamedTuple):
@@ -365,6 +365,6 @@ def _holder(owner: bytes, left_ms: int, lease: bytes, number: bytes | None, *, w
         decode_metadata(metadata),
         waiters,
         mode="exclusive" if number is None else "permit" if number else "shared",
-        slot=int(number) if number else None,
+        slot=int(number) if number and number.isdigit() else None,
         since=granted_at(token),
     )

@@ -35,7 +35,7 @@ from typing import Any
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid, pack
+from lockkit.backends.redis.resp import Parser, Reply, ServerSaid, pack
 from lockkit.runtime import Runtime, monotonic
 from lockkit.units import Instant, Seconds
 
@@ -85,7 +85,7 @@ class Connection:
         # Of a client that was dropped. Not by __del__, which the garbage collector may call after that of the socket.
         weakref.finalize(self, sock.close).atexit = False
         self._parser = Parser()
-        self._subscribed = False
+        self._subscribed = self._parser.pushes = False
         self._messages: deque[Reply] = deque()
         sock.settimeout(None)
         # Limited by the kernel, since Python polls before each read otherwise: not over TLS, nor where reads do not
@@ -111,17 +111,18 @@ class Connection:
 
     async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
         """Wait for the replies to commands that were sent."""
-        until = min(until, monotonic() + self.timeout)
-        replies = self._receive(until)
+        now = monotonic()
+        until = min(until, now + self.timeout)
+        replies = self._receive(min(until - now, self.timeout))
         while len(replies) < sent.count:
-            replies += self._receive(until)
+            replies += self._receive(until - monotonic())
         if len(replies) > sent.count:
             raise ConnectionError(_TOO_MANY)
         return replies
 
     def subscribe(self, packed: bytes, until: Instant) -> None:
         """Send a command of a subscription, whose reply arrives as a message."""
-        self._subscribed = True
+        self._subscribed = self._parser.pushes = True
         self._write(packed, until)
 
     async def receive(self, until: Instant) -> Reply:
@@ -134,27 +135,28 @@ class Connection:
         return message
 
     async def _wait(self, until: Instant) -> None:
-        self._messages += self._receive(until)
+        self._messages += self._receive(until - monotonic())
 
     def _write(self, packed: bytes, until: Instant) -> None:
         if self.error is not None:
             raise ConnectionResetError(_CLOSED) from self.error
         try:
             if len(packed) > READ_BYTES:  # else the buffers of the socket take it at once
-                self._limit_time(until)
+                self._limit_time(until - monotonic())
             self._socket.sendall(packed)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
-    def _receive(self, until: Instant) -> list[Reply]:
-        self._limit_time(until)
+    def _receive(self, seconds: Seconds) -> list[Reply]:
+        if seconds != self._limit:
+            self._limit_time(seconds)
         try:
             return self._parse(self._socket.recv(READ_BYTES))
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
-    def _limit_time(self, until: Instant) -> None:
-        seconds = max(until - monotonic(), 1e-6)  # what has arrived already is read, however late it is
+    def _limit_time(self, seconds: Seconds) -> None:
+        seconds = max(seconds, 1e-6)  # what has arrived already is read, however late it is
         if seconds > WHOLE_SHARE * self.timeout and not self._subscribed:
             seconds = self.timeout
         if seconds != self._limit:
@@ -170,8 +172,7 @@ class Connection:
         """Return the replies that are complete, or the messages of a subscription."""
         if not data:
             raise ConnectionResetError(_CLOSED)
-        replies = self._parser.feed(data)
-        return replies if self._subscribed else [reply for reply in replies if type(reply) is not Push]
+        return self._parser.feed(data)
 
     @property
     def stale(self) -> bool:

@@ -71,19 +71,11 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """
-    One node and how to connect to it.
-
-    Attributes:
-        arguments: Keyword arguments of redis-py's ``Connection``. **Hold the password.**
-        form: The transport.
-        label: For messages: ``host:port``, or the socket's path.
-        tls: How to use TLS; servers that have it in common share a TLS context.
-    """
+    """One node and how to connect to it. The arguments of redis-py's ``Connection`` **hold the password**."""
 
     arguments: Mapping[str, Any] = field(repr=False)
     form: Form
-    label: str
+    label: str  # for messages
     tls: Tls = field(default_factory=Tls, repr=False, compare=False)
 
     @classmethod

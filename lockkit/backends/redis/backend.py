@@ -37,7 +37,7 @@ has to read the queue in the same atomic step, so it needs a script in any case.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import inf
 from typing import Any, ClassVar, NamedTuple, cast
@@ -139,7 +139,7 @@ class RedisBackend(LockBackend):
         self._replicas: int = options["replicas"]
         self._keys = KeysByName(partial(LockKeys, self._prefix))
         self._idle_ms = ttl_milliseconds(options["idle_ttl"])
-        self._gone = gone_channel(self._prefix)
+        self._gone = bulk(gone_channel(self._prefix))
         self._shortest_ttl = inf
         self._warned_of_polling = False
 
@@ -167,19 +167,21 @@ class RedisBackend(LockBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         keys = self._keys[request.name]
-        ttl_ms = ttl_milliseconds(request.ttl)
+        ttl_ms, terms = _terms(request.ttl, request.metadata, self._idle_ms)
         limit = "" if request.mode == "exclusive" else 0 if request.mode == "shared" else request.limit
         subscribed = False
         while True:
             entry = (
                 self._queue_entry(request, keys, ttl_ms, limit) if request.queue and self._topology.listening else ""
             )
-            terms = _terms(ttl_ms, request.metadata, fence_milliseconds(ttl_ms, self._idle_ms))
             body = b"%b%b%b%b%b" % (keys.packed(_ACQUIRE), bulk(request.owner), terms, bulk(entry), bulk(limit))
-            if self._replicas:
-                reply = await self._acquire_replicated(request, keys, body)
-            else:
-                reply = await self._run(_ACQUIRE, keys.lock, body, resend=True, answer_by=request.answer_by)
+            try:
+                reply = await self._change(_ACQUIRE, keys, body, request.answer_by)
+            except NotReplicatedError as error:
+                # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
+                await self._abandon(request, keys)
+                log.warning("lock %r at %s was granted, and that was undone: %s", request.name, self._url, error)
+                return Busy(None, poll=True)
             if type(reply) is not list:
                 if request.state is not None:
                     self._left_queue(request)
@@ -200,25 +202,9 @@ class RedisBackend(LockBackend):
                 self._warned_of_polling = True
                 warn_of_polling(self._url, listener.denied)
 
-    async def _acquire_replicated(self, request: Request, keys: LockKeys, body: bytes) -> Reply:
-        """Acquire, and undo a grant that too few replicas have."""
-        try:
-            return await self._change(_ACQUIRE, keys, body, request.answer_by)
-        except NotReplicatedError as error:
-            # A promoted replica might not know this grant. Busy, not unavailable: another client may hold the lock.
-            await self._abandon(request, keys)
-            log.warning("lock %r at %s was granted, and that was undone: %s", request.name, self._url, error)
-        return [-1, b"", 1]
-
-    async def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Reply:
+    def _change(self, script: Script, keys: LockKeys, body: bytes, answer_by: float = inf) -> Awaitable[Reply]:
         """Run a script that may be sent again; its change counts when the replicas have it."""
-        if not self._replicas:
-            return await self._run(script, keys.lock, body, resend=True, answer_by=answer_by)
-        calls = [(keys.lock, body)]
-        (result,) = await self._topology.run_many(script, calls, replicas=self._replicas, answer_by=answer_by)
-        if isinstance(result, LockError):
-            raise result
-        return result
+        return self._run(script, keys.lock, body, resend=True, replicas=self._replicas, answer_by=answer_by)
 
     async def _ask(self, script: Script, keys: LockKeys, *arguments: str | int) -> Any:  # noqa: ANN401 - as the script says
         """Run a script that may be sent again and needs no replicas."""
@@ -265,7 +251,7 @@ class RedisBackend(LockBackend):
             keys: LockKeys = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
             fence_ms = fence_milliseconds(ttl_ms, self._idle_ms)
-            calls.append((keys.lock, keys.body(_RENEW, grant.owner, ttl_ms, fence_ms, self._gone)))
+            calls.append((keys.lock, keys.body(_RENEW, grant.owner, ttl_ms, fence_ms) + self._gone))
         answer_by = inf
         if self._topology.several:
             self._shortest_ttl = min([self._shortest_ttl, *(grant.ttl for grant in grants)])
@@ -286,7 +272,7 @@ class RedisBackend(LockBackend):
 
     def _release_call(self, grant: Grant) -> tuple[str, bytes]:
         keys: LockKeys = grant.state
-        return keys.lock, keys.body(_RELEASE, grant.owner, self._gone)
+        return keys.lock, keys.body(_RELEASE, grant.owner) + self._gone
 
     async def downgrade(self, grant: Grant) -> bool:
         keys: LockKeys = grant.state
@@ -348,16 +334,17 @@ class RedisBackend(LockBackend):
                 await delete_keys(node, prefix)
 
     async def ping(self) -> None:
-        await self._topology.ping()
+        await self.clock()
 
     async def close(self) -> None:
         await self._topology.close()
 
 
 @lru_cache
-def _terms(ttl_ms: int, metadata: str, fence_ms: int) -> bytes:
-    """Pack ttl and metadata: the acquisitions of a client mostly use the same."""
-    return bulk(ttl_ms) + bulk(metadata) + bulk(fence_ms)
+def _terms(ttl: Seconds, metadata: str, idle_ms: int) -> tuple[int, bytes]:
+    """Pack ttl, metadata and life of the record: the acquisitions of a client mostly use the same."""
+    ttl_ms = ttl_milliseconds(ttl)
+    return ttl_ms, bulk(ttl_ms) + bulk(metadata) + bulk(fence_milliseconds(ttl_ms, idle_ms))
 
 
 class _QueueEntry(NamedTuple):
@@ -378,6 +365,6 @@ def _holder(owner: bytes, left_ms: int, lease: bytes, number: bytes | None, *, w
         decode_metadata(metadata),
         waiters,
         mode="exclusive" if number is None else "permit" if number else "shared",
-        slot=int(number) if number else None,
+        slot=int(number) if number and number.isdigit() else None,
         since=granted_at(token),
     )

@@ -4,16 +4,10 @@ One connection to a Redis server: a socket, and a time limit for each wait.
 ::
 
     connection = await open_connection(runtime, target, until)  # TCP or Unix socket, TLS, login
-    reply = await connection.call(packed, until)  # error replies are values (`ServerSaid`)
-    replies = await connection.call_many(packed, count, until)
+    reply = await connection.call(packed, until)
+    connection.subscribe(packed, until)  # from now on nothing but messages: `receive`
 
-    sent = connection.send(packed, count, until)  # on several connections, before the first answer is read
-    replies = await connection.answer(sent, until)
-
-    connection.subscribe(packed, until)  # from now on nothing but messages
-    message = await connection.receive(until)
-
-All of them raise `DRIVER_ERRORS`. redis-py reads and checks the arguments; lockkit connects by itself, because redis-py
+All calls raise `DRIVER_ERRORS`. redis-py reads and checks the arguments; lockkit connects by itself, because redis-py
 does not hand over its sockets, and a call through redis-py takes twice as long as the system calls.
 
 - Sync (`Connection`): it is for one thread at a time. After any exception of a call, including a ``BaseException``,
@@ -41,7 +35,7 @@ from typing import Any
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from lockkit.backends.redis.address import Target
-from lockkit.backends.redis.resp import Parser, Push, Reply, ServerSaid, pack
+from lockkit.backends.redis.resp import Parser, Reply, ServerSaid, pack
 from lockkit.runtime import Runtime, monotonic
 from lockkit.units import Instant, Seconds
 
@@ -76,31 +70,22 @@ class Connection:
     One connection, for one thread at a time.
 
     Each call is limited by the connection's own `timeout`, or by `until` (client monotonic time) if that is earlier.
-
-    Attributes:
-        timeout: Seconds for an answer.
-        shared: All tasks of an event loop may use it at the same time.
-        error: Why it ended; None while it is open, as far as is known.
-        on_lost: Called once with `error` when it ends.
-        used: Client monotonic time of its last use, for whatever keeps the connection.
-        run_id: The server's run id as told on this connection, packed; empty if unknown. It cannot change
-            while the connection lives.
     """
 
-    shared = False
+    shared = False  # by all tasks of an event loop
 
     def __init__(self, sock: socket.socket, timeout: Seconds) -> None:
         self.timeout = timeout
-        self.error: BaseException | None = None
-        self.on_lost: Callable[[BaseException], None] | None = None
-        self.used = 0.0
-        self.run_id = b""
+        self.error: BaseException | None = None  # why it ended
+        self.on_lost: Callable[[BaseException], None] | None = None  # called once with `error`
+        self.used = 0.0  # client monotonic time, for whatever keeps the connection
+        self.run_id = b""  # as told on this connection, during which it cannot change; packed
         self._process = os.getpid()
         self._socket = sock
         # Of a client that was dropped. Not by __del__, which the garbage collector may call after that of the socket.
         weakref.finalize(self, sock.close).atexit = False
         self._parser = Parser()
-        self._subscribed = False
+        self._subscribed = self._parser.pushes = False
         self._messages: deque[Reply] = deque()
         sock.settimeout(None)
         # Limited by the kernel, since Python polls before each read otherwise: not over TLS, nor where reads do not
@@ -126,17 +111,18 @@ class Connection:
 
     async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
         """Wait for the replies to commands that were sent."""
-        until = min(until, monotonic() + self.timeout)
-        replies = self._receive(until)
+        now = monotonic()
+        until = min(until, now + self.timeout)
+        replies = self._receive(min(until - now, self.timeout))
         while len(replies) < sent.count:
-            replies += self._receive(until)
+            replies += self._receive(until - monotonic())
         if len(replies) > sent.count:
             raise ConnectionError(_TOO_MANY)
         return replies
 
     def subscribe(self, packed: bytes, until: Instant) -> None:
         """Send a command of a subscription, whose reply arrives as a message."""
-        self._subscribed = True
+        self._subscribed = self._parser.pushes = True
         self._write(packed, until)
 
     async def receive(self, until: Instant) -> Reply:
@@ -149,27 +135,28 @@ class Connection:
         return message
 
     async def _wait(self, until: Instant) -> None:
-        self._messages += self._receive(until)
+        self._messages += self._receive(until - monotonic())
 
     def _write(self, packed: bytes, until: Instant) -> None:
         if self.error is not None:
             raise ConnectionResetError(_CLOSED) from self.error
         try:
             if len(packed) > READ_BYTES:  # else the buffers of the socket take it at once
-                self._limit_time(until)
+                self._limit_time(until - monotonic())
             self._socket.sendall(packed)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
-    def _receive(self, until: Instant) -> list[Reply]:
-        self._limit_time(until)
+    def _receive(self, seconds: Seconds) -> list[Reply]:
+        if seconds != self._limit:
+            self._limit_time(seconds)
         try:
             return self._parse(self._socket.recv(READ_BYTES))
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
 
-    def _limit_time(self, until: Instant) -> None:
-        seconds = max(until - monotonic(), 1e-6)  # what has arrived already is read, however late it is
+    def _limit_time(self, seconds: Seconds) -> None:
+        seconds = max(seconds, 1e-6)  # what has arrived already is read, however late it is
         if seconds > WHOLE_SHARE * self.timeout and not self._subscribed:
             seconds = self.timeout
         if seconds != self._limit:
@@ -185,16 +172,11 @@ class Connection:
         """Return the replies that are complete, or the messages of a subscription."""
         if not data:
             raise ConnectionResetError(_CLOSED)
-        replies = self._parser.feed(data)
-        return replies if self._subscribed else [reply for reply in replies if type(reply) is not Push]
+        return self._parser.feed(data)
 
     @property
     def stale(self) -> bool:
-        """
-        Whether the server is known to have closed it. For a connection with no call in progress.
-
-        Unexpected bytes count too: they would be taken for the next reply.
-        """
+        """Whether it was closed, or has bytes that would be taken for the next reply; no call is in progress."""
         return self.error is not None or bool(self._poll(0))
 
     def close(self) -> None:

@@ -138,19 +138,12 @@ HKEYS {leases}
 
 
 class RedisServer(RedisNode):
-    """
-    One server as the doctor examines it: by lockkit's connections, so as lockkit will reach it.
-
-    Attributes:
-        examination: What examines it.
-        facts: What INFO says, after `look`; empty where that is denied.
-        user: Who is logged in, for advice.
-    """
+    """One server as the doctor examines it: by lockkit's connections, so as lockkit will reach it."""
 
     def __init__(self, examination: Examination, target: Target) -> None:
         super().__init__(examination.runtime, target)
         self.examination = examination
-        self.facts: Mapping[str, str] = {}
+        self.facts: Mapping[str, str] = {}  # what INFO says, after `look`; empty where that is denied
         self.user = str(target.arguments.get("username") or "default")
 
     def find(self, check: Check | str, seen: str, fix: str) -> None:

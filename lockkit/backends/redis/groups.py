@@ -132,11 +132,6 @@ class _Group(Topology):
         self._mutex = host.runtime.mutex()
         self._outdated = True
 
-    async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
-    ) -> Reply:
-        return await self._follow(script, key, body, 0, end_of_call(self._runtime, answer_by), resend=resend)
-
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
@@ -154,7 +149,7 @@ class _Group(Topology):
                 result = results[index] = replies if isinstance(replies, LockError) else replies[number]
                 if isinstance(result, LockError) and code_of(result.__cause__) in {"MOVED", "ASK", "TRYAGAIN"}:
                     try:
-                        results[index] = await self._follow(script, *calls[index], replicas, answer_by)
+                        results[index] = await self.run(script, *calls[index], replicas=replicas, answer_by=answer_by)
                     except LockError as error:
                         results[index] = error
                 elif isinstance(result, BackendUnavailable):
@@ -180,17 +175,18 @@ class _Group(Topology):
                 groups.setdefault(id(node), (node, []))[1].append(index)
         return list(groups.values())
 
-    async def _follow(
-        self, script: Command, key: str, body: bytes, replicas: int, answer_by: float, *, resend: bool = False
+    async def run(
+        self, script: Command, key: str, body: bytes, *, resend: bool = False, replicas: int = 0, answer_by: float = inf
     ) -> Reply:
-        """Call the node of a key, the one that it redirects to, or the one that has taken its place."""
+        """See `Topology.run`. Calls the node of a key, the one that it redirects to, or that has taken its place."""
+        answer_by = end_of_call(self._runtime, answer_by)
         node, asking = await self.node_for(key, answer_by), False
         sent, last = False, LockError("asked no node at all")
         for _ in range(REDIRECTS_MAX):
             try:
-                if not (asking or replicas):
-                    return await node.run(script, key, body, resend=resend, answer_by=answer_by)
-                return await node.run_one(script, body, replicas=replicas, answer_by=answer_by, asking=asking)
+                return await node.run(
+                    script, key, body, resend=resend, replicas=replicas, answer_by=answer_by, asking=asking
+                )
             except LockError as error:
                 code, last = code_of(error.__cause__), error
                 if code in {"MOVED", "ASK"}:
@@ -242,16 +238,11 @@ class _Group(Topology):
 
 
 class SentinelTopology(_Group):
-    """
-    All locks are at the master, whichever node that is.
-
-    Attributes:
-        sentinels: Those of the URL; the one that answered last comes first.
-        service_name: Their name for the master.
-    """
+    """All locks are at the master, whichever node that is."""
 
     def __init__(self, sentinels: Sequence[Target], service_name: str, master: Target, host: Host, prefix: str) -> None:
         super().__init__(master, host, prefix)
+        # The one that answered last comes first.
         self.sentinels: list[RedisNode] = [RedisNode(host.runtime, target) for target in sentinels]
         self.service_name = service_name
         # The same for every master, so that it notices a change.
@@ -317,15 +308,6 @@ class SentinelTopology(_Group):
             raise _UnknownMasterError(message)
         host, port = cast("list[bytes]", reply)
         return host.decode(), int(port)
-
-    async def ping(self) -> None:
-        answer_by = end_of_call(self._runtime, inf)
-        master = await self.node_for("", answer_by)
-        try:
-            await master.call(pack("PING"), resend=True, answer_by=answer_by)
-        except BackendUnavailable:
-            self._suspect(master)
-            raise
 
     async def close(self) -> None:
         for node in [*self.sentinels, self._master]:
@@ -445,9 +427,6 @@ class ClusterTopology(_Group):
             # Another thread may have opened one meanwhile. Nothing is connected yet.
             node = self._nodes.setdefault(address, node)
         return node
-
-    async def ping(self) -> None:
-        await self._load_slots(inf)
 
     async def close(self) -> None:
         """See `Topology.close`. The nodes stay known: a call that is under way must not open others in their place."""

@@ -134,32 +134,24 @@ def info_fields(info: bytes) -> dict[str, str]:
 
 
 async def other_form(runtime: Runtime, target: Target, error: BaseException, until: float) -> str | None:
-    """Say what is wrong, if the server answers in the other way."""
-    left_seconds = until - runtime.now()
-    if left_seconds <= 0 or not _may_be(error, target):
-        return None
+    """Say what is wrong, if the server answers in the other way and the error may come of that."""
     try_tls = target.form == "tcp"
+    left_seconds = until - runtime.now()
     if try_tls:
         left_seconds = min(left_seconds, TLS_SECONDS)
+    # In plain text a TLS port closes the connection at the first command, or answers with an alert.
+    signs = (ConnectionError,) if try_tls else (TimeoutError, SSLError)
+    if left_seconds <= 0 or target.form == "unix" or not isinstance(error, signs):
+        return None
+    if isinstance(error, ConnectionRefusedError):
+        return None
     limits = {"socket_timeout": left_seconds, "socket_connect_timeout": left_seconds}
     where = {name: target.arguments[name] for name in ("host", "port")}
     other = Target({**where, **limits, **(_TRUSTING if try_tls else {})}, "tls" if try_tls else "tcp", target.label)
     until = runtime.now() + left_seconds
     try:
-        connection = await open_connection(runtime, other, until, log_in=False)
-        try:
-            if not try_tls:
-                await connection.call(pack("PING"), until)
-        finally:
-            connection.close()
+        connection = await open_connection(runtime, other, until, log_in=not try_tls)
     except DRIVER_ERRORS:
         return None
+    connection.close()
     return "the port answers in TLS" if try_tls else "the port answers in plain text"
-
-
-def _may_be(error: BaseException, target: Target) -> bool:
-    """Tell whether TLS on one side only may have caused this error."""
-    if target.form == "tcp":
-        # Closed at the first command, or answered with a TLS alert.
-        return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-    return target.form == "tls" and isinstance(error, (TimeoutError, SSLError))

@@ -64,34 +64,22 @@ end
 
 
 class Command:
-    """
-    A Lua script as a command.
-
-    Attributes:
-        alone: A variant for a slot that moves between nodes of a Cluster; None if there is none.
-        command: Packs a call; takes its keys and arguments, each packed by `bulk`.
-        loading_command: The same for a call that also loads the script.
-    """
+    """A Lua script as a command."""
 
     __slots__ = ("alone", "command", "loading_command")
 
     def __init__(self, text: str, *, keys: int, words: int, alone: Command | None = None) -> None:
-        """Pack it. The first `keys` of the `words` that follow are keys."""
-        self.alone = alone
+        self.alone = alone  # a variant for a slot that moves between nodes of a Cluster
         sha = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - by which Redis identifies it
         count = b"*%d\r\n" % (3 + words)
+        # They pack a call, the second one that loads the script, too: from keys and arguments, each packed by `bulk`.
         # Methods of bytes, because each lock calls them twice.
         self.command: Pack = (count + bulk("EVALSHA") + bulk(sha) + bulk(keys)).__add__
         self.loading_command: Pack = (count + bulk("EVAL") + bulk(text) + bulk(keys)).__add__
 
 
 class Script(Command):
-    """
-    A Lua file in the folder ``scripts`` of a backend.
-
-    Attributes:
-        keys: What each of its keys is for: the lock's own key is "lock", see `side_key`.
-    """
+    """A Lua file in the folder ``scripts`` of a backend. Its `keys` are named as for `side_key`, or "lock"."""
 
     __slots__ = ("keys",)
 
@@ -154,12 +142,7 @@ def fence_milliseconds(ttl_ms: int, idle_ms: int) -> int:
 
 
 class LockKeys:
-    """
-    The keys of one lock.
-
-    Attributes:
-        lock: The lock's own key.
-    """
+    """The keys of one lock; `lock` is its own."""
 
     __slots__ = ("_packed", "_prefix", "lock")
 
@@ -195,7 +178,6 @@ class KeysByName(dict[str, KeysT]):
         self._make = make
 
     def __missing__(self, name: str) -> KeysT:
-        """Name the keys of a lock."""
         if len(self) >= KNOWN_NAMES_MAX:
             self.clear()
         keys = self[name] = self._make(name)

@@ -1,21 +1,12 @@
 """
 One Redis server, as one client uses it: the connections for commands, and the subscription for wake-ups.
 
-::
-
-    target = Target.of(url.hosts[0], arguments, tls=False)  # where, and redis-py's connection arguments
-    node = RedisNode(runtime, target)  # no I/O
-    reply = await node.call(pack("PING"))  # raises LockError
-    reply = await node.run(script, key, body, resend=True)  # EVALSHA, and EVAL if the server does not have the script
-    replies = await node.call_many([...])  # pipelined; error replies are values
-    await node.close()
-
 Whatever hangs (connecting, logging in, an answer), a call ends by its `answer_by`, and within `CALL_SECONDS`.
 
 - Sync: each call has a connection to itself, and connections are kept for the next call.
 - async: all tasks share one connection. Replies arrive in the order of the commands, so a cancelled call only leaves a
   future without a waiter, never half a reply on a connection that another caller takes next.
-- A call that must be `alone` on its connection (WAIT, ASKING) has one to itself in both APIs.
+- A call that must be `alone` on its connection (WAIT) has one to itself in both APIs.
 """
 
 from __future__ import annotations
@@ -55,8 +46,8 @@ TRUSTED_SECONDS = 0.005
 finds fewer closed ones, shorter checks (a system call) more often."""
 
 REPLICAS_MS, REPLICAS_SHARE = 1000, 0.6
-"""Time that replicas have to acknowledge, and their share of a call's. Longer delays a grant while one is slow, and leaves
-less to undo a grant that they do not have; shorter gives up on slow ones."""
+"""Time that replicas have to acknowledge, and their share of a call's. Longer delays a grant while one is slow, and
+leaves less to undo a grant that they do not have; shorter gives up on slow ones."""
 
 
 class NotReplicatedError(BackendUnavailable):
@@ -68,26 +59,26 @@ class Topology(ABC):
     Finds the node of a lock and runs scripts there: a single node, Sentinel, or a Cluster.
 
     Its methods raise `LockError`, and return or raise by `answer_by` (client monotonic time).
-
-    Attributes:
-        several: There are several nodes, and one that hangs must not delay renewals at the others.
-        listening: There is or was a subscription, so `listener_for` is worth asking.
     """
 
-    several = False
-    listening = False
+    several = False  # are the nodes, of which one that hangs must not delay renewals at the others
+    listening = False  # is or was somebody, so `listener_for` is worth asking
 
     @abstractmethod
     async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+        self, script: Command, key: str, body: bytes, *, resend: bool = False, replicas: int = 0, answer_by: float = inf
     ) -> Reply:
-        """Run a script at the node of `key`; with `resend` it may be sent twice."""
+        """
+        Run a script at the node of `key`; with `resend` it may be sent twice.
+
+        With `replicas` a change counts when so many have it; else this raises `NotReplicatedError`.
+        """
 
     @abstractmethod
     async def run_many(
         self, script: Command, calls: Sequence[tuple[str, bytes]], *, replicas: int = 0, answer_by: float = inf
     ) -> list[Reply | LockError]:
-        """Run a script for many keys, pipelined per node; a change counts when so many replicas have it."""
+        """Run a script for many keys, pipelined per node."""
 
     @abstractmethod
     def listener_for(self, key: str) -> WakeupListener | None:
@@ -108,10 +99,6 @@ class Topology(ABC):
         return [await self.node_for("")]
 
     @abstractmethod
-    async def ping(self) -> None:
-        """Check that the server answers."""
-
-    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
 
@@ -121,13 +108,6 @@ class RedisNode(Topology):
     One server, which has all locks unless a Sentinel or a Cluster says otherwise.
 
     `on_connect` is awaited with each new connection before it is used, and with the time by which it must return.
-
-    Attributes:
-        target: Where it is. **Holds the password.**
-        label: ``host:port``, for messages.
-        listener: The subscription there; opened by its first use.
-        idle: Connections that are kept for the next call.
-        shared: The connection that tasks share.
     """
 
     def __init__(
@@ -138,22 +118,35 @@ class RedisNode(Topology):
         on_connect: Callable[[Connection, Instant], Awaitable[None]] | None = None,
     ) -> None:
         self._runtime = runtime
-        self.target = target
-        self.label = target.label
+        self.target = target  # **holds the password**
+        self.label = target.label  # for messages
         self.listener = WakeupListener(runtime, WeakMethod(self.connect), target.label, prefix)
         self._on_connect = on_connect
-        self.idle: deque[Connection] = deque()
+        self.idle: deque[Connection] = deque()  # kept for the next call
         self._sharing = runtime.kind == "asyncio"
-        self.shared: Connection | None = None
+        self.shared: Connection | None = None  # by tasks
         self._connecting: asyncio.Task[Connection] | None = None
         self._proven = False
         self._closed = False
 
     async def run(
-        self, script: Command, key: str, body: bytes, /, *, resend: bool = False, answer_by: float = inf
+        self,
+        script: Command,
+        key: str,
+        body: bytes,
+        *,
+        resend: bool = False,
+        replicas: int = 0,
+        answer_by: float = inf,
+        asking: bool = False,
     ) -> Reply:
-        """Load the script if the server does not have it (new, restarted, SCRIPT FLUSH)."""
-        del key
+        """See `Topology.run`. With `asking`, the node is taking over the slot of the key."""
+        if replicas or asking:
+            calls = [(key, body)]
+            (result,) = await self.run_many(script, calls, replicas=replicas, answer_by=answer_by, asking=asking)
+            if isinstance(result, LockError):
+                raise result
+            return result
         try:
             return await self.call(script.command(body), resend=resend, answer_by=answer_by)
         except LockError as error:
@@ -199,7 +192,7 @@ class RedisNode(Topology):
         answer_by: float = inf,
         asking: bool = False,
     ) -> list[Reply | LockError]:
-        """See `Topology.run_many`. A single call may be `asking`: the node is taking over its slot."""
+        """Load the script if the server does not have it (new, restarted, SCRIPT FLUSH)."""
         until = end_of_call(self._runtime, answer_by)
         before = [pack("ASKING")] if asking else []
         after = []
@@ -239,15 +232,6 @@ class RedisNode(Topology):
             for result in results
         ]
 
-    async def run_one(
-        self, script: Command, body: bytes, *, replicas: int, answer_by: float, asking: bool = False
-    ) -> Reply:
-        """Do the same for one key, and raise its error."""
-        (result,) = await self.run_many(script, [("", body)], replicas=replicas, answer_by=answer_by, asking=asking)
-        if isinstance(result, LockError):
-            raise result
-        return result
-
     async def call_many(self, commands: Sequence[bytes], *, alone: bool = False, answer_by: float = inf) -> list[Reply]:
         """Send commands in one pipeline and return their replies. Error replies are values (`ServerSaid`)."""
         now = self._runtime.now()
@@ -276,9 +260,6 @@ class RedisNode(Topology):
     async def node_for(self, key: str, answer_by: float = inf) -> RedisNode:
         del key, answer_by
         return self
-
-    async def ping(self) -> None:
-        await self.call(pack("PING"), resend=True)
 
     # -- connections -------------------------------------------------------------------------------------------------
 

@@ -57,9 +57,10 @@ def pack(*arguments: bytes | str | int) -> bytes:
 class Parser:
     """Turns the bytes of one connection into replies."""
 
-    __slots__ = ("_at", "_buffer")
+    __slots__ = ("_at", "_buffer", "pushes")
 
     def __init__(self) -> None:
+        self.pushes = True  # are wanted; else they are dropped
         self._buffer = b""
         self._at = 0
 
@@ -75,8 +76,10 @@ class Parser:
         done = self._at = 0
         try:
             while done < len(self._buffer):
-                replies.append(self._read())
+                reply = self._read()
                 done = self._at
+                if self.pushes or type(reply) is not Push:
+                    replies.append(reply)
         except _IncompleteError:
             pass
         self._buffer = self._buffer[done:]

@@ -67,13 +67,7 @@ def gone_channel(prefix: str) -> str:
 
 
 class WakeupListener:
-    """
-    The subscription of one client at one node.
-
-    Attributes:
-        channel: The client's channel while it is subscribed; None otherwise.
-        denied: Why there is none, if the user has no right to subscribe or to publish: then waiters poll.
-    """
+    """The subscription of one client at one node."""
 
     def __init__(
         self,
@@ -82,17 +76,13 @@ class WakeupListener:
         label: str,
         prefix: str,
     ) -> None:
-        """
-        Subscribe to nothing yet.
-
-        `connect` is a weak reference, because the node has this listener: a dropped client must not wait for the
-        garbage collector.
-        """
-        self.channel: str | None = None
+        self.channel: str | None = None  # while it is subscribed
+        # Why there is none, if the user has no right to subscribe or to publish: then waiters poll.
         self.denied: LockError | None = None
         self._ask_again_at = 0.0
         self._runtime = runtime
         self._label = label
+        # Weak, because the node has this listener: a dropped client must not wait for the garbage collector.
         self._connect = connect
         self._prefix = prefix
         self._gone = gone_channel(prefix).encode()

@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 import lockkit.aio
-from lockkit.backend import Busy, Gone, Grant, Renewed, Unknown
+from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis import node as redis_node
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.node import RedisNode
@@ -454,6 +454,42 @@ class TestCluster:
                 await other.abandon(requests[2])
                 assert not await backend.release(first)
                 assert await backend.renew([first]) == [Gone("gone")]
+
+    @pytest.mark.parametrize("look", ["release", "readers", "long queue"])
+    async def test_lock_that_moves_away_from_its_waiter(self, cluster: RedisCluster, host: StubHost, look: str) -> None:
+        """The new node has no subscription: it tells all nodes, and drops no entry before its waiter has looked."""
+
+        def request(*, queue: bool = True) -> Request:
+            made = host.request("moved", ttl=600.0, queue=queue)
+            made.mode = "shared" if look == "readers" else "exclusive"
+            return made
+
+        with moving(cluster, "moved") as (slot, _, target):
+            async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+                grant = granted(await backend.try_acquire(request()))
+                waiter = host.request("moved", ttl=600.0)
+                await queue_up(other, waiter)
+
+                cluster.move_slot(slot, target)
+
+                assert not waiter.wake.is_set()
+                if look == "release":
+                    assert await backend.release(grant)
+                    assert await woken(waiter)
+                    granted(await other.try_acquire(waiter))
+                elif look == "readers":
+                    for _ in range(2):  # the first time it finds out where the lock is now
+                        granted(await backend.try_acquire(request()))
+                        assert await woken(waiter)
+                        waiter.wake.clear()
+                        await queue_up(other, waiter)
+                    assert isinstance(await backend.try_acquire(request()), Busy)
+                    assert not waiter.wake.is_set()
+                else:
+                    assert isinstance(await backend.try_acquire(request(queue=False)), Busy)  # finds the new node
+                    for _ in range(15):
+                        await queue_up(backend, request())
+                    assert await woken(waiter)
 
     def test_replicated_lease_outlives_a_slot_that_moves(self) -> None:
         """A renewal is redirected, and counts when a replica of the node to which that leads has acknowledged it."""

@@ -77,7 +77,6 @@ class Database:
     def __init__(
         self, driver: Driver, dialect: Dialect, runtime: Runtime, *, url: str, label: str, pool_size: int | None = None
     ) -> None:
-        """Connect to nothing yet."""
         self.driver = driver
         self.dialect = dialect
         self.url = url

@@ -92,6 +92,25 @@ def noting(
 class TestConnections:
     """A connection is the lock."""
 
+    def test_holder_whose_connection_is_ended_is_told_and_replaced(self, place: ModeServer, connect: Connect) -> None:
+        """By whomever: the waiter has the lock at once, the holder is told by its next renewal."""
+        client, other = connect(place.url), connect(place.url)
+        lease = client.lock("ended", ttl=LONG).acquire()
+        reasons: list[str] = []
+        lease.on_lost(lambda _, reason: reasons.append(reason))
+        with running(lambda: other.lock("ended", ttl=LONG).acquire(PATIENCE)) as got:
+            until_waiting(other, "ended")
+
+            place.end(pid_of(lease))
+
+        assert got[0].token > lease.token
+        assert lease.wait_lost(PATIENCE)
+        wait_until(lambda: None if reasons == ["session"] else f"told {reasons}")
+        with pytest.raises(lockkit.LockLost):
+            lease.release()
+        assert got[0].confirm()
+        got[0].release()
+
     def test_release_of_a_lease_whose_connection_was_ended_says_so(self, place: ModeServer, connect: Connect) -> None:
         """Before any renewal has noticed: the work was not protected to its end."""
         client = connect(place.url)

@@ -29,7 +29,6 @@ class SqlBackend(LockBackend):
     """The name of `lockkit.backends.sql.dialect.Dialect`."""
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
         del options
         self.database = database
         self._runtime = host.runtime

@@ -12,10 +12,10 @@ A database, as the SQL backends use it, with the sync and async APIs.
     result = await connection.run(Statement("BEGIN"))  # raises the driver's errors, see `driver_errors` and `translate`
     connection.terminate()  # or await connection.close()
 
-- Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED. A
-  connection that is given back goes to the caller that has waited longest; renewals are urgent and go first. With an
-  application's engine, too, the connections are lockkit's own: a release must never wait for one that the application
-  holds.
+- Statements run on a few kept connections (`Dialect.connections_max`), each in autocommit at READ COMMITTED. There are
+  as many places for statements; one that is left goes to the caller that has waited longest, and renewals are urgent
+  and go first. With an application's engine, too, the connections are lockkit's own: a release must never wait for one
+  that the application holds.
 - A statement that the database gave up for another one (deadlock, serialization, a wait for a lock) is retried until
   the caller's time is up; one that was not answered in time is not.
 - Once the event loop has ended (`sys.exit` in it), statements run without one, on a blocking connection.
@@ -56,7 +56,7 @@ LOCKED_PAUSE_MAX = 0.01
 a tenth of that, and so goes before those of other processes, too."""
 
 WAIT_CHECK_SECONDS = 0.5
-"""How long a caller waits for a connection before it checks whether an interrupt lost one, seconds."""
+"""How long a caller waits for a place before it checks whether an interrupt lost one, seconds."""
 
 
 class Database:
@@ -77,7 +77,6 @@ class Database:
     def __init__(
         self, driver: Driver, dialect: Dialect, runtime: Runtime, *, url: str, label: str, pool_size: int | None = None
     ) -> None:
-        """Connect to nothing yet."""
         self.driver = driver
         self.dialect = dialect
         self.url = url
@@ -89,10 +88,9 @@ class Database:
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
-        self._waiting: deque[_Waiter] = deque()
-        self._opening = 0
+        self._waiting: deque[_Place] = deque()
         # By weak references: one that an interrupt dropped between two lines is not counted any more.
-        self._counted: WeakSet[Connection] = WeakSet()
+        self._taken: WeakSet[_Place] = WeakSet()
         self._blocking: Database | None = None
         self._closed = False
 
@@ -117,31 +115,38 @@ class Database:
         until = now + seconds_left(answer_by, now)
         attempt, uncertain = 0, False
         while True:
-            connection = self._kept()
-            if connection is None:
-                try:
-                    connection = await self._take(until, urgent=urgent)
-                except BackendUnavailable as error:
-                    error.sent = uncertain
-                    raise
-            fresh = not connection.used
+            fresh = True
+            failure: BaseException
             try:
-                return await self._run_on(connection, statement, parameters, until)
+                place = await self._enter(until, urgent=urgent)
+                try:
+                    connection = self._kept()
+                    fresh = connection is None
+                    return await self._run_on(connection or await self.connect(until), statement, parameters, until)
+                finally:
+                    self._leave(place)
+            except BackendUnavailable as error:
+                error.sent = uncertain
+                raise
             except self.driver_errors as error:
-                kind = self.kind(error)
-                attempt += 1
-                yielded = kind in CONFLICTS or kind == "locked"
-                # Nothing was done, perhaps by a demoted primary: a new connection finds the one that took over.
-                refused = kind == "read-only" and not fresh
-                repeat = yielded or refused or (kind == "connection" and again and not fresh)
-                again = again and (yielded or refused)
-                uncertain = uncertain or not (yielded or refused)
-                if yielded:
-                    longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
-                    pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
-                    await self._runtime.sleep(max(0.0, min(pause, until - self._runtime.now())))
-                if not repeat or self._runtime.now() >= until:
-                    raise self.translate(error) from error
+                failure = error
+            kind = self.kind(failure)
+            attempt += 1
+            yielded = kind in CONFLICTS or kind == "locked"
+            # Nothing was done, perhaps by a demoted primary: a new connection finds the one that took over.
+            refused = kind == "read-only" and not fresh
+            repeat = yielded or refused or (kind == "connection" and again and not fresh)
+            again = again and (yielded or refused)
+            uncertain = uncertain or not (yielded or refused)
+            if yielded:
+                longest = LOCKED_PAUSE_MAX if kind == "locked" else min(CONFLICT_PAUSE_MAX, 0.002 * 2.0**attempt)
+                pause = longest * self._runtime.random.uniform(0.5, 1.0) * (0.1 if urgent else 1.0)
+                await self._runtime.sleep(max(0.0, min(pause, until - self._runtime.now())))
+            if not repeat or self._runtime.now() >= until:
+                try:
+                    raise self.translate(failure) from failure
+                finally:
+                    del failure  # its traceback refers to this frame
 
     async def _run_on(
         self, connection: Connection, statement: Statement, parameters: Sequence[Parameter], until: Instant
@@ -158,7 +163,7 @@ class Database:
             if kind not in {"connection", "timeout", "read-only", "no transaction", "other"}:
                 self._give_back(connection)
                 raise
-            self._drop(connection)
+            connection.terminate()
             if kind in {"connection", "timeout", "read-only"}:
                 self.drop_idle()
             raise
@@ -179,7 +184,7 @@ class Database:
                 await connection.finish(STATEMENT_SECONDS)
                 self._give_back(connection)
             except BaseException as error:
-                self._drop(connection)
+                connection.terminate()
                 if not isinstance(error, self.driver_errors):
                     raise
             finally:
@@ -197,11 +202,11 @@ class Database:
     # -- connections -----------------------------------------------------------------------------------------------
 
     def _kept(self) -> Connection | None:
-        """Take a kept connection, if one is still open. There is none while a caller waits for one."""
+        """Take a kept connection, if one is still open."""
         while (connection := take_last(self._idle)) is not None:
             if self._usable(connection):
                 return connection
-            self._drop(connection)
+            connection.terminate()
         return None
 
     def _usable(self, connection: Connection) -> bool:
@@ -209,87 +214,55 @@ class Database:
         trusted = connection.fileno() >= 0 and self._runtime.now() <= connection.used + TRUSTED_SECONDS
         return trusted or not connection.stale
 
-    async def _take(self, until: Instant, *, urgent: bool) -> Connection:
-        """Connect anew, or wait for a connection that another caller gives back."""
-        while True:
-            waiter: _Waiter | None = None
-            with self._mutex:
-                opening = not self._idle and self._has_room()
-                if opening:
-                    self._opening += 1
-                elif not self._idle:
-                    waiter = _Waiter(self._runtime.event())
-                    self._waiting.insert(0 if urgent else len(self._waiting), waiter)
-            if opening:
-                return await self._open_counted(until)
-            connection = self._kept() if waiter is None else await self._wait_for(waiter, until)
-            if connection is not None:
-                return connection
-            if self._runtime.now() >= until:
-                message = (
-                    f"no connection to {self.url} became free in time: is it overloaded, stopped, or locked by another "
-                    "transaction?"
-                )
-                raise BackendUnavailable(message)
-            urgent = True  # it was woken as the first, and keeps its place
-
-    def _has_room(self) -> bool:
-        """Tell whether another connection may be opened. Under the mutex."""
-        return len(self._counted) + self._opening < self.dialect.connections_max
-
-    async def _wait_for(self, waiter: _Waiter, until: Instant) -> Connection | None:
-        """Wait until another caller hands over a connection; None: try again."""
-        try:
-            while not waiter.event.is_set() and not self._has_room() and (now := self._runtime.now()) < until:
-                await waiter.event.wait(min(WAIT_CHECK_SECONDS, until - now))
-            return self._leave(waiter)
-        except BaseException:
-            connection = self._leave(waiter)
-            if connection is not None:
-                self._give_back(connection)
-            elif waiter.event.is_set():
-                self._wake_one()
-            raise
-
-    def _leave(self, waiter: _Waiter) -> Connection | None:
+    async def _enter(self, until: Instant, *, urgent: bool) -> _Place:
+        """Take a place for one statement, or wait until another caller leaves one."""
+        place = _Place()
         with self._mutex:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            return waiter.connection
-
-    async def _open_counted(self, until: Instant) -> Connection:
-        """Connect; `_opening` was counted up before."""
-        connection: Connection | None = None
+            if not self._waiting and len(self._taken) < self.dialect.connections_max:
+                self._taken.add(place)
+                return place
+            place.free = self._runtime.event()
+            self._waiting.insert(0 if urgent else len(self._waiting), place)
         try:
-            connection = await self.connect(until)
-        finally:
+            while not place.free.is_set() and (left := until - self._runtime.now()) > 0:
+                await place.free.wait(min(WAIT_CHECK_SECONDS, left))
+                self._let_in()
+        except BaseException:
+            self._leave(place)
+            raise
+        if place.free.is_set():
+            return place
+        self._leave(place)
+        message = (
+            f"no connection to {self.url} became free in time: is it overloaded, stopped, or locked by another "
+            "transaction?"
+        )
+        raise BackendUnavailable(message)
+
+    def _leave(self, place: _Place) -> None:
+        """Leave a place, or the queue for one."""
+        with self._mutex:
+            self._taken.discard(place)
+            if place in self._waiting:
+                self._waiting.remove(place)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Give free places to those that have waited longest."""
+        while self._waiting:
             with self._mutex:
-                self._opening -= 1
-                if connection is not None:
-                    self._counted.add(connection)
-            if connection is None:
-                self._wake_one()
-        return connection
+                if not self._waiting or len(self._taken) >= self.dialect.connections_max:
+                    return
+                place = self._waiting.popleft()
+                self._taken.add(place)
+            place.free.set()
 
     def _give_back(self, connection: Connection) -> None:
         connection.used = self._runtime.now()
         if self._closed:
-            self._drop(connection)
-            return
-        with self._mutex:
-            if not self._waiting:
-                self._idle.append(connection)
-                return
-            # Handed over, not put back: its giver would take it again before the other is awake.
-            waiter = self._waiting.popleft()
-            waiter.connection = connection
-        waiter.event.set()
-
-    def _drop(self, connection: Connection) -> None:
-        connection.terminate()
-        with self._mutex:
-            self._counted.discard(connection)
-        self._wake_one()
+            connection.terminate()
+        else:
+            self._idle.append(connection)
 
     def drop_idle(self) -> None:
         """
@@ -299,14 +272,7 @@ class Database:
         of no more use.
         """
         while (connection := take_last(self._idle)) is not None:
-            self._drop(connection)
-
-    def _wake_one(self) -> None:
-        """Let the first waiting caller connect."""
-        with self._mutex:
-            waiter = self._waiting.popleft() if self._waiting else None
-        if waiter is not None:
-            waiter.event.set()
+            connection.terminate()
 
     async def connect(self, answer_by: float = inf) -> Connection:
         """Open a connection for the caller alone: in autocommit, at READ COMMITTED, and with time limits."""
@@ -371,18 +337,15 @@ class Database:
         if self._blocking is not None:
             await self._blocking.close()
         while (connection := take_last(self._idle)) is not None:
-            self._counted.discard(connection)
             try:
                 await connection.close()
             except self.driver_errors:
                 connection.terminate()
 
 
-class _Waiter:
-    """One caller that waits for a connection, and then has `connection`."""
+class _Place:
+    """The right to run one statement; `free` is set when a caller that had to wait has it."""
 
-    __slots__ = ("connection", "event")
+    __slots__ = ("__weakref__", "free")
 
-    def __init__(self, event: Event) -> None:
-        self.event = event
-        self.connection: Connection | None = None
+    free: Event

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.connection import Connection
@@ -22,6 +22,8 @@ from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.errors import LockError
 from lockkit.file_systems import NETWORK_FILE_SYSTEMS, find_flaw_on_the_way, kind_of_file_system
+
+T = TypeVar("T")
 
 FULL = 0.9
 """Part of a limit from which on it is nearly reached. Higher tells later, lower cries wolf."""
@@ -157,15 +159,14 @@ class _Server(NamedTuple):
         except self.database.driver_errors as error:
             raise self.database.translate(error) from error
 
-    async def refuses(self, text: str) -> bool:
-        """Tell whether this user has no right to a statement. It must be one that changes nothing."""
+    async def unless_denied(self, asking: Awaitable[T]) -> T | None:
+        """Return the answer to a question; None if this user has no right to ask it."""
         try:
-            await self.ask(text)
+            return await asking
         except LockError as error:
             if error.__cause__ is None or self.database.kind(error.__cause__) != "denied":
                 raise
-            return True
-        return False
+            return None
 
     async def clock(self) -> float:
         ((micros,),) = await self.ask(f"SELECT {self.database.dialect.now_us}")
@@ -178,7 +179,7 @@ class _Server(NamedTuple):
         """Look whether the tables are there as they should be; return those that are there."""
         command, present = _migrate(self.examination), []
         for table in self.tables:
-            columns = await self._columns(table)
+            columns = await self.unless_denied(columns_of(self.database, table))
             if columns is None:
                 there = f"There is no table {table.fullname}, and"
                 auto = bool(self.examination.options.get("auto_create", True))
@@ -193,14 +194,6 @@ class _Server(NamedTuple):
                 missing = [one.name for one in table.columns if one.name not in columns and one.beyond_locks is beyond]
                 self.find(check, f"The table {table.fullname} has no {', '.join(missing)}.", command, if_=bool(missing))
         return present
-
-    async def _columns(self, table: Table) -> set[str] | None:
-        try:
-            return await columns_of(self.database, table)
-        except LockError as error:
-            if error.__cause__ is not None and self.database.kind(error.__cause__) == "denied":
-                return None
-            raise
 
     def judge_rights(self, table: Table, missing: Sequence[str], user: str) -> None:
         seen = f"This user has no right to {', '.join(missing)} on {table.fullname}."
@@ -383,7 +376,7 @@ class _Mysql(_Server):
         self.judge_connections(used, int(most), fix)
         for table in await self.judge_tables(creatable=await self._may_create(str(database))):
             texts = {right: text.format(table=self.name(table)) for right, text in _MYSQL_RIGHTS.items()}
-            missing = [right for right, text in texts.items() if await self.refuses(text)]
+            missing = [right for right, text in texts.items() if await self.unless_denied(self.ask(text)) is None]
             self.judge_rights(table, missing, user)
             await self._judge_storage_engine(table)
 

@@ -80,13 +80,7 @@ OPTIONS: dict[str, Callable[[Any], object]] = {
 
 
 class PymysqlDriver(Driver):
-    """
-    Connects to a server.
-
-    Args:
-        parameters: Gives PyMySQL's arguments, anew for each connection: an application's password may change.
-        url: For messages.
-    """
+    """Connects to a server; `parameters` gives PyMySQL's, anew for each connection: an application's may change."""
 
     errors = (pymysql.Error, OSError, EOFError)
 

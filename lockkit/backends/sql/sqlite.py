@@ -35,16 +35,9 @@ OPTIONS: dict[str, Callable[[Any], object]] = {"cached_statements": validation.p
 
 class SqliteDriver(Driver):
     """
-    Opens a file.
+    Opens a file: a path, or from an application's engine also a URI of SQLite's, whose path only SQLite knows.
 
-    Args:
-        database: The path, or a URI of SQLite's.
-        options: See `OPTIONS`; ``uri`` from an application's engine.
-        adopted: The application made the file, and answers for who may write there.
-        group: The file is shared with the group.
-
-    Attributes:
-        path: The file; empty until the first connection if only SQLite knows it.
+    Of an `adopted` one the application answers for who may write there; `group` shares the file with the group.
     """
 
     errors = (sqlite3.Error, OSError, EOFError)

@@ -31,15 +31,11 @@ class Statement:
     """
     One statement. Made once and used often: connections keep what they prepared by its identity.
 
-    Args:
-        text: See the attribute.
-        once: It is not worth preparing: made for one use.
-
     Attributes:
         text: With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of
             what PREPARE prepares. It has no other ``$``.
         packed: The same as bytes.
-        once: See the argument.
+        once: It is not worth preparing: made for one use.
     """
 
     __slots__ = ("_compiled", "once", "packed", "text")

@@ -45,7 +45,6 @@ class WakeupListener:
     """
 
     def __init__(self, runtime: Runtime, database: Database, channel: str) -> None:
-        """Listen to nothing yet."""
         self.connection: PsycopgConnection | None = None
         self.cannot_listen = False
         self._runtime = runtime

@@ -183,7 +183,6 @@ class SessionBackend(SqlBackend):
     _locking_class: ClassVar[type[Locking]]
 
     def __init__(self, database: Database, options: Mapping[str, Any], host: Host) -> None:
-        """Use a database; nothing is sent."""
         super().__init__(database, options, host)
         self._locking = self._locking_class(database, options["table"], auto_create=options["auto_create"])
         self.tables = self._locking.tables

@@ -43,7 +43,6 @@ class Sessions:
     """
 
     def __init__(self, database: Database, runtime: Runtime, size: int | None, locking: Locking) -> None:
-        """Open none yet."""
         self._database = database
         self._runtime = runtime
         self._size = size

@@ -33,7 +33,6 @@ class Turn:
     __slots__ = ("_free", "_mutex", "_runtime")
 
     def __init__(self, runtime: Runtime) -> None:
-        """Be free."""
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._free = runtime.event()
@@ -83,7 +82,6 @@ class Session:
     """
 
     def __init__(self, connection: Connection, runtime: Runtime) -> None:
-        """Take over a connection with nothing under way."""
         self.connection = connection
         self.pid = 0
         self.started = 0
@@ -206,7 +204,6 @@ class Claim:
     valid_until: Instant
 
     def __init__(self) -> None:
-        """Have no session yet."""
         self.session: Session | None = None
         self.queued = self.sent = False
         self.look_at = 0.0

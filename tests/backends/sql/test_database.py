@@ -57,7 +57,7 @@ class TestQueue:
         async def main() -> None:
             database = opened(tmp_path, AsyncioRuntime())
             tasks = [asyncio.create_task(database.run(GATE))]
-            await asyncio.to_thread(wait_until, lambda: None if database._counted else "the gate")
+            await asyncio.to_thread(wait_until, lambda: None if database._taken else "the gate")
             tasks += [asyncio.create_task(database.run(NOTE, [caller])) for caller in OTHERS]
             await asyncio.sleep(20 * CHECK_SECONDS)
             tasks.append(asyncio.create_task(database.run(NOTE, ["renewal"], urgent=True)))
@@ -79,7 +79,7 @@ class TestCancelled:
         async def main() -> None:
             database = opened(tmp_path, AsyncioRuntime())
             task = asyncio.create_task(database.run(GATE))
-            await asyncio.to_thread(wait_until, lambda: None if database._counted else "the gate")
+            await asyncio.to_thread(wait_until, lambda: None if database._taken else "the gate")
             for _ in range(5):
                 await asyncio.sleep(CHECK_SECONDS)
                 task.cancel()

@@ -15,44 +15,31 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("paramstyle", "text", "parameters"),
+    ("text", "paramstyle", "values", "spelled", "order"),
     [
-        ("qmark", "SELECT ?, ?, strftime('%s', ?)", ("b", "a", "b")),
-        ("format", "SELECT %s, %s, strftime('%%s', %s)", ("b", "a", "b")),
+        # Each parameter as often as it stands there; a percent sign that is none stays one.
+        ("SELECT $2, $1, strftime('%s', $2)", "qmark", "ab", "SELECT ?, ?, strftime('%s', ?)", "bab"),
+        ("SELECT $2, $1, strftime('%s', $2)", "format", "ab", "SELECT %s, %s, strftime('%%s', %s)", "bab"),
+        # $12 is not $1 and a 2.
+        ("$12 $11 $10 $9 $8 $7 $6 $5 $4 $3 $2 $1", "qmark", "abcdefghijkl", "? ? ? ? ? ? ? ? ? ? ? ?", "lkjihgfedcba"),
+        # One of several texts for the same values may need fewer of them.
+        ("EXECUTE p ($1)", "format", "ab", "EXECUTE p (%s)", "a"),
+        # $$1 is the other statement's $1.
+        ("PREPARE p AS SELECT $$1;SET x = $2;EXECUTE p ($1)", "format", "ab",
+         "PREPARE p AS SELECT $1;SET x = %s;EXECUTE p (%s)", "ba"),
     ],
-)
-def test_statement_is_spelled_as_the_driver_wants_it(paramstyle: str, text: str, parameters: tuple[str, ...]) -> None:
-    """Each parameter as often as it stands there; a percent sign that is none stays one."""
-    statement = Statement("SELECT $2, $1, strftime('%s', $2)")
+)  # fmt: skip
+def test_statement_is_spelled_as_the_driver_wants_it(
+    text: str, paramstyle: str, values: str, spelled: str, order: str
+) -> None:
+    """With the values that it has, in its order."""
+    statement = Statement(text)
 
-    spelled, order = statement.spelled(paramstyle)
+    found, ordered = statement.spelled(paramstyle)
 
-    assert spelled == text
-    assert tuple(order(("a", "b"))) == parameters
-    assert statement.spelled(paramstyle)[0] is spelled
-
-
-def test_more_than_nine_parameters_are_told_apart() -> None:
-    """``$12`` is not ``$1`` and a 2."""
-    text, order = Statement(" ".join(f"${number}" for number in range(12, 0, -1))).spelled("qmark")
-
-    assert text == " ".join("?" * 12)
-    assert list(order(range(1, 13))) == list(range(12, 0, -1))
-
-
-def test_text_takes_the_parameters_that_it_has() -> None:
-    """One of several texts for the same values may need fewer of them."""
-    text, order = Statement("EXECUTE p ($1)").spelled("format")
-
-    assert text % order(("a", "b")) == "EXECUTE p (a)"
-
-
-def test_parameter_of_a_statement_that_is_prepared_stays() -> None:
-    """``$$1`` is the other statement's ``$1``."""
-    text, order = Statement("PREPARE p AS SELECT $$1, $$2;SET x = $2;EXECUTE p ($1, $2)").spelled("format")
-
-    assert text == "PREPARE p AS SELECT $1, $2;SET x = %s;EXECUTE p (%s, %s)"
-    assert list(order("ab")) == ["b", "a", "b"]
+    assert found == spelled
+    assert tuple(ordered(values)) == tuple(order)
+    assert statement.spelled(paramstyle)[0] is found
 
 
 def test_parameters_are_packed_for_postgresql() -> None:

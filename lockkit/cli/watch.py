@@ -95,7 +95,7 @@ class Watch:
     as_json: bool = flag("Print each event as one line of JSON.", "--json")
 
     def run(self) -> int:
-        given, patterns = (self.url, self.arguments or []) if self.url else split_url(self.arguments or [])
+        given, patterns = split_url(self.arguments or []) if self.url is None else (self.url, self.arguments or [])
         with connected(self, profiles.resolve(given, self.profile, {})) as client:
             looker, watched = Looker(client, patterns), Watched()
             look = looker.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,18 +13,19 @@ from lockkit import validation
 from lockkit.backend import LockBackend
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.registry import DetachedHost
-from lockkit.doctor import timing
 from lockkit.doctor.findings import Check, Finding, Severity
-from lockkit.engine.settings import DEFAULT_TTL
+from lockkit.engine.settings import DEFAULT_TTL, drift_margin
 from lockkit.runtime import drive
 from lockkit.units import Seconds
 from lockkit.url import Url
+
+_PAGE = "how-to/check-your-servers.md#all-backends"
 
 NOT_EXAMINED = Check(
     "not-examined",
     Severity.INFO,
     "The doctor has no checks for this backend, so the absence of findings means nothing.",
-    "how-to/check-your-servers.md#all-backends",
+    _PAGE,
 )
 
 THIS_MACHINE_ONLY = Check(
@@ -31,6 +33,45 @@ THIS_MACHINE_ONLY = Check(
     Severity.WARNING,
     "The locks lock out processes of this machine only: on every other machine somebody may hold the same lock.",
     "reference/configuration.md#order",
+)
+
+
+SAMPLES = 15
+"""How often a server is asked. More takes longer over a slow network; with fewer, one stall distorts the median."""
+
+ROUND_TRIPS_MIN = 30
+"""How many round trips should fit into a ttl. A renewal is due after a third of it, which leaves twenty round trips for
+retries; with fewer, one stall of the network loses leases."""
+
+ROUND_TRIPS_NEEDED = 3
+"""With fewer, a lease has ended, or nearly, when its holder gets the reply: one round trip for the grant, one for the
+first renewal, and one of delay."""
+
+TTL_SHORT = 1.0
+"""Seconds. Swapping or garbage collection can stop a process for longer than a third of that."""
+
+TTL_BELOW_MINIMUM = Check(
+    "ttl-below-minimum", Severity.ERROR, "lockkit refuses such a lock with ConfigurationError.", _PAGE
+)
+TTL_BELOW_ROUND_TRIP = Check(
+    "ttl-below-round-trip",
+    Severity.ERROR,
+    "A lease ends before its holder gets the reply to its request, or before the first renewal arrives: locks are lost "
+    "all the time.",
+    _PAGE,
+)
+TTL_NEAR_ROUND_TRIP = Check(
+    "ttl-near-round-trip",
+    Severity.WARNING,
+    "There is no time to retry a failed renewal: one stall of the network loses the lease.",
+    _PAGE,
+)
+TTL_SHORT_CHECK = Check(
+    "ttl-short",
+    Severity.WARNING,
+    "A holder that is stopped for two thirds of the ttl (a busy machine, garbage collection) loses its lease while it "
+    "works.",
+    "how-to/choose-a-ttl.md#start-from-these",
 )
 
 
@@ -82,11 +123,42 @@ class Examination:
         return any(finding.check is check for finding in self._findings)
 
     async def time(self, where: str, ask: Callable[[], Awaitable[object]]) -> float:
-        """Measure the round trip to a server and compare it with the ttl."""
-        round_trip = await timing.measure(self.runtime, ask)
+        """Measure the median round trip to a server, seconds, and compare it with the ttl."""
+        await ask()  # does not count: it may have to connect
+        times = []
+        for _ in range(SAMPLES):
+            started = self.runtime.now()
+            await ask()
+            times.append(self.runtime.now() - started)
+        round_trip, ttl = statistics.median(times), self.ttl
         self.note(f"round trip to {where}", f"{round_trip * 1000:.2f} ms")
-        timing.judge_round_trip(self, where, round_trip)
+        seen = f"A round trip takes {round_trip * 1000:.3g} ms, the ttl is {ttl:g} s."
+        wanted = max(5.0, ROUND_TRIPS_MIN * round_trip)
+        fix = f"Set ttl={wanted:.3g} or more, or move clients and server closer together."
+        if ttl - drift_margin(ttl) <= ROUND_TRIPS_NEEDED * round_trip:
+            self.find(TTL_BELOW_ROUND_TRIP, where, seen, fix)
+        elif ttl < ROUND_TRIPS_MIN * round_trip:
+            self.find(TTL_NEAR_ROUND_TRIP, where, seen, fix)
         return round_trip
+
+    def judge_ttl(self) -> None:
+        """Judge the ttl by the backend's shortest one, and by how long a process may be stopped."""
+        ttl, capabilities = self.ttl, self.backend_class.capabilities
+        where = self.url.safe_text
+        if ttl < capabilities.min_ttl:
+            self.find(
+                TTL_BELOW_MINIMUM,
+                where,
+                f"The ttl is {ttl:g} s; the shortest ttl of this backend is {capabilities.min_ttl:g} s.",
+                f"Set ttl={capabilities.min_ttl:g} or more, or leave it out for 30 s: {self.url.scheme}://…?ttl=30",
+            )
+        elif ttl < TTL_SHORT and capabilities.scope != "process":
+            self.find(
+                TTL_SHORT_CHECK,
+                where,
+                f"The ttl is {ttl:g} s.",
+                "Set a ttl of 5 s or more: other clients then wait longer, but only after a crash.",
+            )
 
     def diagnosis(self) -> Diagnosis:
         """Return what was found, the most serious first."""
@@ -148,7 +220,7 @@ def examine_settings(settings: profiles.Settings, *, ttl: Seconds | timedelta | 
             "Nothing names a backend, so locks are files of this machine.",
             "Give a URL, set LOCKKIT_URL, or write a lockkit.toml; scope=network or LOCKKIT_SCOPE=network refuses this",
         )
-    timing.judge_ttl(examination)
+    examination.judge_ttl()
     drive(_examine(examination))
     return examination.diagnosis()
 

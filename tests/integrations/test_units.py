@@ -51,7 +51,7 @@ def parsed(command: list[str]) -> dict[str, Any]:
     program, name, *arguments = command
     assert program.rpartition("/")[2] == "lockkit"
     group: Any = typer.main.get_command(app)
-    subcommand = group.commands[name]
+    subcommand = group.get_command(typer.Context(group), name)
     context = subcommand.make_context(name, arguments)
     return {"": name, **context.params}
 

@@ -1,9 +1,9 @@
 """
-A kazoo client for a session of lockkit's own, and how to wait for its answers.
+A session at ZooKeeper over one connection after the other: callers send, and a thread reads and keeps it alive.
 
-kazoo connects, keeps the session alive and reads answers in a thread for each client. Here connecting gets shorter
-timeouts and an end that nobody waits for, and kazoo's log carries no passwords. What needs kazoo's private parts is in
-`lockkit.backends.zookeeper.quirks`.
+kazoo gives requests and answers their form (`kazoo.protocol.serialization`). Its client is not used: a call of it hands
+each request to a thread, and blocks if that hangs in a name lookup (python-zk/kazoo#577, #582); it waits for a hung
+member as long as the session timeout (#756); and it never gets over an ensemble that lost its data (#42).
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ import os
 import select
 import socket
 import ssl
+import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
+from importlib import import_module
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakMethod
 
-from kazoo.exceptions import ConnectionLoss, KazooException
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.retry import KazooRetry
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    AuthFailedError,
+    ConnectionLoss,
+    KazooException,
+    SessionExpiredError,
+    ZookeeperError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.hosts import collect_hosts
+from kazoo.protocol.serialization import SASL, Auth, Close, Connect, PingInstance, Watch
 
-from lockkit.backends.zookeeper.quirks import BoundedClient
-from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime
-from lockkit.units import Seconds
+from lockkit.runtime import BlockingRuntime, Runtime, monotonic
+from lockkit.units import Instant, Seconds
 
 CONNECT_SECONDS = 2.0
 """For a TCP connection. Longer delays callers and the change to another member."""
@@ -35,30 +43,84 @@ CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 2.5
 """For an answer. Longer delays callers while a member hangs; shorter gives up on a member that is only busy."""
 
-RECONNECT_PAUSE_SECONDS_MAX = 1.0
-"""Longest pause between two rounds over all members. Longer notices later that they are back; kazoo's own goes up to an
-hour."""
+PAUSE_SECONDS = 0.05
+"""First pause between two rounds over all members; each further one doubles it."""
 
-log = logging.getLogger("lockkit.kazoo")
+PAUSE_SECONDS_MAX = 1.0
+"""Longest such pause. Longer notices later that they are back; shorter loads those that come back."""
+
+Change = Literal["connected", "suspended", "lost", "tried", "ended"]
+"""
+What becomes of a connection.
+
+- ``connected``: the session is alive, perhaps after a break;
+- ``suspended``: there is no connection; the session may live or not;
+- ``lost``: the server has ended the session (or we have), and the next connection begins another one;
+- ``tried``: no member could be connected to, in one round over all;
+- ``ended``: the thread has ended, and there will be no other.
+"""
+
+_LENGTH = struct.Struct("!i")
+_XID_AND_TYPE = struct.Struct("!ii")
+_HEADER = struct.Struct("!iqi")  # of an answer: xid, zxid, error code
+_WATCH_XID, _PING_XID, _AUTH_XID = -1, -2, -4
+_XID_MAX = 2**31 - 1
+
+log = logging.getLogger("lockkit")
 
 
-def _filter_log(record: logging.LogRecord) -> bool:
-    """Keep passwords out of the log, and outages quiet: lockkit itself logs what they mean for locks."""
-    if record.levelno < logging.INFO:
-        return False  # every request, also those that carry a password
-    if record.levelno <= logging.WARNING:
-        # Several for each attempt of each client to connect.
-        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-    return log.isEnabledFor(record.levelno)
+class Answer:
+    """
+    The answer to a request, with those methods of kazoo's ``AsyncResult`` that `outcome` calls.
+
+    It calls back in the thread that read it. It has no lock that an interrupt (Ctrl-C) of the caller could leave taken:
+    that thread would wait for it, and send no heartbeat.
+    """
+
+    __slots__ = ("_callbacks", "_done", "_error", "_value", "session_id")
+
+    def __init__(self, session_id: int = 0) -> None:
+        self.session_id = session_id  # of the session in which the request was sent
+        self._callbacks: list[Callable[[Answer], None]] = []
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def ready(self) -> bool:
+        return self._done
+
+    def finish(self, value: object = None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+        self._done = True
+        self._call_back()
+
+    def rawlink(self, callback: Callable[[Answer], None]) -> None:
+        """Call back once, when it is answered, in the thread that reads; or now."""
+        self._callbacks.append(callback)
+        if self._done:  # looked at again: the other thread may have missed the callback
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # the other thread has it
+                return
+            callback(self)
+
+    def get_nowait(self) -> Any:  # noqa: ANN401 - of the kind that the request has
+        if not self._done:
+            raise KazooTimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
-log.addFilter(_filter_log)
-
-
-async def outcome(runtime: Runtime, result: Any, seconds: float = ANSWER_SECONDS) -> Any:  # noqa: ANN401 - kazoo's
-    """Wait for the result of a request to kazoo."""
+async def outcome(runtime: Runtime, result: Any, seconds: Seconds = ANSWER_SECONDS) -> Any:  # noqa: ANN401 - an `Answer` or kazoo's
+    """Wait for the answer to a request."""
     if not result.ready():
-        answered = (runtime if can_wait(runtime) else BlockingRuntime()).event()  # kazoo's thread still answers
+        # At the interpreter's exit no event loop runs any more; the thread that reads still does.
+        answered = (BlockingRuntime() if runtime.loop_has_ended() else runtime).event()
         result.rawlink(lambda _: answered.set())
         await answered.wait(max(0.0, seconds))
     try:
@@ -66,8 +128,7 @@ async def outcome(runtime: Runtime, result: Any, seconds: float = ANSWER_SECONDS
     except (KazooException, KazooTimeoutError):
         raise
     except Exception as error:
-        # kazoo passes on any exception of its thread: of an answer that it could not read, for example.
-        message = f"kazoo failed to read the answer: {error!r}"
+        message = f"the answer could not be read: {error!r}"
         raise ConnectionLoss(message) from error
 
 
@@ -75,8 +136,8 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """
     Give a function that calls a method for as long as its object lives.
 
-    kazoo's thread lives as long as the connection. With the method itself it would keep a client that was dropped, and
-    with it the connection and the session, to the end of the process.
+    A connection's thread lives as long as the connection. With the method itself it would keep a client that was
+    dropped, and with it the connection and the session, to the end of the process.
     """
     reference = WeakMethod(method)
 
@@ -88,114 +149,98 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def can_wait(runtime: Runtime) -> bool:
-    """Tell whether the runtime can wait: no event loop runs any more when the interpreter exits."""
-    return not isinstance(runtime, AsyncioRuntime) or (runtime.loop is not None and runtime.loop.is_running())
-
-
-class Answer:
+class Connection:
     """
-    The result of a request, with those methods of kazoo's ``AsyncResult`` that kazoo's connection and lockkit call.
+    A session, and the connection that it has just now, if any.
 
-    It calls back in the thread that read the answer. It has no lock that an interrupt (Ctrl-C) of the caller could
-    leave taken: kazoo's thread would wait for it, and send no heartbeat.
+    Requests are answered in the order in which they were sent.
     """
-
-    __slots__ = ("_callbacks", "_done", "_error", "_value")
-
-    def __init__(self) -> None:
-        self._done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Answer], None]] = []
-
-    def ready(self) -> bool:
-        return self._done
-
-    def set(self, value: Any = None) -> None:  # noqa: ANN401 - kazoo's
-        self._value = value
-        self._finish()
-
-    def set_exception(self, error: BaseException) -> None:
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        self._done = True
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop(0)
-            except IndexError:  # another thread has it, see `rawlink`
-                return
-            callback(self)
-
-    def rawlink(self, callback: Callable[[Answer], None]) -> None:
-        """Call back once, when it is answered, in kazoo's thread; or now."""
-        self._callbacks.append(callback)
-        if self._done:  # looked at again: kazoo's thread may have missed the callback
-            self._finish()
-
-    def get_nowait(self) -> Any:  # noqa: ANN401 - kazoo's
-        if not self._done:
-            raise KazooTimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-
-class Connection(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """
-    A kazoo client that lockkit starts and stops, and its only thread, with shorter timeouts.
-
-    kazoo's own handler has two more threads, which call back, and joins them when it stops (python-zk/kazoo#147, #426).
-    lockkit's callbacks neither block nor wait for an answer, so the thread that reads calls them.
-    """
-
-    answer_seconds = ANSWER_SECONDS  # longest wait for each answer during the login
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        session_seconds: float,
-        round_failed: Callable[[], None],
-        ended: Callable[[], None],
+        session_seconds: Seconds,
+        runtime: Runtime,
+        changed: Callable[[Change], None],
+        node_changed: Callable[[int, str], None],
     ) -> None:
-        """Make it; nothing is sent. Both functions are called in kazoo's thread, `ended` at its end."""
-        super().__init__()
-        self._round_failed = round_failed
-        self.ended = ended
-        self._pause = threading.Event()
-        self._socket: socket.socket | None = None
-        self.connect_again: Callable[[], socket.socket]  # makes another connection to the same member
-        self.last_error: BaseException | None = None  # why the last attempt to connect failed, unless it succeeded
-        self.refusal: BaseException | None = None  # with what a member closed a connection in place of a session
-        self.session_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
-        retry = {"delay": 0.05, "backoff": 2, "max_delay": RECONNECT_PAUSE_SECONDS_MAX, "sleep_func": self.sleep_func}
-        self.client: Any = BoundedClient(
-            timeout=session_seconds,
-            handler=self,
-            connection_retry=KazooRetry(max_tries=-1, **retry),
-            command_retry=KazooRetry(max_tries=1, **retry),
-            logger=log,
-            **arguments,
-        )
+        """
+        Connect to nothing yet.
 
-    # -- ending ----------------------------------------------------------------------------------------------------
+        The last two functions are called in the connection's thread: they must not block.
+        """
+        self._arguments = arguments
+        self._requested_ms = int(session_seconds * 1000)
+        self._mutex = runtime.mutex()
+        self._random = runtime.random
+        self._changed = changed
+        self._node_changed = node_changed
+        self._stopped = threading.Event()
+        self.connected = False
+        self.session_id = 0  # the server's name for it; 0 before the first connection, and after its end
+        self.session_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
+        self.last_error: Exception | None = None  # why the last attempt to connect failed, unless it succeeded
+        self._password = bytes(16)
+        self._last_zxid = 0
+        self._has_logged_in = False
+        self._socket: socket.socket | None = None
+        self._heard_at = 0.0
+        # Under the mutex, from here on:
+        self._xid = 0
+        self._pending: dict[int, tuple[Any, Answer, Instant]] = {}  # by xid: and when it was sent
+        self._out = bytearray()  # what the socket has not taken yet
+        self._sent_at = 0.0
+
+    # -- by callers ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread. Once only."""
+        threading.Thread(target=self._run, name="lockkit-zookeeper", daemon=True).start()
+
+    def send(self, *requests: Any) -> list[Answer]:
+        """Send requests in one message, without waiting. Raises kazoo's ``ConnectionLoss`` without a connection."""
+        bodies = [request.serialize() for request in requests]
+        with self._mutex:
+            if not self.connected:
+                raise ConnectionLoss
+            answers = [Answer(self.session_id) for _ in requests]
+            self._sent_at = monotonic()
+            try:
+                for request, body, answer in zip(requests, bodies, answers, strict=True):
+                    self._xid = self._xid % _XID_MAX + 1
+                    self._pending[self._xid] = request, answer, self._sent_at
+                    self._out += _LENGTH.pack(_XID_AND_TYPE.size + len(body))
+                    self._out += _XID_AND_TYPE.pack(self._xid, request.type) + body
+                self._flush()
+            except BaseException:  # interrupted: nobody knows how much was sent
+                self.hang_up()
+                raise
+        return answers
 
     def hang_up(self) -> None:
-        """Break the connection, so that kazoo connects to another member. The session stays."""
-        if self._socket is not None:
+        """Break the connection, so that the thread connects to another member. The session stays."""
+        if (connected := self._socket) is not None:
             with suppress(OSError):  # it has ended already
-                self._socket.shutdown(socket.SHUT_RDWR)  # kazoo's thread closes it
+                # Not that of SSLSocket, which sends in clear text from then on.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    def silent_seconds(self) -> Seconds:
+        """For how long no answer has come, though requests wait for one."""
+        with self._mutex:
+            oldest = next(iter(self._pending.values()), None)
+            return 0.0 if oldest is None else monotonic() - max(self._heard_at, oldest[2])
+
+    def end_after_answers(self) -> None:
+        """Connect no more, once this connection ends."""
+        self._stopped.set()
 
     def end(self) -> None:
         """
-        Have kazoo's thread end; returns at once.
+        Have the thread end; returns at once.
 
         The server does not know: it ends the session after its timeout, unless it was asked to end it before.
         """
-        self.client.end_with_connection()
-        self._pause.set()
+        self._stopped.set()
         self.hang_up()
 
     def drop(self, process: int) -> None:
@@ -203,71 +248,283 @@ class Connection(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has
         if os.getpid() == process:
             self.end()
 
-    # -- what kazoo calls ------------------------------------------------------------------------------------------
+    # -- the thread ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start no thread: the connection has its own."""
-        self._running = True
-
-    def stop(self) -> None:
-        self._running = False
-
-    def async_result(self) -> Answer:
-        return Answer()
-
-    def dispatch_callback(self, callback: Any) -> None:  # noqa: ANN401 - kazoo's
-        """Call what watches a node, in kazoo's connection thread."""
+    def _run(self) -> None:
+        pause_seconds = PAUSE_SECONDS
         try:
-            callback.func(*callback.args)
-        except Exception:
-            log.exception("a callback of lockkit failed")
-
-    def select(
-        self, readers: Sequence[Any], writers: Sequence[Any], _: Sequence[Any], timeout: Seconds | None = None
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Wait as `select.select` does. kazoo's own makes a selector each time, which takes longer than a request."""
-        poll = select.poll()
-        for one in readers:
-            poll.register(one, select.POLLIN)
-        for one in writers:
-            poll.register(one, select.POLLOUT)
-        ready = {fd for fd, _ in poll.poll(None if timeout is None else ceil(timeout * 1000))}
-        return [one for one in readers if one.fileno() in ready], [one for one in writers if one.fileno() in ready], []
-
-    def sleep_func(self, seconds: float) -> None:
-        """Pause between two rounds over the members: kazoo calls it when a connection broke, or none could be made."""
-        if self.last_error is not None:
-            self._round_failed()
-        self._pause.wait(seconds)
-
-    def create_connection(
-        self, address: tuple[str, int], hostname: str = "", timeout: float = CONNECT_SECONDS, **tls: Any
-    ) -> socket.socket:
-        """Connect within a few seconds instead of the session timeout, and close the socket if that fails."""
-        self.connect_again = partial(self.create_connection, address, hostname, timeout, **tls)
-        try:
-            plain = socket.create_connection(address, min(timeout, CONNECT_SECONDS))
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = _encrypted(plain, hostname, tls) if tls.get("use_ssl") else plain
-        except OSError as error:
+            while not self._stopped.is_set():
+                for host, address in self._addresses():
+                    if self._connect(host, address):
+                        pause_seconds = PAUSE_SECONDS
+                    if self._stopped.is_set():
+                        return
+                if self.last_error is not None:
+                    self._changed("tried")
+                self._stopped.wait(pause_seconds * self._random.uniform(0.6, 1.4))
+                pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+        except AuthFailedError as error:
             self.last_error = error
+        except Exception as error:
+            log.exception("the thread of a connection to %s has ended", self._arguments["hosts"])
+            self.last_error = error
+        finally:
+            self._disconnect()
+            self._lose_session()
+            self._changed("ended")
+
+    def _addresses(self) -> list[tuple[str, Any]]:
+        """Look up the members; give the name and address of each."""
+        found = []
+        for host, port in collect_hosts(self._arguments["hosts"])[0]:
+            try:
+                found += [(host, one[4]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+            except (OSError, ValueError) as error:  # an impossible name is a UnicodeError
+                self.last_error = OSError(f"the host name {host} is not known: {error}")
+        if self._arguments.get("randomize_hosts", True):
+            self._random.shuffle(found)
+        return found
+
+    def _connect(self, host: str, address: Any) -> bool:  # noqa: ANN401 - the address is of either family
+        """Connect to a member, and stay as long as that lasts; tell whether it came to that."""
+        try:
+            self._begin(host, address)
+        except SessionExpiredError:
+            self._disconnect()
+            self._lose_session()
+            return self._connect(host, address)
+        except (OSError, ValueError, KazooException, struct.error) as error:
+            if isinstance(error, AuthFailedError) and not self._has_logged_in:
+                raise
+            self.last_error = error
+            return False
+        else:
+            self.last_error = None
+            self._changed("connected")
+            try:
+                self._serve()
+            except (OSError, KeyError, struct.error) as error:
+                log.debug("a connection to %s has ended: %r", host, error)
+            return True
+        finally:
+            self._disconnect()
+
+    def _begin(self, host: str, address: Any) -> None:  # noqa: ANN401 - as above
+        """Connect, begin or continue the session, and log in: each answer is awaited for `ANSWER_SECONDS`."""
+        self._socket = _connected(host, address, self._arguments)
+        try:
+            granted = self._ask_for_session(self.session_id, self._password, self._last_zxid)
+        except ConnectionResetError:
+            if self.session_id and self._ensemble_lost_data(host, address):
+                message = "the ensemble came back with older data than this session has seen"
+                raise SessionExpiredError(message) from None
             raise
-        except ValueError as error:  # an impossible host name: kazoo's thread would end
-            self.last_error = error
-            raise OSError(str(error)) from error
-        self.last_error = None
-        return self._socket
+        if granted.time_out <= 0:
+            raise SessionExpiredError if self.session_id else ConnectionRefusedError("the server grants no session")
+        self.session_id, self._password = granted.session_id, granted.passwd
+        self.session_seconds = granted.time_out / 1000
+        self._log_in(host)
+        self._has_logged_in = True
+        self._socket.setblocking(False)  # noqa: FBT003
+        with self._mutex:
+            self._out.clear()
+            self._heard_at = self._sent_at = monotonic()
+            if self._stopped.is_set():
+                raise ConnectionAbortedError("stopped while connecting")
+            self.connected = True
+
+    def _ask_for_session(self, session_id: int, password: bytes, last_zxid: int) -> Any:  # noqa: ANN401 - kazoo's
+        request = Connect(0, last_zxid, self._requested_ms, session_id, password, read_only=False)
+        return Connect.deserialize(self._exchange(request.serialize()), 0)[0]
+
+    def _ensemble_lost_data(self, host: str, address: Any) -> bool:  # noqa: ANN401 - as above
+        """
+        Tell whether the ensemble, which refuses this client, has lost transactions that this client has seen.
+
+        A server closes the connection of a client that has seen a later transaction than the server
+        (``ZooKeeperServer.processConnectRequest``). It may only lag behind, or it was restarted empty or from an older
+        snapshot and will refuse for ever. A new session needs the majority and is the latest transaction when its
+        member answers. So if that comes before what this client has seen, the majority has lost it.
+        """
+        self._disconnect()
+        self._socket = _connected(host, address, self._arguments)
+        try:
+            self._ask_for_session(0, bytes(16), 0)
+            _, zxid, _ = _HEADER.unpack_from(self._exchange(_XID_AND_TYPE.pack(_PING_XID, PingInstance.type)))
+            self._socket.sendall(_LENGTH.pack(_XID_AND_TYPE.size) + _XID_AND_TYPE.pack(1, Close.type))
+        except OSError:
+            return False
+        return bool(0 < zxid < self._last_zxid)
+
+    def _log_in(self, host: str) -> None:
+        if self._arguments.get("sasl_options") is not None:
+            self._log_in_by_sasl(host, {"service": "zookeeper", **self._arguments["sasl_options"]})
+        for scheme, credential in self._arguments.get("auth_data", ()):
+            self._answered(_AUTH_XID, Auth(0, scheme, credential))
+
+    def _log_in_by_sasl(self, host: str, options: dict[str, Any]) -> None:
+        # ZooKeeper has one name for all of its servers (SecurityUtils.java, createSaslClient).
+        name = "zk-sasl-md5" if options["mechanism"] == "DIGEST-MD5" else host
+        login = import_module("puresasl.client").SASLClient(host=name, **options)  # who uses it has installed it
+        challenge = None
+        xid = 0
+        try:
+            while not login.complete:
+                response = login.process(challenge=challenge)
+                if login.complete and not response:
+                    break
+                xid += 1
+                challenge, _ = SASL.deserialize(self._answered(xid, SASL(response or b"")), _HEADER.size)
+        except Exception as error:  # of pure-sasl, or the server has closed the connection
+            raise AuthFailedError(str(error)) from error
+        login.dispose()
+
+    def _answered(self, xid: int, request: Any) -> bytes:  # noqa: ANN401 - kazoo's
+        """Send a request of a login; give the answer."""
+        answer = self._exchange(_XID_AND_TYPE.pack(xid, request.type) + request.serialize())
+        _, _, code = _HEADER.unpack_from(answer)
+        if code:
+            raise _error(code)
+        return answer
+
+    def _exchange(self, message: bytes) -> bytes:
+        """Send a message while a connection begins; give the answer."""
+        assert self._socket is not None
+        self._socket.sendall(_LENGTH.pack(len(message)) + message)
+        answer = bytearray()
+        length = _LENGTH.size
+        while len(answer) < length:
+            data = self._socket.recv(length - len(answer))
+            if not data:
+                raise ConnectionResetError("the server has closed the connection")
+            answer += data
+            if len(answer) == length == _LENGTH.size:
+                length += _LENGTH.unpack(answer)[0]
+        return bytes(answer[_LENGTH.size :])
+
+    def _serve(self) -> None:
+        """Read what comes, and send heartbeats, until the connection ends."""
+        member, poll, received = self._socket, select.poll(), bytearray()
+        assert member is not None
+        while True:
+            poll.register(member, select.POLLIN | (select.POLLOUT if self._out else 0))
+            dead_at = self._heard_at + self.session_seconds * 2 / 3
+            wake_at = min(self._sent_at + self.session_seconds / 3, dead_at)
+            ready = poll.poll(max(0, ceil((wake_at - monotonic()) * 1000)))
+            with self._mutex:
+                if self._out:
+                    self._flush()
+                elif monotonic() >= self._sent_at + self.session_seconds / 3:
+                    self._out += _LENGTH.pack(_XID_AND_TYPE.size) + _XID_AND_TYPE.pack(_PING_XID, PingInstance.type)
+                    self._sent_at = monotonic()
+                    self._flush()
+                data = self._read(member) if ready else None
+            if data == b"":
+                raise ConnectionResetError("the server has closed the connection")
+            if data is not None:
+                self._heard_at = monotonic()
+                received += data
+                self._take_all(received)
+            elif monotonic() >= dead_at:
+                raise TimeoutError("heartbeats were not answered")
+
+    def _read(self, member: socket.socket) -> bytes | None:
+        """Read what is there; None if nothing is. Under the mutex: two threads must not be in one TLS connection."""
+        try:
+            return member.recv(65_536)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+
+    def _flush(self) -> None:
+        """
+        Send what the socket takes now. Under the mutex.
+
+        The thread sends the rest: it wakes up, as there are answers to what the socket has taken.
+        """
+        assert self._socket is not None
+        try:
+            while self._out:
+                del self._out[: self._socket.send(self._out)]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError:
+            self.hang_up()  # the thread notices
+
+    def _take_all(self, received: bytearray) -> None:
+        """Take the whole messages from what was received."""
+        while len(received) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+            if len(received) < end:
+                return
+            message = bytes(received[_LENGTH.size : end])
+            del received[:end]
+            self._take(message)
+
+    def _take(self, message: bytes) -> None:
+        xid, zxid, code = _HEADER.unpack_from(message)
+        if xid == _WATCH_XID:
+            watch, _ = Watch.deserialize(message, _HEADER.size)
+            self._node_changed(watch.type, watch.path)
+            return
+        if xid == _PING_XID:
+            return
+        if zxid > 0:
+            self._last_zxid = zxid
+        with self._mutex:
+            request, answer, _ = self._pending.pop(xid)
+        if code:
+            answer.finish(error=_error(code))
+        elif request.type == Close.type:
+            self._stopped.set()
+            self.session_id = 0
+            answer.finish()
+        else:
+            try:
+                found = request.deserialize(message, _HEADER.size)
+            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                answer.finish(error=error)
+            else:
+                answer.finish(found)
+
+    def _disconnect(self) -> None:
+        """Close the connection, if there is one: nothing is sent any more, and what was is not answered."""
+        with self._mutex:
+            was_connected, self.connected = self.connected, False
+            former, self._socket = self._socket, None
+            pending, self._pending = self._pending, {}
+        if former is not None:
+            former.close()
+        for _, answer, _ in pending.values():
+            answer.finish(error=ConnectionLoss())
+        if was_connected:
+            self._changed("suspended")
+
+    def _lose_session(self) -> None:
+        """Begin another session with the next connection: the server has ended this one."""
+        self.session_id, self._password, self._last_zxid = 0, bytes(16), 0
+        self._changed("lost")
 
 
-def _encrypted(plain: socket.socket, hostname: str, tls: Mapping[str, Any]) -> socket.socket:
-    """Begin TLS, with kazoo's options for it; the socket is closed if that fails."""
+def _error(code: int) -> Exception:
+    """Make the error of an answer."""
+    error: Exception = EXCEPTIONS[code]() if code in EXCEPTIONS else ZookeeperError(f"error {code}")
+    return error
+
+
+def _connected(host: str, address: Any, arguments: Mapping[str, Any]) -> socket.socket:  # noqa: ANN401 - of either family
+    """Connect to a member, by TLS if that is asked for."""
+    plain = socket.create_connection(address[:2], CONNECT_SECONDS)
     try:
-        context = ssl.create_default_context(cafile=tls.get("ca"))
-        context.check_hostname = tls.get("check_hostname", False)
-        context.verify_mode = ssl.CERT_REQUIRED if tls.get("verify_certs", True) else ssl.CERT_NONE
-        if tls.get("certfile"):
-            context.load_cert_chain(tls["certfile"], tls.get("keyfile"), tls.get("keyfile_password"))
-        return context.wrap_socket(plain, server_hostname=hostname)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.settimeout(ANSWER_SECONDS)
+        if not arguments.get("use_ssl"):
+            return plain
+        context = ssl.create_default_context(cafile=arguments.get("ca"))
+        context.check_hostname = arguments.get("check_hostname", False)
+        context.verify_mode = ssl.CERT_REQUIRED if arguments.get("verify_certs", True) else ssl.CERT_NONE
+        if arguments.get("certfile"):
+            context.load_cert_chain(arguments["certfile"], arguments.get("keyfile"), arguments.get("keyfile_password"))
+        return context.wrap_socket(plain, server_hostname=host)
     except BaseException:
         plain.close()
         raise

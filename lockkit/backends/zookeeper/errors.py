@@ -66,13 +66,15 @@ def translate(error: BaseException, label: str) -> LockError:
     return BackendUnavailable(f"{label} refused the request: {text}")
 
 
-def connection_failed(error: BaseException | None, label: str) -> BackendUnavailable:
+def connection_failed(error: Exception | None, label: str) -> LockError:
     """Say why there is no connection; `error` is why the last attempt failed, if one has ended."""
-    if error is None:
+    if isinstance(error, kazoo.AuthFailedError):
+        return translate(error, label)
+    if error is None or isinstance(error, TimeoutError):
         return unsent(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
     advice = "is it running, and reachable from here?"
-    if isinstance(error, (kazoo.ConnectionDropped, BrokenPipeError, ConnectionResetError)):
+    if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         advice = (
             "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
         )

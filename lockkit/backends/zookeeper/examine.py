@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.protocol.serialization import Exists, GetACL, GetChildren, GetData
 from kazoo.security import OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
 
-from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, refusal_explained, root_of
+from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, root_of
 from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
@@ -64,15 +65,14 @@ async def examine(examination: Examination) -> None:
     """Check the session, the access rights and each member of the URL."""
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
-    with refusal_explained(url):
-        session = Session(examination.host, arguments, examination.ttl)
+    session = Session(examination.host, arguments, examination.ttl)
     try:
         await session.connected()
         _check_session(examination, session.granted_seconds)
         await _examine_rights(examination, session, arguments)
         await _examine_kazoo_locks(examination, session)
         members_count = await _members_count(session)
-        await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
+        await examination.time(arguments["hosts"], lambda: session.ask(Exists("/", None)))
     finally:
         session.end_soon()
     if members_count is not None:
@@ -105,7 +105,7 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
         fix = f"{url.scheme}://USER:PASSWORD@…, the same for all clients that share the locks, and without acl=open"
         examination.find(OPEN_ACL, url.safe_text, seen, fix)
     try:
-        granted, _ = await session.answer(session.client.get_acls_async(root))
+        granted, _ = await session.ask(GetACL(root))
         if not is_open and granted == OPEN_ACL_UNSAFE:
             seen = f"Everybody has all access rights to {root}."
             fix = f"zkCli.sh: addauth digest USER:PASSWORD, then setAcl -R {root} auth::cdrwa"
@@ -128,15 +128,15 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
 
 async def _examine_kazoo_locks(examination: Examination, session: Session) -> None:
     """Look for names that lockkit's readers share with plain locks of kazoo's."""
-    client, root = session.client, root_of(examination.url, examination.options["prefix"])
+    root = root_of(examination.url, examination.options["prefix"])
     try:
-        directories = await session.answer(client.get_children_async(root))
+        directories = await session.ask(GetChildren(root, None))
         for directory in directories[:DIRECTORIES_MAX]:
-            nodes = await session.answer(client.get_children_async(f"{root}/{directory}"))
+            nodes = await session.ask(GetChildren(f"{root}/{directory}", None))
             if not any("__rlock__" in node for node in nodes):
                 continue
             for node in filter(_KAZOO_NODE.fullmatch, nodes):
-                data, _ = await session.answer(client.get_async(f"{root}/{directory}/{node}"))
+                data, _ = await session.ask(GetData(f"{root}/{directory}/{node}", None))
                 if not data.startswith(b"{"):  # lockkit's have JSON
                     seen = f"A Lock of kazoo's and a reader use {root}/{directory}."
                     fix = "Use kazoo's WriteLock, or Lock(…, extra_lock_patterns=['__rlock__']), in place of its Lock"
@@ -159,7 +159,7 @@ def _may_create(granted: list[Any], arguments: Mapping[str, Any]) -> bool:
 async def _members_count(session: Session) -> int | None:
     """Count the voting members; 0 for a standalone server, None if this login may not read that."""
     try:
-        data, _ = await session.answer(session.client.get_async("/zookeeper/config"))
+        data, _ = await session.ask(GetData("/zookeeper/config", None))
     except (ConfigurationError, NoNodeError):
         return None
     lines: list[str] = data.decode("utf-8", "replace").splitlines()

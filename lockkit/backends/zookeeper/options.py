@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,6 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permission
 
 from lockkit import validation
 from lockkit.backend import Option
-from lockkit.backends.zookeeper.quirks import login_of
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
@@ -173,15 +171,6 @@ def root_of(url: Url, prefix: str) -> str:
     return f"{chroot.rstrip('/')}/{prefix}"
 
 
-@contextmanager
-def refusal_explained(url: Url) -> Iterator[None]:
-    """Raise `ConfigurationError` when kazoo's client refuses its arguments."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise _wrong(url, f"kazoo does not take its options: {error}") from error
-
-
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
 
@@ -191,8 +180,11 @@ def adopted_arguments(client: KazooClient, options: Mapping[str, Any]) -> dict[s
     for name, instead in (("acl", "default_acl=, which lockkit uses, too"), ("auth", "sasl_options= or auth_data=")):
         if options[name] != OPTIONS[name].default:
             raise ConfigurationError(f"the option {name} is for URLs: give the KazooClient {instead}")
-    same = ("auth_data", "default_acl", "randomize_hosts", "use_ssl", *_TLS)
-    return {"hosts": client_label(client), **{name: getattr(client, name) for name in same}, **login_of(client)}
+    same = ("auth_data", "randomize_hosts", "use_ssl", *_TLS)
+    login = client._connection.sasl_options  # noqa: SLF001 - kazoo has no public way
+    arguments = {"hosts": client_label(client), **{name: getattr(client, name) for name in same}, "sasl_options": login}
+    arguments["default_acl"] = client.default_acl or [*OPEN_ACL_UNSAFE]
+    return arguments
 
 
 def client_label(client: KazooClient) -> str:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from math import floor, inf, log10
+from math import floor, log10
+from operator import attrgetter
 from typing import Any
 
 from lockkit.backend import CALL_SECONDS, Host
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, can_wait
-from lockkit.backends.zookeeper.node import LockNode
-from lockkit.backends.zookeeper.quirks import end_session
-from lockkit.backends.zookeeper.session import MILLISECOND, Session
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS
+from lockkit.backends.zookeeper.nodes import LockNode
+from lockkit.backends.zookeeper.session import END, MILLISECOND, Session
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant, Seconds
 
@@ -62,7 +62,7 @@ class Sessions:
     """The sessions of one client."""
 
     def __init__(self, host: Host, url: str, arguments: Mapping[str, Any]) -> None:
-        """Make sessions with these arguments for kazoo's client, which checks them here. Nothing is sent."""
+        """Begin sessions that connect with these arguments. Nothing is sent."""
         self._host = host
         self._runtime = host.runtime
         self._url = url
@@ -70,10 +70,6 @@ class Sessions:
         self._mutex = host.runtime.mutex()
         self._own: list[Session] = []
         self._warned: set[float] = set()
-        self._open(DEFAULT_SECONDS)
-
-    def _open(self, seconds: float) -> Session:
-        return Session(self._host, self._arguments, seconds)
 
     def all(self) -> list[Session]:
         """Give the present sessions."""
@@ -114,9 +110,10 @@ class Sessions:
         kept = [session for session in alive if session not in idle]
         if len(kept) >= SESSIONS_MAX:
             longer = [session for session in kept if session.requested_seconds >= seconds]
-            session = min(longer, key=_requested) if longer else max(kept, key=_requested)
+            by_timeout = attrgetter("requested_seconds")
+            session = min(longer, key=by_timeout) if longer else max(kept, key=by_timeout)
         else:
-            session = self._open(seconds)
+            session = Session(self._host, self._arguments, seconds)
             kept.append(session)
         self._own = [*kept, *(one for one in self._own if one.failed and not one.ended)]
         return session, idle
@@ -128,33 +125,26 @@ class Sessions:
             await session.connected(until, patient=patient)
         return session
 
-    def granted_ttl(self, session: Session, ttl: Seconds) -> float:
+    def granted_ttl(self, session: Session, ttl: Seconds) -> Seconds:
         """Give the ttl that the session can keep; warn once if that is far from the one asked for."""
-        seconds = session.granted_seconds
+        seconds, timeout = session.granted_seconds, session_timeout(ttl)
         if seconds < ttl - MILLISECOND:
-            self._warn(
-                ttl,
-                f"{self._url} keeps a session for {seconds:g} s, so leases have a ttl of {seconds:g} s and not of "
-                f"{ttl:g} s: ask for less, or {self._advice(session, 'longer')}",
+            message, wanted = (
+                f"so leases have a ttl of {seconds:g} s and not of {ttl:g} s: ask for less, or",
+                "raise max",
             )
-        elif seconds > session_timeout(ttl) + MILLISECOND:
-            self._warn(
-                ttl,
-                f"{self._url} keeps a session for {seconds:g} s: when a holder dies, its lock is free after that, and "
-                f"not after {ttl:g} s; ask for more, or {self._advice(session, 'shorter')}",
-            )
-        return min(ttl, seconds)
-
-    def _warn(self, ttl: Seconds, message: str) -> None:
-        timeout = session_timeout(ttl)
+        elif seconds > timeout + MILLISECOND:
+            message = f"when a holder dies, its lock is free after that, and not after {ttl:g} s; ask for more, or"
+            wanted = "lower min"
+        else:
+            return ttl
         if timeout not in self._warned:
             self._warned.add(timeout)
-            log.warning("%s", message)
-
-    def _advice(self, session: Session, wanted: str) -> str:
-        if abs(session.granted_seconds - session.requested_seconds) <= MILLISECOND:
-            return f"use fewer different ttls: this client has {SESSIONS_MAX} sessions, and all are in use"
-        return "raise maxSessionTimeout there" if wanted == "longer" else "lower minSessionTimeout there"
+            advice = f"{wanted}SessionTimeout there"
+            if abs(seconds - session.requested_seconds) <= MILLISECOND:
+                advice = f"use fewer different ttls: this client has {SESSIONS_MAX} sessions, and all are in use"
+            log.warning("%s keeps a session for %g s: %s %s", self._url, seconds, message, advice)
+        return min(ttl, seconds)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -162,23 +152,22 @@ class Sessions:
         """
         End sessions at the server, which frees all that they hold in one step for each.
 
-        If a member does not answer, kazoo connects to another one. A session that is not ended by then ends after its
-        timeout: nothing keeps it alive any more.
+        If a member does not answer, the session connects to another one. A session that is not ended by then ends after
+        its timeout: nothing keeps it alive any more.
         """
         left = [session for session in sessions if session.close()]
         problem: LockError | None = None
         while left:
-            asked = [(session, end_session(session.client)) for session in left if session.usable]
+            asked = [(session, session.send(END)[0]) for session in left if session.usable]
             answer_by = min(until, self._runtime.now() + ANSWER_SECONDS)
-            for session, result in asked:
+            for session, sent in asked:
                 try:
-                    await session.answer(result, answer_by)
-                    left.remove(session)
+                    await session.answer(sent, answer_by)
                 except LockError as error:
                     problem = error
             left = [session for session in left if session.id]
             pause_seconds = min(END_PAUSE_SECONDS, until - self._runtime.now())
-            if pause_seconds <= 0 or not (asked or can_wait(self._runtime)):
+            if pause_seconds <= 0 or not (asked or not self._runtime.loop_has_ended()):
                 break
             if left and not asked:
                 await self._runtime.sleep(pause_seconds)
@@ -196,7 +185,3 @@ class Sessions:
             await self.end(own, self._runtime.now() + END_SECONDS)
         except BackendUnavailable as error:
             log.debug("closing a client: %s", error)
-
-
-def _requested(session: Session) -> float:
-    return session.requested_seconds or inf

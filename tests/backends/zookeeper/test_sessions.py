@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ import lockkit.aio
 from lockkit import aio
 from lockkit.backend import Gone, Grant, Renewed, Request
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
-from lockkit.backends.zookeeper.quirks import sync
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive, monotonic
@@ -129,8 +128,9 @@ class TestKazoosThread:
             lease = await client.lock(driver.name(), ttl=LONG).acquire()
             (session,) = sessions_of(inner(client))
 
-            session.client._queue.append((None, None))  # what kazoo cannot send
-            session.client._connection._write_sock.send(b"x")
+            session._connection._take = None  # type: ignore[assignment,method-assign]
+            with suppress(lockkit.BackendUnavailable):
+                await client.ping()
 
             assert await lease.wait_lost(LONG / 4)
             async with client.lock(driver.name(), ttl=LONG, timeout=PATIENCE) as after:
@@ -161,21 +161,12 @@ class TestKazoosThread:
             stuck = True
             proxy.cut()
             assert asked.wait(PATIENCE)
-            results: list[Any] = []
-            asking = threading.Thread(
-                target=lambda: results.extend(sync(session.client) for _ in range(2000)), daemon=True
-            )
-            asking.start()
             watch = Stopwatch()
             with pytest.raises(lockkit.BackendUnavailable):
                 client.lock("x", ttl=LONG).acquire(0)
             closed.close()
             assert watch.stop() < CLOSING
-            asking.join(PATIENCE)
-            assert not asking.is_alive()
             go_on.set()
-            for result in results:
-                answer(result)
             client.close()
 
     def test_unknown_host_is_an_error_that_says_so(self) -> None:
@@ -329,8 +320,8 @@ class TestFollowerWithoutLeader:
         assert not isinstance(waiter.ask(request), Grant)
         assert drive(holder.backend.release(grant))
         session = request.state.session
-        wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
-        answer(session.watches._listings.pop(request)[1])  # the waiter was woken, and asks again only now
+        wait_until(lambda: None if request in session._listings else "not woken", timeout=PATIENCE)
+        answer(session._listings.pop(request)[1])  # the waiter was woken, and asks again only now
         stop_others()
         assert follower.mode() == "follower"
 
@@ -356,7 +347,7 @@ def test_deadline_of_a_grant_counts_from_what_the_leader_has_answered(
     answered_by = monotonic()
     assert drive(holder.backend.release(grant))
     session = request.state.session
-    wait_until(lambda: None if request in session.watches._listings else "not woken", timeout=PATIENCE)
+    wait_until(lambda: None if request in session._listings else "not woken", timeout=PATIENCE)
     asked_by = monotonic()
 
     after = granted(waiter.ask(request))

@@ -1,4 +1,4 @@
-"""What lockkit changes in kazoo's private parts is needed: each test fails without it."""
+"""A session's connection: its answers, its login, its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 from lockkit.backends.zookeeper.connection import Answer, outcome
-from lockkit.backends.zookeeper.quirks import end_session
+from lockkit.backends.zookeeper.session import END
 from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit_tools.servers import ZooKeeperServer, wait_until
 from tests.backends.zookeeper.support import PATIENCE, Connect, answer, sessions_of
@@ -26,7 +26,7 @@ def test_end_of_a_session_is_answered(server: ZooKeeperServer, connect: Connect)
     client.ping()
     (session,) = sessions_of(client)
 
-    assert answer(end_session(session.client), PATIENCE / 4) is True
+    assert answer(session.send(END)[0], PATIENCE / 4) is None
 
 
 def test_error_of_a_signal_handler_is_no_answer() -> None:

@@ -22,17 +22,10 @@ from math import ceil
 from typing import Any, Literal
 from weakref import WeakMethod
 
-from kazoo.exceptions import (
-    EXCEPTIONS,
-    AuthFailedError,
-    ConnectionLoss,
-    KazooException,
-    SessionExpiredError,
-    ZookeeperError,
-)
+from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.hosts import collect_hosts
-from kazoo.protocol.serialization import SASL, Auth, Close, Connect, PingInstance, Watch
+from kazoo.protocol.serialization import SASL, Auth, Close, Connect, Ping, Watch
 
 from lockkit.runtime import BlockingRuntime, Runtime, monotonic
 from lockkit.units import Instant, Seconds
@@ -43,28 +36,26 @@ CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 2.5
 """For an answer. Longer delays callers while a member hangs; shorter gives up on a member that is only busy."""
 
-PAUSE_SECONDS = 0.05
-"""First pause between two rounds over all members; each further one doubles it."""
+PAUSE_SECONDS = 0.05, 1.0
+"""First and longest pause between two rounds over all members. Longer notices later that they are back; shorter loads
+those that come back."""
 
-PAUSE_SECONDS_MAX = 1.0
-"""Longest such pause. Longer notices later that they are back; shorter loads those that come back."""
+Change = Literal[
+    "connected",  # the session is alive, perhaps after a break
+    "suspended",  # there is no connection; the session may live or not
+    "lost",  # the server has ended the session (or we have), and the next connection begins another one
+    "tried",  # no member could be connected to, in one round over all
+    "ended",  # the thread has ended, and there will be no other
+]
 
-Change = Literal["connected", "suspended", "lost", "tried", "ended"]
-"""
-What becomes of a connection.
-
-- ``connected``: the session is alive, perhaps after a break;
-- ``suspended``: there is no connection; the session may live or not;
-- ``lost``: the server has ended the session (or we have), and the next connection begins another one;
-- ``tried``: no member could be connected to, in one round over all;
-- ``ended``: the thread has ended, and there will be no other.
-"""
+Address = tuple[Any, ...]  # of either family
 
 _LENGTH = struct.Struct("!i")
 _XID_AND_TYPE = struct.Struct("!ii")
 _HEADER = struct.Struct("!iqi")  # of an answer: xid, zxid, error code
 _WATCH_XID, _PING_XID, _AUTH_XID = -1, -2, -4
 _XID_MAX = 2**31 - 1
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 log = logging.getLogger("lockkit")
 
@@ -77,11 +68,11 @@ class Answer:
     that thread would wait for it, and send no heartbeat.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_value", "session_id")
+    __slots__ = ("_callback", "_done", "_error", "_value", "session_id")
 
     def __init__(self, session_id: int = 0) -> None:
         self.session_id = session_id  # of the session in which the request was sent
-        self._callbacks: list[Callable[[Answer], None]] = []
+        self._callback: Callable[[Answer], object] | None = None
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -92,20 +83,13 @@ class Answer:
     def finish(self, value: object = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
         self._done = True
-        self._call_back()
+        if self._callback is not None:
+            self._callback(self)
 
-    def rawlink(self, callback: Callable[[Answer], None]) -> None:
-        """Call back once, when it is answered, in the thread that reads; or now."""
-        self._callbacks.append(callback)
-        if self._done:  # looked at again: the other thread may have missed the callback
-            self._call_back()
-
-    def _call_back(self) -> None:
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop(0)
-            except IndexError:  # the other thread has it
-                return
+    def rawlink(self, callback: Callable[[Answer], object]) -> None:
+        """Call back when it is answered, in the thread that reads; if that is just now, perhaps twice."""
+        self._callback = callback
+        if self._done:
             callback(self)
 
     def get_nowait(self) -> Any:  # noqa: ANN401 - of the kind that the request has
@@ -125,20 +109,15 @@ async def outcome(runtime: Runtime, result: Any, seconds: Seconds = ANSWER_SECON
         await answered.wait(max(0.0, seconds))
     try:
         return result.get_nowait()
-    except (KazooException, KazooTimeoutError):
+    except (kazoo.KazooException, KazooTimeoutError):
         raise
     except Exception as error:
         message = f"the answer could not be read: {error!r}"
-        raise ConnectionLoss(message) from error
+        raise kazoo.ConnectionLoss(message) from error
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """
-    Give a function that calls a method for as long as its object lives.
-
-    A connection's thread lives as long as the connection. With the method itself it would keep a client that was
-    dropped, and with it the connection and the session, to the end of the process.
-    """
+    """Give a function that calls a method for as long as its object lives: a client that was dropped is to go."""
     reference = WeakMethod(method)
 
     def call(*arguments: Any) -> None:
@@ -150,11 +129,7 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Connection:
-    """
-    A session, and the connection that it has just now, if any.
-
-    Requests are answered in the order in which they were sent.
-    """
+    """A session, and the connection that it has just now, if any. Requests are answered in their order."""
 
     def __init__(
         self,
@@ -164,18 +139,14 @@ class Connection:
         changed: Callable[[Change], None],
         node_changed: Callable[[int, str], None],
     ) -> None:
-        """
-        Connect to nothing yet.
-
-        The last two functions are called in the connection's thread: they must not block.
-        """
+        """Connect to nothing yet. The last two functions are called in the thread: they must not block."""
         self._arguments = arguments
         self._requested_ms = int(session_seconds * 1000)
         self._mutex = runtime.mutex()
         self._random = runtime.random
         self._changed = changed
         self._node_changed = node_changed
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()  # to connect no more, once this connection ends
         self.connected = False
         self.session_id = 0  # the server's name for it; 0 before the first connection, and after its end
         self.session_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
@@ -202,15 +173,14 @@ class Connection:
         bodies = [request.serialize() for request in requests]
         with self._mutex:
             if not self.connected:
-                raise ConnectionLoss
+                raise kazoo.ConnectionLoss
             answers = [Answer(self.session_id) for _ in requests]
             self._sent_at = monotonic()
             try:
                 for request, body, answer in zip(requests, bodies, answers, strict=True):
                     self._xid = self._xid % _XID_MAX + 1
                     self._pending[self._xid] = request, answer, self._sent_at
-                    self._out += _LENGTH.pack(_XID_AND_TYPE.size + len(body))
-                    self._out += _XID_AND_TYPE.pack(self._xid, request.type) + body
+                    self._out += _message(self._xid, request.type, body)
                 self._flush()
             except BaseException:  # interrupted: nobody knows how much was sent
                 self.hang_up()
@@ -230,17 +200,13 @@ class Connection:
             oldest = next(iter(self._pending.values()), None)
             return 0.0 if oldest is None else monotonic() - max(self._heard_at, oldest[2])
 
-    def end_after_answers(self) -> None:
-        """Connect no more, once this connection ends."""
-        self._stopped.set()
-
     def end(self) -> None:
         """
         Have the thread end; returns at once.
 
         The server does not know: it ends the session after its timeout, unless it was asked to end it before.
         """
-        self._stopped.set()
+        self.stopped.set()
         self.hang_up()
 
     def drop(self, process: int) -> None:
@@ -251,19 +217,19 @@ class Connection:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_seconds = PAUSE_SECONDS
+        pause_seconds, longest = PAUSE_SECONDS
         try:
-            while not self._stopped.is_set():
+            while not self.stopped.is_set():
                 for host, address in self._addresses():
                     if self._connect(host, address):
-                        pause_seconds = PAUSE_SECONDS
-                    if self._stopped.is_set():
+                        pause_seconds, _ = PAUSE_SECONDS
+                    if self.stopped.is_set():
                         return
                 if self.last_error is not None:
                     self._changed("tried")
-                self._stopped.wait(pause_seconds * self._random.uniform(0.6, 1.4))
-                pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
-        except AuthFailedError as error:
+                self.stopped.wait(pause_seconds * self._random.uniform(0.6, 1.4))
+                pause_seconds = min(2 * pause_seconds, longest)
+        except kazoo.AuthFailedError as error:
             self.last_error = error
         except Exception as error:
             log.exception("the thread of a connection to %s has ended", self._arguments["hosts"])
@@ -273,7 +239,7 @@ class Connection:
             self._lose_session()
             self._changed("ended")
 
-    def _addresses(self) -> list[tuple[str, Any]]:
+    def _addresses(self) -> list[tuple[str, Address]]:
         """Look up the members; give the name and address of each."""
         found = []
         for host, port in collect_hosts(self._arguments["hosts"])[0]:
@@ -285,16 +251,16 @@ class Connection:
             self._random.shuffle(found)
         return found
 
-    def _connect(self, host: str, address: Any) -> bool:  # noqa: ANN401 - the address is of either family
+    def _connect(self, host: str, address: Address) -> bool:
         """Connect to a member, and stay as long as that lasts; tell whether it came to that."""
         try:
             self._begin(host, address)
-        except SessionExpiredError:
+        except kazoo.SessionExpiredError:
             self._disconnect()
             self._lose_session()
             return self._connect(host, address)
-        except (OSError, ValueError, KazooException, struct.error) as error:
-            if isinstance(error, AuthFailedError) and not self._has_logged_in:
+        except (OSError, ValueError, kazoo.KazooException, struct.error) as error:
+            if isinstance(error, kazoo.AuthFailedError) and not self._has_logged_in:
                 raise
             self.last_error = error
             return False
@@ -309,7 +275,7 @@ class Connection:
         finally:
             self._disconnect()
 
-    def _begin(self, host: str, address: Any) -> None:  # noqa: ANN401 - as above
+    def _begin(self, host: str, address: Address) -> None:
         """Connect, begin or continue the session, and log in: each answer is awaited for `ANSWER_SECONDS`."""
         self._socket = _connected(host, address, self._arguments)
         try:
@@ -317,10 +283,12 @@ class Connection:
         except ConnectionResetError:
             if self.session_id and self._ensemble_lost_data(host, address):
                 message = "the ensemble came back with older data than this session has seen"
-                raise SessionExpiredError(message) from None
+                raise kazoo.SessionExpiredError(message) from None
             raise
         if granted.time_out <= 0:
-            raise SessionExpiredError if self.session_id else ConnectionRefusedError("the server grants no session")
+            raise (
+                kazoo.SessionExpiredError if self.session_id else ConnectionRefusedError("the server grants no session")
+            )
         self.session_id, self._password = granted.session_id, granted.passwd
         self.session_seconds = granted.time_out / 1000
         self._log_in(host)
@@ -329,15 +297,15 @@ class Connection:
         with self._mutex:
             self._out.clear()
             self._heard_at = self._sent_at = monotonic()
-            if self._stopped.is_set():
+            if self.stopped.is_set():
                 raise ConnectionAbortedError("stopped while connecting")
             self.connected = True
 
-    def _ask_for_session(self, session_id: int, password: bytes, last_zxid: int) -> Any:  # noqa: ANN401 - kazoo's
-        request = Connect(0, last_zxid, self._requested_ms, session_id, password, read_only=False)
-        return Connect.deserialize(self._exchange(request.serialize()), 0)[0]
+    def _ask_for_session(self, session_id: int, password: bytes, last_zxid: int) -> Connect:
+        request = Connect(0, last_zxid, self._requested_ms, session_id, password, read_only=False).serialize()
+        return Connect.deserialize(self._exchange(_LENGTH.pack(len(request)) + request), 0)[0]
 
-    def _ensemble_lost_data(self, host: str, address: Any) -> bool:  # noqa: ANN401 - as above
+    def _ensemble_lost_data(self, host: str, address: Address) -> bool:
         """
         Tell whether the ensemble, which refuses this client, has lost transactions that this client has seen.
 
@@ -350,8 +318,8 @@ class Connection:
         self._socket = _connected(host, address, self._arguments)
         try:
             self._ask_for_session(0, bytes(16), 0)
-            _, zxid, _ = _HEADER.unpack_from(self._exchange(_XID_AND_TYPE.pack(_PING_XID, PingInstance.type)))
-            self._socket.sendall(_LENGTH.pack(_XID_AND_TYPE.size) + _XID_AND_TYPE.pack(1, Close.type))
+            _, zxid, _ = _HEADER.unpack_from(self._exchange(_message(_PING_XID, Ping.type)))
+            self._socket.sendall(_message(1, Close.type))
         except OSError:
             return False
         return bool(0 < zxid < self._last_zxid)
@@ -376,21 +344,20 @@ class Connection:
                 xid += 1
                 challenge, _ = SASL.deserialize(self._answered(xid, SASL(response or b"")), _HEADER.size)
         except Exception as error:  # of pure-sasl, or the server has closed the connection
-            raise AuthFailedError(str(error)) from error
+            raise kazoo.AuthFailedError(str(error)) from error
         login.dispose()
 
     def _answered(self, xid: int, request: Any) -> bytes:  # noqa: ANN401 - kazoo's
         """Send a request of a login; give the answer."""
-        answer = self._exchange(_XID_AND_TYPE.pack(xid, request.type) + request.serialize())
-        _, _, code = _HEADER.unpack_from(answer)
-        if code:
-            raise _error(code)
+        answer = self._exchange(_message(xid, request.type, request.serialize()))
+        if (error := _header(answer)[2]) is not None:
+            raise error
         return answer
 
     def _exchange(self, message: bytes) -> bytes:
         """Send a message while a connection begins; give the answer."""
         assert self._socket is not None
-        self._socket.sendall(_LENGTH.pack(len(message)) + message)
+        self._socket.sendall(message)
         answer = bytearray()
         length = _LENGTH.size
         while len(answer) < length:
@@ -411,29 +378,30 @@ class Connection:
             dead_at = self._heard_at + self.session_seconds * 2 / 3
             wake_at = min(self._sent_at + self.session_seconds / 3, dead_at)
             ready = poll.poll(max(0, ceil((wake_at - monotonic()) * 1000)))
-            with self._mutex:
-                if self._out:
-                    self._flush()
-                elif monotonic() >= self._sent_at + self.session_seconds / 3:
-                    self._out += _LENGTH.pack(_XID_AND_TYPE.size) + _XID_AND_TYPE.pack(_PING_XID, PingInstance.type)
+            data = None
+            with self._mutex:  # also to read: two threads must not be in one TLS connection
+                if not self._out and monotonic() >= self._sent_at + self.session_seconds / 3:
+                    self._out += _message(_PING_XID, Ping.type)
                     self._sent_at = monotonic()
-                    self._flush()
-                data = self._read(member) if ready else None
+                self._flush()
+                if ready:
+                    with suppress(*_NOT_NOW):
+                        data = member.recv(65_536)
             if data == b"":
                 raise ConnectionResetError("the server has closed the connection")
-            if data is not None:
-                self._heard_at = monotonic()
-                received += data
-                self._take_all(received)
-            elif monotonic() >= dead_at:
-                raise TimeoutError("heartbeats were not answered")
-
-    def _read(self, member: socket.socket) -> bytes | None:
-        """Read what is there; None if nothing is. Under the mutex: two threads must not be in one TLS connection."""
-        try:
-            return member.recv(65_536)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
+            if data is None:
+                if monotonic() >= dead_at:
+                    raise TimeoutError("heartbeats were not answered")
+                continue
+            self._heard_at = monotonic()
+            received += data
+            while len(received) >= _LENGTH.size:
+                end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+                if len(received) < end:
+                    break
+                message = bytes(received[_LENGTH.size : end])
+                del received[:end]
+                self._take(message)
 
     def _flush(self) -> None:
         """
@@ -445,46 +413,31 @@ class Connection:
         try:
             while self._out:
                 del self._out[: self._socket.send(self._out)]
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        except _NOT_NOW:
             return
         except OSError:
             self.hang_up()  # the thread notices
 
-    def _take_all(self, received: bytearray) -> None:
-        """Take the whole messages from what was received."""
-        while len(received) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
-            if len(received) < end:
-                return
-            message = bytes(received[_LENGTH.size : end])
-            del received[:end]
-            self._take(message)
-
     def _take(self, message: bytes) -> None:
-        xid, zxid, code = _HEADER.unpack_from(message)
+        xid, zxid, error = _header(message)
         if xid == _WATCH_XID:
             watch, _ = Watch.deserialize(message, _HEADER.size)
             self._node_changed(watch.type, watch.path)
+        if xid < 0:
             return
-        if xid == _PING_XID:
-            return
-        if zxid > 0:
-            self._last_zxid = zxid
+        self._last_zxid = max(self._last_zxid, zxid)
         with self._mutex:
             request, answer, _ = self._pending.pop(xid)
-        if code:
-            answer.finish(error=_error(code))
-        elif request.type == Close.type:
-            self._stopped.set()
+        found = None
+        if request.type == Close.type:
+            self.stopped.set()
             self.session_id = 0
-            answer.finish()
-        else:
+        elif error is None:
             try:
                 found = request.deserialize(message, _HEADER.size)
-            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
-                answer.finish(error=error)
-            else:
-                answer.finish(found)
+            except Exception as failure:  # noqa: BLE001 - whoever waits for it gets it
+                error = failure
+        answer.finish(found, error)
 
     def _disconnect(self) -> None:
         """Close the connection, if there is one: nothing is sent any more, and what was is not answered."""
@@ -495,7 +448,7 @@ class Connection:
         if former is not None:
             former.close()
         for _, answer, _ in pending.values():
-            answer.finish(error=ConnectionLoss())
+            answer.finish(error=kazoo.ConnectionLoss())
         if was_connected:
             self._changed("suspended")
 
@@ -505,13 +458,17 @@ class Connection:
         self._changed("lost")
 
 
-def _error(code: int) -> Exception:
-    """Make the error of an answer."""
-    error: Exception = EXCEPTIONS[code]() if code in EXCEPTIONS else ZookeeperError(f"error {code}")
-    return error
+def _message(xid: int, kind: int, body: bytes = b"") -> bytes:
+    return _LENGTH.pack(_XID_AND_TYPE.size + len(body)) + _XID_AND_TYPE.pack(xid, kind) + body
 
 
-def _connected(host: str, address: Any, arguments: Mapping[str, Any]) -> socket.socket:  # noqa: ANN401 - of either family
+def _header(answer: bytes) -> tuple[int, int, Exception | None]:
+    """Give the xid, the zxid, and the error if it is one."""
+    xid, zxid, code = _HEADER.unpack_from(answer)
+    return xid, zxid, kazoo.EXCEPTIONS.get(code, lambda: kazoo.ZookeeperError(f"error {code}"))() if code else None
+
+
+def _connected(host: str, address: Address, arguments: Mapping[str, Any]) -> socket.socket:
     """Connect to a member, by TLS if that is asked for."""
     plain = socket.create_connection(address[:2], CONNECT_SECONDS)
     try:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
 from typing import Any
 from weakref import finalize
@@ -37,29 +36,26 @@ from lockkit.units import Instant, Seconds
 
 log = logging.getLogger("lockkit")
 
-MILLISECOND = 0.001
-"""ZooKeeper's unit for the session timeout, in seconds."""
+MILLISECOND = 0.001  # ZooKeeper's unit for the session timeout
 
 EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
-"""Answers that callers of `Session.answer` handle. It raises them as kazoo does."""
+"""Answers that callers of `Session.answer` handle. It raises them as kazoo has them."""
 
 RECENT_SHARE = 0.05
-"""Of the ttl: for so long after an answer of the leader a woken waiter does not ask the leader again. The lease then
-counts from before that answer. More makes such leases shorter; less has more waiters ask."""
+"""Of the ttl: for so long after an answer of the leader a waiter does not ask the leader again. The lease then counts
+from before that answer. More makes such leases shorter; less has more waiters ask."""
 
 RETRY_SECONDS = 4.0
 """How long a call waits for a connection, and a read is retried over connections that break. Longer delays callers;
 shorter gives up places in the queue when connections break again and again. Must be more than `ANSWER_SECONDS`, or a
 call of a client whose first member hangs ends before the second one is tried."""
 
-SYNC = Sync("/")  # ZooKeeper ignores the path
+SYNC = Sync("/")  # the path means nothing
 """Has the member catch up with its leader. Only the leader answers it, so the member is not cut off from it."""
 
-END = Close()
-"""Ends the session at the server."""
+END = Close()  # of the session
 
-_DELETED, _CHILD = 2, 4  # kinds of events
-_NOT_TRIED = (RolledBackError, RuntimeInconsistency)  # what a failed transaction says of its other operations
+_DELETED = 2  # kind of an event
 
 
 class Session:
@@ -87,11 +83,9 @@ class Session:
         self._failed_rounds_count = 0
         self._connection_waiters: set[Event] = set()
         self._leader_answered = -inf
-        # What is watched. Waiters by path, and path by waiter; the owners of leases by the paths of their nodes.
-        self._waiters: dict[str, set[Request]] = {}
-        self._watched: dict[Request, str] = {}
-        self._leases: dict[str, str] = {}
-        self._listings: dict[Request, tuple[Instant, Answer]] = {}  # sent when the waiter was woken
+        self._waiters: dict[str, set[Request]] = {}  # by what they watch
+        self._watched: dict[Request, str] = {}  # the reverse
+        self._leases: dict[str, str] = {}  # their owners, by the paths of the nodes that are watched
         self._connection = Connection(
             arguments, seconds, host.runtime, weakly(self._connection_changed), weakly(self._node_changed)
         )
@@ -126,22 +120,23 @@ class Session:
     @property
     def in_use(self) -> bool:
         """Whether something is held in it, or a request waits."""
-        return bool(self.held or self._waiters or self._listings or self._connection_waiters)
+        return bool(self.held or self._watched or self._connection_waiters)
 
     def serves(self, seconds: Seconds) -> bool:
         """Tell whether asking for a session with this timeout would give the same one, as far as that is known."""
-        granted = self.granted_seconds
-        if seconds == self.requested_seconds or not granted:
-            return seconds == self.requested_seconds
+        granted, requested = self.granted_seconds, self.requested_seconds
+        if seconds == requested or not granted:
+            return seconds == requested
         # Outside its bounds the server gives the nearest.
-        if granted < self.requested_seconds - MILLISECOND:
+        if granted < requested - MILLISECOND:
             return seconds >= granted
-        return granted > self.requested_seconds + MILLISECOND and seconds <= granted
+        return granted > requested + MILLISECOND and seconds <= granted
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
     async def connected(self, until: Instant = inf, *, patient: bool = False) -> None:
         """Return when there is a connection. Without patience, raise once all members were tried in vain."""
+        self.used_at = self.now
         if self.usable and not self._closed:
             return
         rounds_count = self._failed_rounds_count
@@ -156,9 +151,9 @@ class Session:
         self._connection_waiters.add(event)
         try:
             while not (self.usable or self.failed) and rounds_count in {None, self._failed_rounds_count}:
-                if (seconds_left := until - self.now) <= 0:
+                if self.now >= until:
                     return
-                await event.wait(seconds_left)
+                await event.wait(until - self.now)
                 event.clear()
         finally:
             self._connection_waiters.discard(event)
@@ -189,10 +184,10 @@ class Session:
         except ConnectionLoss as error:
             raise unsent(f"no connection to {self._label}") from error
 
-    async def answer(self, answer: Answer, until: Instant = inf) -> Any:  # noqa: ANN401 - of the kind that the request has
-        """Wait for the answer to a request that was sent."""
+    async def answer(self, sent: Answer, until: Instant = inf) -> Any:  # noqa: ANN401 - of the kind that the request has
+        """Wait for the answer to a request."""
         try:
-            return await outcome(self._runtime, answer, self._until(until, ANSWER_SECONDS) - self.now)
+            return await outcome(self._runtime, sent, self._until(until, ANSWER_SECONDS) - self.now)
         except EXPECTED:
             raise
         except DRIVER_ERRORS as error:
@@ -210,7 +205,8 @@ class Session:
         for number, found in enumerate(await self.answer(sent, until)):
             if isinstance(found, EXPECTED):
                 return number
-            if isinstance(found, DRIVER_ERRORS) and not isinstance(found, _NOT_TRIED):
+            # Of the other operations it says that they were not tried.
+            if isinstance(found, DRIVER_ERRORS) and not isinstance(found, (RolledBackError, RuntimeInconsistency)):
                 raise translate(found, self._label) from found
         return None
 
@@ -249,41 +245,36 @@ class Session:
 
     async def children_when_woken(self, path: str, request: Request, until: Instant) -> tuple[list[str], Instant]:
         """
-        List the children of a node for a waiter, as `children`, with a time at which the session was alive for certain.
+        List the children of a node for a waiter, with a time at which the session was alive for certain.
 
-        They may have been requested already when it was woken.
+        That goes without `SYNC` if the leader has answered not long ago. What the member may have missed does no harm:
+        those ahead of a contender can only leave, and all of them were there before the contender was. So a listing
+        that is old, but shows the contender, shows each that is still ahead of it. What the member cannot tell is
+        whether the leader has ended the session. It has not before a session timeout has passed since its last answer,
+        and the lease counts from before that.
         """
-        sent = self._listings.pop(request, None)
-        if sent is not None:
-            try:
-                found: list[str] = await self.answer(sent[1], until)
-            except NoNodeError:
-                return [], sent[0]
-            except BackendUnavailable as error:
-                if not was_unanswered(error):
-                    raise
-            else:
-                return found, sent[0]
-        asked_at = self.now
+        now, alive_at = self.now, self._leader_answered
+        if now - alive_at <= RECENT_SHARE * min(request.ttl, self.granted_seconds):
+            return await self.children(path, until, synced=False), alive_at
         found = await self.children(path, until)
-        self.leader_answered(asked_at)
-        return found, asked_at
-
-    async def of_each(self, requests: Sequence[Any], until: Instant) -> list[Any]:
-        """Send many requests at once; give what is answered, None for each node that is gone."""
-        found: list[Any] = []
-        for answer in self.send(*requests):
-            try:
-                found.append(await self.answer(answer, until))
-            except NoNodeError:
-                found.append(None)
-        return found
+        self.leader_answered(now)
+        return found, now
 
     def leader_answered(self, asked_at: Instant) -> None:
         """Note that the leader has answered a request, which means that the session was alive then."""
         self._leader_answered = max(self._leader_answered, asked_at)
 
-    # -- waiters ---------------------------------------------------------------------------------------------------
+    async def of_each(self, requests: Sequence[Any], until: Instant) -> list[Any]:
+        """Send many requests at once; give what is answered, None for each node that is gone."""
+        found: list[Any] = []
+        for sent in self.send(*requests):
+            try:
+                found.append(await self.answer(sent, until))
+            except NoNodeError:
+                found.append(None)
+        return found
+
+    # -- waiters and leases ----------------------------------------------------------------------------------------
 
     def _add_waiter(self, path: str, request: Request) -> None:
         self.stop_waking(request)
@@ -301,41 +292,10 @@ class Session:
             return
         with self.mutex:
             path = self._watched.pop(request, "")
-            self._listings.pop(request, None)
             requests = self._waiters.get(path, set())
             requests.discard(request)
             if not requests:
                 self._waiters.pop(path, None)
-
-    def _wake_waiters(self, path: str, *, of_directory: bool) -> None:
-        """
-        Wake those that wait for a node or a directory, and list the queue for them while their threads wake up.
-
-        That goes without `SYNC` if the leader has answered not long ago. What the member may have missed does no harm:
-        those ahead of a contender can only leave, and all of them were there before the contender was. So a listing
-        that is old, but shows the contender, shows each that is still ahead of it. What the member cannot tell is
-        whether the leader has ended the session. It has not before a session timeout has passed since its last answer,
-        and the lease counts from before that.
-        """
-        with self.mutex:
-            requests = [*(self._waiters.get(path, ()) if of_directory else self._waiters.pop(path, ()))]
-            if not requests:
-                return
-            listing = GetChildren(
-                path if of_directory else path.rpartition("/")[0], of_directory
-            )  # they go on watching it
-            recent_seconds = RECENT_SHARE * min(self.granted_seconds, *(request.ttl for request in requests))
-            asked_at = self.now
-            with suppress(BackendUnavailable):  # they ask again
-                if asked_at - self._leader_answered <= recent_seconds:
-                    sent = self._leader_answered, self.send(listing)[0]
-                else:
-                    sent = asked_at, self.send(SYNC, listing)[1]
-                self._listings.update(dict.fromkeys(requests, sent))
-        for request in requests:
-            request.wake.set()
-
-    # -- leases ----------------------------------------------------------------------------------------------------
 
     def watch_lease(self, path: str, owner: str) -> Answer | None:
         """
@@ -360,22 +320,22 @@ class Session:
 
     async def why_gone(self, directory: str, owner: str, until: Instant) -> LossReason:
         """Give the reason for the loss of a node that is gone."""
-        try:
+        with suppress(NoNodeError, LockError):
             data, _ = await self.ask(GetData(directory, None), until)
-        except (NoNodeError, LockError):
-            return "gone"
-        return "broken" if says_broken(data, owner) else "gone"
+            if says_broken(data, owner):
+                return "broken"
+        return "gone"
 
     # -- in the connection's thread, which must not be delayed -----------------------------------------------------
 
     def _node_changed(self, kind: int, path: str) -> None:
         owner = self._leases.pop(path, None)
         if owner is not None and kind == _DELETED and (node := self.held.pop(owner, None)) is not None:
-            self._call_engine(partial(self._lease_gone, node.directory, owner))
-        self._wake_waiters(path, of_directory=kind == _CHILD)
-
-    async def _lease_gone(self, directory: str, owner: str) -> None:
-        self._host.lost(owner, await self.why_gone(directory, owner, inf))
+            self._lost([owner], node.directory)
+        with self.mutex:
+            requests = [*self._waiters.pop(path, ())]
+        for request in requests:
+            request.wake.set()
 
     def _connection_changed(self, change: Change) -> None:
         if change == "tried":
@@ -387,40 +347,36 @@ class Session:
         elif change == "lost":
             lost, self.held = self.held, {}
             if lost and not self._closed:
-                self._call_engine(partial(self._all_lost, [*lost]))
+                self._lost([*lost])
         else:
-            if change == "suspended":
-                self._watches_ended()
+            if change == "suspended":  # watches have ended: the waiters are to watch again
+                self._leases.clear()
+                with self.mutex:
+                    self._waiters, waiting = {}, [*self._watched]
+                for request in waiting:
+                    request.wake.set()
             if self.held:
-                self._call_engine(self._confirm_soon)
+                self._host.confirm_soon()
+        self._wake_connection_waiters()
+
+    def _wake_connection_waiters(self) -> None:
         for event in [*self._connection_waiters]:
             event.set()
 
-    def _watches_ended(self) -> None:
-        """Wake all waiters, to watch again; forget what they asked: the next member may not have caught up."""
-        self._leases.clear()
-        self._listings.clear()
-        with self.mutex:
-            waiters, self._waiters = self._waiters, {}
-        for requests in waiters.values():
-            for request in [*requests]:
-                request.wake.set()
-
-    async def _all_lost(self, owners: Sequence[str]) -> None:
-        for owner in owners:
-            self._host.lost(owner, "session")
-
-    async def _confirm_soon(self) -> None:
-        self._host.confirm_soon()
-
-    def _call_engine(self, function: Callable[[], Any]) -> None:
+    def _lost(self, owners: Sequence[str], directory: str | None = None) -> None:
         """
-        Call the engine outside of the connection's thread.
+        Notify holders that their session has ended, or that their nodes in a directory are gone.
 
-        The engine logs when a lease is lost. A log handler may take its time, or use a lock of this client.
+        In another thread: the engine logs it. A log handler may take its time, or use a lock of this client.
         """
+
+        async def notify() -> None:
+            for owner in owners:
+                gone = None if directory is None else await self.why_gone(directory, owner, inf)
+                self._host.lost(owner, gone or "session")
+
         try:
-            self._runtime.spawn("lockkit-zookeeper-notify", function)
+            self._runtime.spawn("lockkit-zookeeper-notify", notify)
         except RuntimeError as error:  # no more threads, or the event loop has ended: the deadlines still tell it
             log.debug("the holders of leases at %s are not notified: %s", self._label, error)
 
@@ -434,19 +390,17 @@ class Session:
         """
         with self.mutex:
             self._closed = True
-            started = self._started
-        for event in [*self._connection_waiters]:
-            event.set()
-        return started and self.id != 0 and not self.ended
+        self._wake_connection_waiters()
+        return self.id != 0 and not self.ended
 
     def end_soon(self) -> None:
         """End it without waiting for that: nothing is held in it."""
-        if self.close():
-            with suppress(BackendUnavailable):
+        with suppress(BackendUnavailable):
+            if self.close():
                 self.send(END)
                 self.ended = True
-                self._if_dropped.detach()  # the request may not have been sent yet
-                self._connection.end_after_answers()
+                self._if_dropped.detach()  # the thread is to read the answer
+                self._connection.stopped.set()
                 return
         self.stop()
 

@@ -182,7 +182,8 @@ class ZooKeeperBackend(LockBackend):
         until = self._until(request.answer_by)
         try:
             if node is not None and not node.session.failed:
-                session = await self._sessions.ready(node.session, until, patient=True)
+                session = node.session
+                await session.connected(until, patient=True)
             else:
                 session = await self._sessions.get(request.ttl, until)
             found = await LockQueue(self._nodes, request, session, until).attempt()
@@ -195,24 +196,22 @@ class ZooKeeperBackend(LockBackend):
         session, now = node.session, self._runtime.now()
         session.stop_waking(request)
         node.ttl = self._sessions.granted_ttl(session, request.ttl)
-        node.remove_at = now + node.ttl
         session.held[request.owner] = node
-        self._removals.add(node)
+        self._removals.add(node, now + node.ttl)
         if now - node.joined_at > SINCE_EXACT_SECONDS:
             node.since = wall_clock()
             with suppress(BackendUnavailable):  # without it, `Holder.since` is the time of the request
                 node.send_metadata(request.metadata)  # nobody waits for the answer
         request.state = None
-        return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node, node.slot)
+        return Grant(request.name, request.owner, node.token, node.ttl, None, node, node.slot)
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         await super().wait(request, busy, until)
         # The node stays while the session does: a broken connection is no reason to give up a place in the queue.
-        session, now = request.state.session, self._runtime.now()
-        until = min(until, now + OUTAGE_SECONDS)
-        while not (session.usable or session.failed or request.wake.is_set()) and now < until:
+        session: Session = request.state.session
+        until = min(until, self._runtime.now() + OUTAGE_SECONDS)
+        while not (session.usable or session.failed or request.wake.is_set()) and (now := self._runtime.now()) < until:
             await session.reconnected(min(until, now + OUTAGE_CHECK_SECONDS))
-            now = self._runtime.now()
 
     async def abandon(self, request: Request) -> None:
         """See `LockBackend.abandon`. `Removals` removes later what cannot be removed now."""
@@ -227,10 +226,10 @@ class ZooKeeperBackend(LockBackend):
         node.session.stop_waking(request)
         try:
             if not await self._removals.remove(node, until):
-                self._removals.add(node)
+                self._removals.add(node, node.remove_at)
         except LockError as error:
             log.debug("removing the place in the queue for lock %r: %s", request.name, error)
-            self._removals.add_now(node)
+            self._removals.add(node)
         request.state = None
 
     # -- held ------------------------------------------------------------------------------------------------------
@@ -259,7 +258,6 @@ class ZooKeeperBackend(LockBackend):
         for session, sent in heartbeats.items():
             try:
                 await session.answer(sent, until)
-                session.leader_answered(started)
             except LockError as error:
                 problems[session] = error
         no_connection = unsent(f"no connection to {self._label}")
@@ -287,18 +285,15 @@ class ZooKeeperBackend(LockBackend):
         granted_seconds = session.granted_seconds
         if grant.ttl > granted_seconds + MILLISECOND:
             if grant.ttl > node.ttl:
-                raise self._cannot_extend(grant, granted_seconds)
+                message = (
+                    f"lock {grant.name!r} at {self._url} cannot be extended to {grant.ttl:g} s: ZooKeeper keeps the "
+                    f"nodes of a session for {granted_seconds:g} s. Acquire with the longest ttl that will be needed, "
+                    "or let it be renewed"
+                )
+                raise Unsupported(message, name=grant.name, backend=self._url)
             grant = replace(grant, ttl=granted_seconds)  # another member, with other limits
-        node.remove_at = started + grant.ttl
-        self._removals.add(node)
+        self._removals.add(node, started + grant.ttl)
         return Renewed(ttl=grant.ttl)
-
-    def _cannot_extend(self, grant: Grant, granted_seconds: float) -> LockError:
-        message = (
-            f"lock {grant.name!r} at {self._url} cannot be extended to {grant.ttl:g} s: ZooKeeper keeps the nodes of a "
-            f"session for {granted_seconds:g} s. Acquire with the longest ttl that will be needed, or let it be renewed"
-        )
-        return Unsupported(message, name=grant.name, backend=self._url)
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`. The node stays; its mark says that it is a reader's."""
@@ -315,7 +310,7 @@ class ZooKeeperBackend(LockBackend):
             await session.answer(node.send_metadata(metadata), until)
         except NoNodeError:
             return Gone(await session.why_gone(node.directory, node.owner, until))
-        return None if node.session_lives else Gone("session")
+        return None
 
     async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
         return await self._release(grant.state, self._until(answer_by))
@@ -328,7 +323,7 @@ class ZooKeeperBackend(LockBackend):
             existed = await node.delete(until)
         except BaseException:
             # The session stays alive, and with it the node: keep trying.
-            self._removals.add_now(node)
+            self._removals.add(node)
             raise
         self._removals.forget(node)
         return existed

@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from math import ceil
-from typing import Any, Literal
-from weakref import WeakMethod
+from typing import Any
 
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.hosts import collect_hosts
 from kazoo.protocol.serialization import SASL, Auth, Close, Connect, Ping, Watch
 
+from lockkit.backend import unsent
 from lockkit.runtime import BlockingRuntime, Runtime, monotonic
 from lockkit.units import Instant, Seconds
 
@@ -39,14 +39,6 @@ ANSWER_SECONDS = 2.5
 PAUSE_SECONDS = 0.05, 1.0
 """First and longest pause between two rounds over all members. Longer notices later that they are back; shorter loads
 those that come back."""
-
-Change = Literal[
-    "connected",  # the session is alive, perhaps after a break
-    "suspended",  # there is no connection; the session may live or not
-    "lost",  # the server has ended the session (or we have), and the next connection begins another one
-    "tried",  # no member could be connected to, in one round over all
-    "ended",  # the thread has ended, and there will be no other
-]
 
 Address = tuple[Any, ...]  # of either family
 
@@ -116,41 +108,26 @@ async def outcome(runtime: Runtime, result: Any, seconds: Seconds = ANSWER_SECON
         raise kazoo.ConnectionLoss(message) from error
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Give a function that calls a method for as long as its object lives: a client that was dropped is to go."""
-    reference = WeakMethod(method)
-
-    def call(*arguments: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*arguments)
-
-    return call
-
-
 class Connection:
-    """A session, and the connection that it has just now, if any. Requests are answered in their order."""
+    """
+    A session, and the connection that it has just now, if any. Requests are answered in their order.
 
-    def __init__(
-        self,
-        arguments: Mapping[str, Any],
-        session_seconds: Seconds,
-        runtime: Runtime,
-        changed: Callable[[Change], None],
-        node_changed: Callable[[int, str], None],
-    ) -> None:
-        """Connect to nothing yet. The last two functions are called in the thread: they must not block."""
+    What begins with ``_on_`` is called in the thread, and must not delay it: no heartbeat is sent meanwhile.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], session_seconds: Seconds, runtime: Runtime) -> None:
+        """Connect to nothing yet."""
         self._arguments = arguments
+        self._label: str = arguments["hosts"]
+        self._runtime = runtime
         self._requested_ms = int(session_seconds * 1000)
         self._mutex = runtime.mutex()
-        self._random = runtime.random
-        self._changed = changed
-        self._node_changed = node_changed
-        self.stopped = threading.Event()  # to connect no more, once this connection ends
-        self.connected = False
-        self.session_id = 0  # the server's name for it; 0 before the first connection, and after its end
-        self.session_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
-        self.last_error: Exception | None = None  # why the last attempt to connect failed, unless it succeeded
+        self._stopped = threading.Event()  # to connect no more, once this connection ends
+        self.usable = False  # whether there is a connection just now
+        self.id = 0  # the server's name for the session; 0 before the first connection, and after its end
+        self.granted_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
+        self.ended = False  # the thread has ended, or will: nothing is sent any more
+        self._last_error: Exception | None = None  # why the last attempt to connect failed, unless it succeeded
         self._password = bytes(16)
         self._last_zxid = 0
         self._has_logged_in = False
@@ -162,19 +139,37 @@ class Connection:
         self._out = bytearray()  # what the socket has not taken yet
         self._sent_at = 0.0
 
+    def _on_connected(self) -> None:
+        """Learn that the session is alive, perhaps after a break."""
+
+    def _on_suspended(self) -> None:
+        """Learn that the connection has ended: the session may live or not."""
+
+    def _on_expired(self) -> None:
+        """Learn that the session has ended: the next connection begins another one."""
+
+    def _on_failed_round(self) -> None:
+        """Learn that no member could be connected to, in one round over all."""
+
+    def _on_end(self) -> None:
+        """Learn that the thread has ended: there will be no other."""
+
+    def _on_event(self, kind: int, path: str) -> None:
+        """Learn that something happened to what is watched."""
+
     # -- by callers ------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def _start(self) -> None:
         """Start the thread. Once only."""
         threading.Thread(target=self._run, name="lockkit-zookeeper", daemon=True).start()
 
     def send(self, *requests: Any) -> list[Answer]:
-        """Send requests in one message, without waiting. Raises kazoo's ``ConnectionLoss`` without a connection."""
+        """Send requests in one message, without waiting."""
         bodies = [request.serialize() for request in requests]
         with self._mutex:
-            if not self.connected:
-                raise kazoo.ConnectionLoss
-            answers = [Answer(self.session_id) for _ in requests]
+            if not self.usable:
+                raise unsent(f"no connection to {self._label}") from kazoo.ConnectionLoss()
+            answers = [Answer(self.id) for _ in requests]
             self._sent_at = monotonic()
             try:
                 for request, body, answer in zip(requests, bodies, answers, strict=True):
@@ -183,72 +178,69 @@ class Connection:
                     self._out += _message(self._xid, request.type, body)
                 self._flush()
             except BaseException:  # interrupted: nobody knows how much was sent
-                self.hang_up()
+                self._hang_up()
                 raise
         return answers
 
-    def hang_up(self) -> None:
+    def _hang_up(self) -> None:
         """Break the connection, so that the thread connects to another member. The session stays."""
         if (connected := self._socket) is not None:
             with suppress(OSError):  # it has ended already
                 # Not that of SSLSocket, which sends in clear text from then on.
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
-    def silent_seconds(self) -> Seconds:
+    def _silent_seconds(self) -> Seconds:
         """For how long no answer has come, though requests wait for one."""
         with self._mutex:
             oldest = next(iter(self._pending.values()), None)
             return 0.0 if oldest is None else monotonic() - max(self._heard_at, oldest[2])
 
-    def end(self) -> None:
+    def _end(self, process: int | None = None) -> None:
         """
-        Have the thread end; returns at once.
+        Have the thread end; returns at once. Nothing happens in a child of the process that is given.
 
         The server does not know: it ends the session after its timeout, unless it was asked to end it before.
         """
-        self.stopped.set()
-        self.hang_up()
-
-    def drop(self, process: int) -> None:
-        """Do the same as `end` for a client that was not closed; nothing in a child of the process that made it."""
-        if os.getpid() == process:
-            self.end()
+        if process in {None, os.getpid()}:
+            self._stopped.set()
+            self._hang_up()
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause_seconds, longest = PAUSE_SECONDS
         try:
-            while not self.stopped.is_set():
+            while not self._stopped.is_set():
                 for host, address in self._addresses():
                     if self._connect(host, address):
                         pause_seconds, _ = PAUSE_SECONDS
-                    if self.stopped.is_set():
+                    if self._stopped.is_set():
                         return
-                if self.last_error is not None:
-                    self._changed("tried")
-                self.stopped.wait(pause_seconds * self._random.uniform(0.6, 1.4))
+                if self._last_error is not None:
+                    self._on_failed_round()
+                self._stopped.wait(pause_seconds * self._runtime.random.uniform(0.6, 1.4))
                 pause_seconds = min(2 * pause_seconds, longest)
         except kazoo.AuthFailedError as error:
-            self.last_error = error
+            self._last_error = error
         except Exception as error:
-            log.exception("the thread of a connection to %s has ended", self._arguments["hosts"])
-            self.last_error = error
+            log.exception("the thread of a connection to %s has ended", self._label)
+            self._last_error = error
         finally:
             self._disconnect()
             self._lose_session()
-            self._changed("ended")
+            self.ended = True
+            self._on_end()
 
     def _addresses(self) -> list[tuple[str, Address]]:
         """Look up the members; give the name and address of each."""
         found = []
-        for host, port in collect_hosts(self._arguments["hosts"])[0]:
+        for host, port in collect_hosts(self._label)[0]:
             try:
                 found += [(host, one[4]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
             except (OSError, ValueError) as error:  # an impossible name is a UnicodeError
-                self.last_error = OSError(f"the host name {host} is not known: {error}")
+                self._last_error = OSError(f"the host name {host} is not known: {error}")
         if self._arguments.get("randomize_hosts", True):
-            self._random.shuffle(found)
+            self._runtime.random.shuffle(found)
         return found
 
     def _connect(self, host: str, address: Address) -> bool:
@@ -262,11 +254,11 @@ class Connection:
         except (OSError, ValueError, kazoo.KazooException, struct.error) as error:
             if isinstance(error, kazoo.AuthFailedError) and not self._has_logged_in:
                 raise
-            self.last_error = error
+            self._last_error = error
             return False
         else:
-            self.last_error = None
-            self._changed("connected")
+            self._last_error = None
+            self._on_connected()
             try:
                 self._serve()
             except (OSError, KeyError, struct.error) as error:
@@ -279,27 +271,25 @@ class Connection:
         """Connect, begin or continue the session, and log in: each answer is awaited for `ANSWER_SECONDS`."""
         self._socket = _connected(host, address, self._arguments)
         try:
-            granted = self._ask_for_session(self.session_id, self._password, self._last_zxid)
+            granted = self._ask_for_session(self.id, self._password, self._last_zxid)
         except ConnectionResetError:
-            if self.session_id and self._ensemble_lost_data(host, address):
+            if self.id and self._ensemble_lost_data(host, address):
                 message = "the ensemble came back with older data than this session has seen"
                 raise kazoo.SessionExpiredError(message) from None
             raise
         if granted.time_out <= 0:
-            raise (
-                kazoo.SessionExpiredError if self.session_id else ConnectionRefusedError("the server grants no session")
-            )
-        self.session_id, self._password = granted.session_id, granted.passwd
-        self.session_seconds = granted.time_out / 1000
+            raise (kazoo.SessionExpiredError if self.id else ConnectionRefusedError("the server grants no session"))
+        self.id, self._password = granted.session_id, granted.passwd
+        self.granted_seconds = granted.time_out / 1000
         self._log_in(host)
         self._has_logged_in = True
         self._socket.setblocking(False)  # noqa: FBT003
         with self._mutex:
             self._out.clear()
             self._heard_at = self._sent_at = monotonic()
-            if self.stopped.is_set():
+            if self._stopped.is_set():
                 raise ConnectionAbortedError("stopped while connecting")
-            self.connected = True
+            self.usable = True
 
     def _ask_for_session(self, session_id: int, password: bytes, last_zxid: int) -> Connect:
         request = Connect(0, last_zxid, self._requested_ms, session_id, password, read_only=False).serialize()
@@ -375,12 +365,12 @@ class Connection:
         assert member is not None
         while True:
             poll.register(member, select.POLLIN | (select.POLLOUT if self._out else 0))
-            dead_at = self._heard_at + self.session_seconds * 2 / 3
-            wake_at = min(self._sent_at + self.session_seconds / 3, dead_at)
+            dead_at = self._heard_at + self.granted_seconds * 2 / 3
+            wake_at = min(self._sent_at + self.granted_seconds / 3, dead_at)
             ready = poll.poll(max(0, ceil((wake_at - monotonic()) * 1000)))
             data = None
             with self._mutex:  # also to read: two threads must not be in one TLS connection
-                if not self._out and monotonic() >= self._sent_at + self.session_seconds / 3:
+                if not self._out and monotonic() >= self._sent_at + self.granted_seconds / 3:
                     self._out += _message(_PING_XID, Ping.type)
                     self._sent_at = monotonic()
                 self._flush()
@@ -416,13 +406,13 @@ class Connection:
         except _NOT_NOW:
             return
         except OSError:
-            self.hang_up()  # the thread notices
+            self._hang_up()  # the thread notices
 
     def _take(self, message: bytes) -> None:
         xid, zxid, error = _header(message)
         if xid == _WATCH_XID:
             watch, _ = Watch.deserialize(message, _HEADER.size)
-            self._node_changed(watch.type, watch.path)
+            self._on_event(watch.type, watch.path)
         if xid < 0:
             return
         self._last_zxid = max(self._last_zxid, zxid)
@@ -430,8 +420,8 @@ class Connection:
             request, answer, _ = self._pending.pop(xid)
         found = None
         if request.type == Close.type:
-            self.stopped.set()
-            self.session_id = 0
+            self._stopped.set()
+            self.id = 0
         elif error is None:
             try:
                 found = request.deserialize(message, _HEADER.size)
@@ -442,20 +432,20 @@ class Connection:
     def _disconnect(self) -> None:
         """Close the connection, if there is one: nothing is sent any more, and what was is not answered."""
         with self._mutex:
-            was_connected, self.connected = self.connected, False
+            was_usable, self.usable = self.usable, False
             former, self._socket = self._socket, None
             pending, self._pending = self._pending, {}
         if former is not None:
             former.close()
         for _, answer, _ in pending.values():
             answer.finish(error=kazoo.ConnectionLoss())
-        if was_connected:
-            self._changed("suspended")
+        if was_usable:
+            self._on_suspended()
 
     def _lose_session(self) -> None:
         """Begin another session with the next connection: the server has ended this one."""
-        self.session_id, self._password, self._last_zxid = 0, bytes(16), 0
-        self._changed("lost")
+        self.id, self._password, self._last_zxid = 0, bytes(16), 0
+        self._on_expired()
 
 
 def _message(xid: int, kind: int, body: bytes = b"") -> bytes:

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -65,8 +66,9 @@ the server has closed the connection that may still have carried the request."""
 LINGER_SECONDS = 10.0
 """How long `Removals` runs without work. Shorter starts threads more often; longer keeps a dropped client."""
 
-RETRY_PAUSE_SECONDS = 0.5
-"""Between two tries to remove a node. Longer keeps others waiting after an outage; shorter asks in vain more often."""
+LOOK_SECONDS = 0.5
+"""How often it looks for nodes that are due, or were not removed before. Longer keeps others waiting; shorter asks in
+vain more often."""
 
 _NOTES = "+note"
 
@@ -95,8 +97,6 @@ class LockNode:
     mark: str | None = None  # end of the name of its mark (`lockkit.backends.zookeeper.path`), once that may exist
     slot: int | None = None  # of a permit that was granted
     token: int = 0  # its ``czxid``; 0 before
-    # When the session was alive for certain, if that was before the attempt that found this node to be first.
-    asked_at: Instant | None = None
     ttl: Seconds = 0.0  # of the lease, as granted
     joined_at: Instant = inf  # when it was created
     since: float | None = None  # when the lease was granted, Unix time; None if that is when the server created it
@@ -184,29 +184,24 @@ class LockNodes:
     async def create_in(
         self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: Instant
     ) -> Any:  # noqa: ANN401 - what `create` returns
-        """Call `create`, which creates a node in the directory of a lock; make the directory if it is missing."""
+        """Call `create`, which needs a directory of locks or notes, or one above; make that if it is missing."""
         for _ in range(MAKES_MAX):
             try:
                 return await create()
             except NoNodeError:
-                await self.make(session, path, until)
+                await self._make(session, path, until)
         message = f"another client removes {path} as often as lockkit creates it"
         raise BackendUnavailable(message)
 
-    async def make(self, session: Session, path: str, until: Instant) -> None:
-        """Make a directory of locks or notes, after those above it: also an application's chroot, if it is missing."""
-        # The directories above those of the locks stay: users agreed on them, and may have set access rights there.
+    async def _make(self, session: Session, path: str, until: Instant) -> None:
+        # Those above that of a lock stay: users agreed on them, and may have set access rights there.
         container = self._cleanup and path.count("/") > self._root.count("/")
         request = (_CreateContainer if container else Create2)(path, b"", session.acl, CONTAINER if container else 0)
-        for _ in range(2):
-            with suppress(NodeExistsError):  # another client was faster
-                try:
-                    await session.ask(request, until)
-                except NoNodeError:  # the second time the next attempt to create a node in it deals with that
-                    if parent := path.rpartition("/")[0]:
-                        await self.make(session, parent, until)
-                    continue
-            return
+        with suppress(NodeExistsError):  # another client was faster
+            if parent := path.rpartition("/")[0]:
+                await self.create_in(session, parent, partial(session.ask, request, until), until)
+            else:
+                await session.ask(request, until)
 
     async def erase(self, session: Session, until: Instant) -> None:
         """Delete the root with all locks below it, and what lives apart from them."""
@@ -259,9 +254,7 @@ class LockNodes:
         if asked_at - self._clock_at >= CLOCK_SECONDS:
             directory = self.directory(name, _NOTES).rpartition("/")[0]
 
-            async def change() -> Any:  # noqa: ANN401 - kazoo's
-                return await session.ask(SetData(directory, b"", -1), until)
-
+            change = partial(session.ask, SetData(directory, b"", -1), until)
             stat = await self.create_in(session, directory, change, until)
             self._clock_offset = stat.mtime / 1000 - asked_at
             self._clock_at = asked_at
@@ -279,7 +272,7 @@ class LockNodes:
             if failed == 0:
                 return False
             if not create:  # neither a note nor, it seems, a directory for it
-                await self.make(session, path.rpartition("/")[0], until)
+                await self._make(session, path.rpartition("/")[0], until)
             create = not create
         message = f"others create and delete {path} as often as lockkit writes it"
         raise BackendUnavailable(message)
@@ -305,42 +298,29 @@ class Removals:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._mutex = runtime.mutex()
         self._nodes: dict[str, LockNode] = {}  # by owner
-        self._wake_at = inf
+        self._closed = runtime.event()
         self._background = Background(runtime, "lockkit-zookeeper-removals", self._run)
-        self._closed = False
 
-    def add(self, node: LockNode) -> None:
-        """Remove a node at its `LockNode.remove_at`, which may still be moved to a later time."""
-        with self._mutex:
-            self._nodes[node.owner] = node
-            # In a row of short leases the later ones are due after the first: no thread is woken for them.
-            if node.remove_at < self._wake_at:
-                self._wake_at = node.remove_at
-                self._background.wake()
+    def add(self, node: LockNode, remove_at: Instant = 0.0) -> None:
+        """Remove a node at that time, or now: it was given up, and the server has not confirmed that it is gone."""
+        node.remove_at = remove_at
+        self._nodes[node.owner] = node
+        self._background.wake()  # if it is just ending
         try:
             if not self._background.running:
                 self._background.start()
         except RuntimeError as error:  # the next node tries again, as does the next renewal
             log.warning("cannot start a thread that removes the nodes of leases that end: %s", error)
 
-    def add_now(self, node: LockNode) -> None:
-        """Remove a node that was given up, and that the server has not confirmed to be gone."""
-        node.remove_at = self._runtime.now()
-        self.add(node)
-
     def forget(self, node: LockNode) -> None:
-        """Leave a node: it is gone."""
-        with self._mutex:
-            self._nodes.pop(node.owner, None)
+        """Leave a node: it is gone, or goes with its session."""
+        self._nodes.pop(node.owner, None)
 
     def close(self) -> None:
         """Leave the nodes: they go with their sessions."""
-        with self._mutex:
-            self._closed = True
-            self._nodes.clear()
-        self._background.wake()
+        self._nodes.clear()
+        self._closed.set()
 
     async def remove(self, node: LockNode, until: Instant) -> bool:
         """Remove a node; False if its creation was not answered, so that it may come later."""
@@ -368,23 +348,14 @@ class Removals:
 
     async def _run(self) -> None:
         idle_since = self._runtime.now()
-        while True:
-            self._background.clear()
-            with self._mutex:
-                now = self._runtime.now()
-                if self._nodes:
-                    idle_since = now
-                elif self._closed or now >= idle_since + LINGER_SECONDS:
-                    self._wake_at = inf
-                    break
-                due = [node for node in self._nodes.values() if node.remove_at <= now]
-                self._wake_at = min((node.remove_at for node in self._nodes.values()), default=now + LINGER_SECONDS)
-            for node in due:
+        while self._runtime.now() < idle_since + LINGER_SECONDS and not self._closed.is_set():
+            for node in [*self._nodes.values()]:
+                idle_since = self._runtime.now()
+                if node.remove_at > idle_since:
+                    continue
                 try:
                     if await self.remove(node, inf):
                         self.forget(node)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the node must go: without it the others wait
                     log.debug("removing the node of a lease that has ended: %r", error)
-                    node.remove_at = self._runtime.now() + RETRY_PAUSE_SECONDS
-            if not due:
-                await self._background.wait(self._wake_at - now)
+            await self._closed.wait(LOOK_SECONDS)

@@ -53,7 +53,7 @@ class LockQueue:
         node: LockNode | None = request.state
         children: Sequence[str] = ()
         if node is not None:
-            children, node.asked_at = await self._session.children_when_woken(self._directory, request, self._until)
+            children = await self._session.children(self._directory, self._until)
         elif not request.queue:
             # Looking costs the ensemble much less than a node that is created in vain.
             children = await self._session.children(self._directory, self._until, synced=False)
@@ -73,8 +73,7 @@ class LockQueue:
             if position is None:
                 self._leave()  # another client removed the node, or its session has ended: back to the end of the queue
                 continue
-            decide = self._decide_permit if request.mode == "permit" else self._decide
-            found = await decide(node, queue, position)
+            found = await self._decide(node, queue, position)
             if found is not None:
                 return found
             children = await self._session.children(self._directory, self._until)
@@ -83,33 +82,27 @@ class LockQueue:
 
     async def _decide(self, node: LockNode, queue: Sequence[Contender], position: int) -> LockNode | Busy | None:
         """Give the node if it holds the lock, or who holds it; None to look again, for the queue has changed."""
-        ahead = blocker(queue, position)
-        return node if ahead is None else await self._wait_for(queue, ahead)
-
-    async def _decide_permit(self, node: LockNode, queue: Sequence[Contender], position: int) -> LockNode | Busy | None:
-        """The same as `_decide`, for a permit: see `lockkit.backends.zookeeper.path`."""
-        own, holders, request = queue[position], held(queue), self._request
+        if self._request.mode != "permit":
+            ahead = blocker(queue, position)
+            return node if ahead is None else await self._wait_for(queue, ahead)
+        own, holders = queue[position], held(queue)
         node.slot = own.slot
         if position > len(holders):
             if self._may_get_permit(position, len(holders)):
                 return None
             return await self._wait_for(queue, queue[position - 1])
         if position == len(holders):  # the first that waits
-            if position >= request.limit:
-                if request.queue and not self._session.wakes(self._directory, request):
-                    children = await self._session.children(self._directory, self._until, synced=False, waiter=request)
-                    now = contenders(children)
-                    if position >= len(now) or now[position].node != node.name:
-                        return None
-                return Busy(owner=queue[0].owner)
-            self._session.stop_waking(request)  # its own mark is no news
+            if position >= self._request.limit:
+                return await self._wait_for_holders(node, queue, position)
+            self._session.stop_waking(self._request)  # its own mark is no news
             node.slot = lowest_free_slot(holders)
             behind = f"{self._directory}/{queue[position - 1].node}"
-            return node if await node.create_mark(slot_mark(node.slot), self._until, behind=behind) else None
-        if own.mark is None and len(holders) < len(queue):
+            marked = await node.create_mark(slot_mark(node.slot), self._until, behind=behind)
+        else:
             # First without a mark. The next may have seen it wait behind another one, and watches it.
-            return node if await node.create_mark(slot_mark(0), self._until) else None
-        return node
+            unmarked = own.mark is None and len(holders) < len(queue)
+            marked = not unmarked or await node.create_mark(slot_mark(0), self._until)
+        return node if marked else None
 
     def _may_get_permit(self, position: int, holders_count: int) -> bool:
         """Tell whether a single try should look again: those ahead get their permits one after the other."""
@@ -134,6 +127,16 @@ class LockQueue:
                 return None
         return Busy(owner=queue[0].owner)
 
+    async def _wait_for_holders(self, node: LockNode, queue: Sequence[Contender], position: int) -> Busy | None:
+        """Have the request woken when any of those that hold a permit leaves; None to look again."""
+        request = self._request
+        if request.queue and not self._session.wakes(self._directory, request):
+            children = await self._session.children(self._directory, self._until, synced=False, waiter=request)
+            now = contenders(children)
+            if position >= len(now) or now[position].node != node.name:
+                return None
+        return Busy(owner=queue[0].owner)
+
     def _leave(self) -> None:
         """Give up a node that the server has removed, or that it removes with its session."""
         node: LockNode | None = self._request.state
@@ -150,7 +153,6 @@ class LockQueue:
         requests = Create2(path, node.data, session.acl, EPHEMERAL | SEQUENCE), GetChildren(self._directory, None)
 
         async def create() -> tuple[Any, list[str]]:
-            asked_at = session.now
             created, listed = session.send(*requests)
             node.session_id = created.session_id
             children: list[str] = []
@@ -162,7 +164,6 @@ class LockQueue:
                 problem = error
             created_path, stat = await session.answer(created, until)
             node.name = created_path.rpartition("/")[2]
-            session.leader_answered(asked_at)
             if problem is not None:
                 raise problem
             return stat, children

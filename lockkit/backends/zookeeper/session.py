@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any
-from weakref import finalize
+from weakref import finalize, ref
 
 from kazoo.exceptions import (
-    ConnectionLoss,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -27,7 +26,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Close, GetChildren, GetData, Sync
 
 from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Answer, Change, Connection, outcome, weakly
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Answer, Connection, outcome
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.path import says_broken
 from lockkit.errors import BackendUnavailable, LockError
@@ -40,10 +39,6 @@ MILLISECOND = 0.001  # ZooKeeper's unit for the session timeout
 
 EXPECTED = (NoNodeError, NodeExistsError, NotEmptyError)
 """Answers that callers of `Session.answer` handle. It raises them as kazoo has them."""
-
-RECENT_SHARE = 0.05
-"""Of the ttl: for so long after an answer of the leader a waiter does not ask the leader again. The lease then counts
-from before that answer. More makes such leases shorter; less has more waiters ask."""
 
 RETRY_SECONDS = 4.0
 """How long a call waits for a connection, and a read is retried over connections that break. Longer delays callers;
@@ -58,7 +53,7 @@ END = Close()  # of the session
 _DELETED = 2  # kind of an event
 
 
-class Session:
+class Session(Connection):
     """
     One session.
 
@@ -68,49 +63,28 @@ class Session:
 
     def __init__(self, host: Host, arguments: Mapping[str, Any], seconds: Seconds) -> None:
         """Ask for a session timeout of so many seconds. Nothing is sent before `connected`."""
-        self._host = host
-        self._runtime = host.runtime
-        self._label: str = arguments["hosts"]
+        super().__init__(arguments, seconds, host.runtime)
+        self._host = ref(host)  # the thread keeps this session, and must not keep a client that was dropped
+        self._if_dropped = finalize(host, self._end, os.getpid())
+        self._if_dropped.atexit = False
         self.acl: Any = arguments["default_acl"]
         self.requested_seconds = seconds
         self.held: dict[str, Any] = {}  # by owner: the `lockkit.backends.zookeeper.nodes.LockNode` that holds a lock
         self.used_at = self.now  # when it was last wanted
-        self.ended = False  # its thread has ended, or will
         self.mutex = host.runtime.mutex()
         self._started = False
         self._closed = False
         self._failure: LockError | None = None
         self._failed_rounds_count = 0
         self._connection_waiters: set[Event] = set()
-        self._leader_answered = -inf
         self._waiters: dict[str, set[Request]] = {}  # by what they watch
         self._watched: dict[Request, str] = {}  # the reverse
         self._leases: dict[str, str] = {}  # their owners, by the paths of the nodes that are watched
-        self._connection = Connection(
-            arguments, seconds, host.runtime, weakly(self._connection_changed), weakly(self._node_changed)
-        )
-        self._if_dropped = finalize(self, self._connection.drop, os.getpid())
-        self._if_dropped.atexit = False
-
-    @property
-    def id(self) -> int:
-        """The server's name for it, also while there is no connection; 0 before the first one, and after its end."""
-        return self._connection.session_id
-
-    @property
-    def granted_seconds(self) -> Seconds:
-        """Session timeout that the server granted; 0 before that is known."""
-        return self._connection.session_seconds
 
     @property
     def now(self) -> Instant:
         """Client monotonic clock."""
         return self._runtime.now()
-
-    @property
-    def usable(self) -> bool:
-        """Whether there is a connection just now."""
-        return self._connection.connected
 
     @property
     def failed(self) -> bool:
@@ -122,16 +96,6 @@ class Session:
         """Whether something is held in it, or a request waits."""
         return bool(self.held or self._watched or self._connection_waiters)
 
-    def serves(self, seconds: Seconds) -> bool:
-        """Tell whether asking for a session with this timeout would give the same one, as far as that is known."""
-        granted, requested = self.granted_seconds, self.requested_seconds
-        if seconds == requested or not granted:
-            return seconds == requested
-        # Outside its bounds the server gives the nearest.
-        if granted < requested - MILLISECOND:
-            return seconds >= granted
-        return granted > requested + MILLISECOND and seconds <= granted
-
     # -- connecting ------------------------------------------------------------------------------------------------
 
     async def connected(self, until: Instant = inf, *, patient: bool = False) -> None:
@@ -140,10 +104,10 @@ class Session:
         if self.usable and not self._closed:
             return
         rounds_count = self._failed_rounds_count
-        self._start()
+        self._begin_thread()
         await self.reconnected(self._until(until, RETRY_SECONDS), None if patient else rounds_count)
         if self._closed or not self.usable:
-            raise self._failure or connection_failed(self._connection.last_error, self._label)
+            raise self._failure or connection_failed(self._last_error, self._label)
 
     async def reconnected(self, until: Instant, rounds_count: int | None = None) -> None:
         """Return when there is a connection, or at `until`, or if the members were tried in vain since that round."""
@@ -161,13 +125,13 @@ class Session:
     def _until(self, until: Instant, seconds: Seconds = CALL_SECONDS) -> Instant:
         return min(until, self.now + seconds)
 
-    def _start(self) -> None:
+    def _begin_thread(self) -> None:
         with self.mutex:
             if self._started or self._closed:
                 return
             self._started = True
         try:
-            self._connection.start()
+            self._start()
         except BaseException as error:  # interrupted, or there are no more threads: the next call makes another session
             self._failure = unsent(f"connecting to {self._label} was interrupted ({error!r})")
             self.stop()
@@ -177,13 +141,6 @@ class Session:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def send(self, *requests: Any) -> list[Answer]:
-        """Send requests in one message, without waiting."""
-        try:
-            return self._connection.send(*requests)
-        except ConnectionLoss as error:
-            raise unsent(f"no connection to {self._label}") from error
-
     async def answer(self, sent: Answer, until: Instant = inf) -> Any:  # noqa: ANN401 - of the kind that the request has
         """Wait for the answer to a request."""
         try:
@@ -192,8 +149,8 @@ class Session:
             raise
         except DRIVER_ERRORS as error:
             # Leave a member that answers nothing for so long, however short the timeouts of its callers.
-            if isinstance(error, KazooTimeoutError) and self._connection.silent_seconds() >= ANSWER_SECONDS * 0.9:
-                self._connection.hang_up()
+            if isinstance(error, KazooTimeoutError) and self._silent_seconds() >= ANSWER_SECONDS * 0.9:
+                self._hang_up()
             raise translate(error, self._label) from error
 
     async def ask(self, request: Any, until: Instant = inf) -> Any:  # noqa: ANN401 - as above
@@ -242,27 +199,6 @@ class Session:
         except NoNodeError:
             return []
         return found
-
-    async def children_when_woken(self, path: str, request: Request, until: Instant) -> tuple[list[str], Instant]:
-        """
-        List the children of a node for a waiter, with a time at which the session was alive for certain.
-
-        That goes without `SYNC` if the leader has answered not long ago. What the member may have missed does no harm:
-        those ahead of a contender can only leave, and all of them were there before the contender was. So a listing
-        that is old, but shows the contender, shows each that is still ahead of it. What the member cannot tell is
-        whether the leader has ended the session. It has not before a session timeout has passed since its last answer,
-        and the lease counts from before that.
-        """
-        now, alive_at = self.now, self._leader_answered
-        if now - alive_at <= RECENT_SHARE * min(request.ttl, self.granted_seconds):
-            return await self.children(path, until, synced=False), alive_at
-        found = await self.children(path, until)
-        self.leader_answered(now)
-        return found, now
-
-    def leader_answered(self, asked_at: Instant) -> None:
-        """Note that the leader has answered a request, which means that the session was alive then."""
-        self._leader_answered = max(self._leader_answered, asked_at)
 
     async def of_each(self, requests: Sequence[Any], until: Instant) -> list[Any]:
         """Send many requests at once; give what is answered, None for each node that is gone."""
@@ -326,9 +262,9 @@ class Session:
                 return "broken"
         return "gone"
 
-    # -- in the connection's thread, which must not be delayed -----------------------------------------------------
+    # -- in the connection's thread --------------------------------------------------------------------------------
 
-    def _node_changed(self, kind: int, path: str) -> None:
+    def _on_event(self, kind: int, path: str) -> None:
         owner = self._leases.pop(path, None)
         if owner is not None and kind == _DELETED and (node := self.held.pop(owner, None)) is not None:
             self._lost([owner], node.directory)
@@ -337,26 +273,34 @@ class Session:
         for request in requests:
             request.wake.set()
 
-    def _connection_changed(self, change: Change) -> None:
-        if change == "tried":
-            self._failed_rounds_count += 1
-        elif change == "ended":
-            self.ended = True
-            if not self.failed:
-                self._failure = connection_failed(self._connection.last_error, self._label)
-        elif change == "lost":
-            lost, self.held = self.held, {}
-            if lost and not self._closed:
-                self._lost([*lost])
-        else:
-            if change == "suspended":  # watches have ended: the waiters are to watch again
-                self._leases.clear()
-                with self.mutex:
-                    self._waiters, waiting = {}, [*self._watched]
-                for request in waiting:
-                    request.wake.set()
-            if self.held:
-                self._host.confirm_soon()
+    def _on_connected(self) -> None:
+        self._confirm_leases()
+        self._wake_connection_waiters()
+
+    def _on_suspended(self) -> None:
+        self._leases.clear()
+        with self.mutex:  # their watches have ended: they are to watch again
+            self._waiters, waiting = {}, [*self._watched]
+        for request in waiting:
+            request.wake.set()
+        self._confirm_leases()
+
+    def _confirm_leases(self) -> None:
+        if self.held and (host := self._host()) is not None:
+            host.confirm_soon()
+
+    def _on_expired(self) -> None:
+        lost, self.held = self.held, {}
+        if lost and not self._closed:
+            self._lost([*lost])
+
+    def _on_failed_round(self) -> None:
+        self._failed_rounds_count += 1
+        self._wake_connection_waiters()
+
+    def _on_end(self) -> None:
+        if not self.failed:
+            self._failure = connection_failed(self._last_error, self._label)
         self._wake_connection_waiters()
 
     def _wake_connection_waiters(self) -> None:
@@ -373,7 +317,8 @@ class Session:
         async def notify() -> None:
             for owner in owners:
                 gone = None if directory is None else await self.why_gone(directory, owner, inf)
-                self._host.lost(owner, gone or "session")
+                if (host := self._host()) is not None:
+                    host.lost(owner, gone or "session")
 
         try:
             self._runtime.spawn("lockkit-zookeeper-notify", notify)
@@ -400,7 +345,7 @@ class Session:
                 self.send(END)
                 self.ended = True
                 self._if_dropped.detach()  # the thread is to read the answer
-                self._connection.stopped.set()
+                self._stopped.set()
                 return
         self.stop()
 
@@ -408,4 +353,4 @@ class Session:
         """Have its thread end. What it still holds is free after its timeout."""
         self.ended = True
         self._if_dropped.detach()
-        self._connection.end()
+        self._end()

@@ -15,8 +15,7 @@ from math import floor, log10
 from operator import attrgetter
 from typing import Any
 
-from lockkit.backend import CALL_SECONDS, Host
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS
+from lockkit.backend import CALL_SECONDS, Host, unsent
 from lockkit.backends.zookeeper.nodes import LockNode
 from lockkit.backends.zookeeper.session import END, MILLISECOND, Session
 from lockkit.errors import BackendUnavailable, LockError
@@ -45,9 +44,6 @@ unused connections."""
 END_SECONDS = 0.25
 """For ending sessions in which nothing is held, when a client is closed. Longer delays ``close()`` when the server does
 not answer; then they end after their timeout."""
-
-END_PAUSE_SECONDS = 0.05
-"""Between two checks for a connection over which a session can be ended."""
 
 
 @lru_cache(maxsize=256)
@@ -87,21 +83,24 @@ class Sessions:
             session, idle = self._choose(session_timeout(ttl))
         for one in idle:
             one.end_soon()
-        return await self.ready(session, until)
+        await session.connected(until)
+        return session
 
     async def any(self, until: Instant) -> Session:
         """Give any session, connected: a present one, if possible. Raises as `Session.connected`."""
         alive = [session for session in self.all() if not session.failed]
         if not alive:
             return await self.get(DEFAULT_SECONDS, until)
-        return await self.ready(next((one for one in alive if one.usable), alive[0]), until)
+        session = next((one for one in alive if one.usable), alive[0])
+        await session.connected(until)
+        return session
 
     def _choose(self, seconds: float) -> tuple[Session, list[Session]]:
         """Give the session for a session timeout, and those that have to end. Under the mutex."""
         alive = [session for session in self._own if not session.failed]
         for session in alive:
-            if session.serves(seconds):
-                session.used_at = self._runtime.now()
+            if session.requested_seconds == seconds:
+                session.used_at = self._runtime.now()  # before another one looks for those that are idle
                 return session, []
         # At the limit a shorter time without use is enough, but longer than a call that may still be under way.
         idle_seconds = IDLE_SECONDS if len(alive) < SESSIONS_MAX else min(IDLE_SECONDS, CALL_SECONDS)
@@ -117,13 +116,6 @@ class Sessions:
             kept.append(session)
         self._own = [*kept, *(one for one in self._own if one.failed and not one.ended)]
         return session, idle
-
-    async def ready(self, session: Session, until: Instant, *, patient: bool = False) -> Session:
-        """Have a session connected. Raises as `Session.connected`."""
-        session.used_at = self._runtime.now()
-        if not session.usable:
-            await session.connected(until, patient=patient)
-        return session
 
     def granted_ttl(self, session: Session, ttl: Seconds) -> Seconds:
         """Give the ttl that the session can keep; warn once if that is far from the one asked for."""
@@ -152,29 +144,19 @@ class Sessions:
         """
         End sessions at the server, which frees all that they hold in one step for each.
 
-        If a member does not answer, the session connects to another one. A session that is not ended by then ends after
-        its timeout: nothing keeps it alive any more.
+        A session that is not ended by then ends after its timeout: nothing keeps it alive any more.
         """
-        left = [session for session in sessions if session.close()]
-        problem: LockError | None = None
-        while left:
-            asked = [(session, session.send(END)[0]) for session in left if session.usable]
-            answer_by = min(until, self._runtime.now() + ANSWER_SECONDS)
-            for session, sent in asked:
-                try:
-                    await session.answer(sent, answer_by)
-                except LockError as error:
-                    problem = error
-            left = [session for session in left if session.id]
-            pause_seconds = min(END_PAUSE_SECONDS, until - self._runtime.now())
-            if pause_seconds <= 0 or not (asked or not self._runtime.loop_has_ended()):
-                break
-            if left and not asked:
-                await self._runtime.sleep(pause_seconds)
+        problem: LockError = unsent("no connection")
+        closing = [session for session in sessions if session.close()]
+        for session, sent in [(session, session.send(END)[0]) for session in closing if session.usable]:
+            try:
+                await session.answer(sent, until)
+            except LockError as error:
+                problem = error
         for session in sessions:
             session.stop()
-        if left:
-            message = f"{len(left)} sessions at {self._url} could not be ended: {problem or 'no connection'}"
+        if left := [session for session in closing if session.id]:
+            message = f"{len(left)} sessions at {self._url} could not be ended: {problem}"
             raise BackendUnavailable(message) from problem
 
     async def close(self) -> None:

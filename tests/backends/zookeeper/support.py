@@ -139,7 +139,7 @@ def end_session(server: ZooKeeperServer, client: Client | Session) -> None:
     would take the session back before a second packet came.
     """
     session = client if isinstance(client, Session) else sessions_of(client)[0]
-    number, password = session.id, session._connection._password
+    number, password = session.id, session._password
     connect = struct.pack(f">iqiqi{len(password)}sx", 0, 0, 30_000, number, len(password), password)
     close = struct.pack(">ii", 1, -11)
     with socket.create_connection((server.host, server.port), PATIENCE) as connection:

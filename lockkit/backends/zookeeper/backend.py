@@ -17,7 +17,7 @@ acquire      create, get_children (sent together); the lowest number is granted,
 wait         get of the predecessor, with a watch: when it goes away, list again; the first that waits for a permit:
              get_children, with a watch
 permit       if others hold permits: also multi of check, set and create, which creates its mark
-list again   get_children; after a long wait sync before it (sent together)
+list again   sync, get_children (sent together)
 renew        sync for each session; at first and after a new connection get of each node, with a watch
 update       set
 downgrade    multi of set and create, which creates the mark
@@ -26,8 +26,7 @@ close        closeSession
 ===========  ==================================================================================================
 
 If an answer is lost, the client looks for the node by the owner in its name ("protected" creation, Apache Curator).
-``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it. What a waiter
-may do without, and why: ``docs/decisions/0013-fewer-messages-in-queues.md``.
+``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it.
 
 Notes are nodes beside the locks' directories (`lockkit.backends.zookeeper.nodes`). What lives apart from the locks is
 in a directory of its own, ``/PREFIX+once`` or ``/PREFIX+sem``.
@@ -72,7 +71,6 @@ from lockkit.backend import (
     decode_metadata,
     seconds_left,
     since_stored,
-    unsent,
 )
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS, Answer
 from lockkit.backends.zookeeper.nodes import LockNode, LockNodes, Removals
@@ -136,12 +134,11 @@ class ZooKeeperBackend(LockBackend):
     ) -> None:
         """Lock below `root`, with sessions that connect with these arguments; nothing is sent."""
         self._url = url
-        self._label: str = arguments["hosts"]
         self._nodes = LockNodes(root, cleanup=options["cleanup"])
         self._runtime = host.runtime
         self._sessions = Sessions(host, url, arguments)
         self._removals = Removals(host.runtime)
-        if self._label.count(",") + 1 >= MAJORITY_HOSTS_MIN:
+        if arguments["hosts"].count(",") + 1 >= MAJORITY_HOSTS_MIN:
             self.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
 
     @classmethod
@@ -170,10 +167,15 @@ class ZooKeeperBackend(LockBackend):
     def url(self) -> str:
         return self._url
 
-    def _until(self, answer_by: float = inf) -> float:
+    def _until(self, answer_by: Instant = inf) -> Instant:
         """Until when a call that begins now may wait for the server, client monotonic clock."""
         now = self._runtime.now()
         return now + seconds_left(answer_by, now)
+
+    async def _any(self) -> tuple[Session, Instant]:
+        """Give a session that is connected, and `_until`."""
+        until = self._until()
+        return await self._sessions.any(until), until
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -241,16 +243,16 @@ class ZooKeeperBackend(LockBackend):
         if not any(session.usable for session in sessions):
             await sessions[0].reconnected(started + CONNECT_SECONDS)
         heartbeats: dict[Session, Answer] = {}
-        checks: list[Answer | None] = []
+        checks: list[Answer | LockError | None] = []
         for grant in grants:
             node: LockNode = grant.state
-            session, check = node.session, None
-            with suppress(BackendUnavailable):  # not connected just now
-                if session not in heartbeats:
+            try:
+                if node.session not in heartbeats:
                     # The leader answers it: the member that answers for the nodes is not cut off from its leader.
-                    heartbeats[session] = session.send(SYNC)[0]
-                check = session.watch_lease(node.path, node.owner)
-            checks.append(check)
+                    heartbeats[node.session] = node.session.send(SYNC)[0]
+                checks.append(node.session.watch_lease(node.path, node.owner))
+            except BackendUnavailable as error:
+                checks.append(error)
         # A member that hangs must not delay the answers of the others for leases that end sooner.
         patience_seconds = min(ANSWER_SECONDS, *(grant.ttl / 3 for grant in grants))
         until = min(started + CALL_SECONDS, self._runtime.now() + patience_seconds)
@@ -260,24 +262,25 @@ class ZooKeeperBackend(LockBackend):
                 await session.answer(sent, until)
             except LockError as error:
                 problems[session] = error
-        no_connection = unsent(f"no connection to {self._label}")
-        renewals: list[Renewal] = []
-        for grant, check in zip(grants, checks, strict=True):
-            session = grant.state.session
-            problem = problems.get(session) if session in heartbeats else no_connection
-            renewals.append(Unknown(problem) if problem else await self._renewed(grant, check, started, until))
-        return renewals
+        return [
+            await self._renewed(grant, problems.get(grant.state.session, check), started, until)
+            for grant, check in zip(grants, checks, strict=True)
+        ]
 
-    async def _renewed(self, grant: Grant, check: Answer | None, started: Instant, until: Instant) -> Renewal:
+    async def _renewed(
+        self, grant: Grant, check: Answer | LockError | None, started: Instant, until: Instant
+    ) -> Renewal:
         node: LockNode = grant.state
         session = node.session
-        if check is not None:
-            try:
+        try:
+            if isinstance(check, LockError):
+                raise check
+            if check is not None:
                 await session.answer(check, until)
-            except NoNodeError:
-                session.forget_lease(node.path, node.owner)
-            except LockError as error:
-                return Unknown(error)
+        except NoNodeError:
+            session.forget_lease(node.path, node.owner)
+        except LockError as error:
+            return Unknown(error)
         if node.session_id != session.id:
             return Gone("session")
         if node.owner not in session.held:
@@ -337,8 +340,7 @@ class ZooKeeperBackend(LockBackend):
     # -- other clients' locks --------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        until = self._until()
-        session = await self._sessions.any(until)
+        session, until = await self._any()
         directory = self._nodes.directory(name)
         while queue := contenders(await session.children(directory, until)):
             holding = held(queue)
@@ -356,8 +358,7 @@ class ZooKeeperBackend(LockBackend):
 
     async def confirm(self, grant: Grant) -> Gone | None:
         """See `LockBackend.confirm`. One round trip, however many hold it."""
-        until = self._until()
-        session = await self._sessions.any(until)
+        session, until = await self._any()
         node: LockNode = grant.state
         queue = contenders(await session.children(node.directory, until))
         if any(one.node == node.name for one in held(queue)):
@@ -373,16 +374,14 @@ class ZooKeeperBackend(LockBackend):
         return await self._break(name, lambda queue: [one for one in held(queue) if one.slot == slot])
 
     async def _break(self, name: str, choose: Callable[[Sequence[Contender]], Sequence[Contender]]) -> bool:
-        until = self._until()
-        session = await self._sessions.any(until)
+        session, until = await self._any()
         directory = self._nodes.directory(name)
         chosen = choose(contenders(await session.children(directory, until)))
         return bool(chosen) and await self._nodes.delete_held(session, directory, chosen, until)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page lists the directories; each page looks into some of them."""
-        until = self._until()
-        session = await self._sessions.any(until)
+        session, until = await self._any()
         if after is None:
             return NamesPage([], await self._nodes.names(session, prefix, until) or None)
         part, left = after.next[:PAGE_DIRECTORIES], after.next[PAGE_DIRECTORIES:]
@@ -393,8 +392,8 @@ class ZooKeeperBackend(LockBackend):
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`. A second round trip once in a while, for the leader's clock."""
-        until = self._until()
-        return await self._nodes.read_note(await self._sessions.any(until), name, until)
+        session, until = await self._any()
+        return await self._nodes.read_note(session, name, until)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         node: LockNode = grant.state
@@ -402,16 +401,15 @@ class ZooKeeperBackend(LockBackend):
         return node.session_lives and await self._nodes.write_note(node, grant.name, text, keep, until)
 
     async def clock(self) -> float:
-        until = self._until()
-        return await self._nodes.clock(await self._sessions.any(until), apart("once", "x"), until)
+        session, until = await self._any()
+        return await self._nodes.clock(session, apart("once", "x"), until)
 
     async def erase(self) -> None:
-        until = self._until()
-        await self._nodes.erase(await self._sessions.any(until), until)
+        await self._nodes.erase(*await self._any())
 
     async def ping(self) -> None:
-        until = self._until()
-        await (await self._sessions.any(until)).ask(Exists("/", None), until)
+        session, until = await self._any()
+        await session.ask(Exists("/", None), until)
 
     async def close(self) -> None:
         """See `LockBackend.close`. Ends the sessions, and with them whatever is left."""

@@ -35,7 +35,7 @@ from kazoo.protocol.serialization import CheckVersion, Create, Create2, Delete, 
 
 from lockkit.backend import SPACES, Note, apart, split_space, unsent, with_since
 from lockkit.backends.zookeeper.connection import Answer
-from lockkit.backends.zookeeper.path import Contender, escape_name, is_of_owner, name_of, with_broken
+from lockkit.backends.zookeeper.path import Contender, escape_name, name_of, with_broken
 from lockkit.backends.zookeeper.session import Session
 from lockkit.background import Background
 from lockkit.errors import BackendUnavailable, LockError
@@ -337,7 +337,7 @@ class Removals:
         except LockError:
             node.missed_at = None  # an outage: what the old connection carries may still come
             raise
-        found = [child for child in children if is_of_owner(child, node.owner)]
+        found = [child for child in children if child.startswith(f"{node.owner}__")]
         for child in found:
             with suppress(NoNodeError):
                 await session.ask(Delete(f"{node.directory}/{child}", -1), until)

@@ -37,15 +37,11 @@ _ACL_HELP = (
 def parse_prefix(value: object) -> str:
     """Parse the option ``prefix``: a path without its leading slash."""
     text = validation.parse_text(value)
-    path: str
-    try:
-        path = normpath(f"/{text}")
-    except ValueError:
-        path = "/"
-    if path == "/" or path.split("/")[1] == "zookeeper" or not text.isprintable():
+    parts = [part for part in text.split("/") if part]
+    if not parts or parts[0] == "zookeeper" or {".", ".."} & {*parts} or not text.isprintable():
         message = "it must be a path such as lockkit or team/locks, and not in ZooKeeper's own /zookeeper"
         raise ValueError(message)
-    return path.removeprefix("/")
+    return "/".join(parts)
 
 
 def parse_acl(value: object) -> list[ACL]:
@@ -112,7 +108,10 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     if (url.username is None) != (url.password is None):
         raise _wrong(url, f"a login is a user and a password: {url.scheme}://user:password@host")
     if options["auth"] == "sasl":
-        arguments["sasl_options"] = _sasl_options(url, arguments.get("sasl_options"))
+        if url.username is None and "sasl_options" not in arguments:
+            raise _wrong(url, "auth=sasl takes user and password of the URL, or sasl_options= of connect()")
+        login = {"mechanism": "DIGEST-MD5", "username": url.username, "password": url.password}
+        arguments.setdefault("sasl_options", login)
     elif url.username is not None:
         arguments["auth_data"] = [*arguments.get("auth_data", ()), ("digest", f"{url.username}:{url.password}")]
     if "sasl_options" in arguments and find_spec("puresasl") is None:
@@ -143,23 +142,11 @@ def _check_tls(url: Url, arguments: dict[str, Any]) -> None:
 def _check_logins(url: Url, arguments: Mapping[str, Any]) -> None:
     """Check what only `connect` can give, without showing it."""
     pairs = arguments.get("auth_data", [])
-    if not (isinstance(pairs, (list, tuple)) and all(map(_is_pair, pairs))):
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(one, (list, tuple)) for one in pairs):
         raise _wrong(url, "auth_data= of connect() is a list of pairs: scheme and credential")
     sasl = arguments.get("sasl_options", {"mechanism": "none"})
     if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
         raise _wrong(url, "sasl_options= of connect() is a mapping with a mechanism, as kazoo's client takes it")
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == len(("scheme", "credential"))
-
-
-def _sasl_options(url: Url, given: Any) -> dict[str, Any]:  # noqa: ANN401 - the application's
-    if given is not None:
-        return dict(given)
-    if url.username is None:
-        raise _wrong(url, "auth=sasl takes user and password of the URL, or sasl_options= of connect()")
-    return {"mechanism": "DIGEST-MD5", "username": url.username, "password": url.password}
 
 
 def root_of(url: Url, prefix: str) -> str:

@@ -64,7 +64,7 @@ _RELATIVE = {".": "%2E", "..": "%2E%2E"}
 
 def escape_name(name: str) -> str:
     """Give the name of a lock's directory: ``/``, ``%`` and characters that ZooKeeper refuses become ``%XX``."""
-    return _RELATIVE.get(name) or _REFUSED.sub(_percent, name)
+    return _RELATIVE.get(name) or _REFUSED.sub(lambda one: "".join(f"%{byte:02X}" for byte in one[0].encode()), name)
 
 
 def name_of(directory: str) -> str | None:
@@ -74,10 +74,6 @@ def name_of(directory: str) -> str | None:
     except ConfigurationError:
         return None
     return name if escape_name(name) == directory else None
-
-
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode())
 
 
 class Contender(NamedTuple):
@@ -94,11 +90,6 @@ class Contender(NamedTuple):
 def node_prefix(owner: str, mode: Mode = "exclusive") -> str:
     """Give the start of the name of an owner's node; ZooKeeper appends the number."""
     return f"{owner}__{_WORDS[mode]}__"
-
-
-def is_of_owner(node: str, owner: str) -> bool:
-    """Tell whether an owner created the node of that name."""
-    return node.startswith(f"{owner}__")
 
 
 def slot_mark(slot: int) -> str:
@@ -120,20 +111,16 @@ def contenders(children: Iterable[str]) -> list[Contender]:
             found.append(Contender(node, match[1], int(match[3]), _MODES[match[2]]))
         elif mark := _MARK.fullmatch(node):
             marks[mark[1]] = mark
-    if marks:
-        found = [_marked(one, marks[one.node]) if one.node in marks else one for one in found]
+    for index, one in enumerate(found if marks else ()):
+        if mark := marks.get(one.node):
+            change = {"mode": "shared"} if mark[2] == READ_MARK else {"slot": int(mark[3])}
+            found[index] = one._replace(mark=mark[2], **change)
     if len(found) > 1:
         base = found[0].sequence
         found.sort(key=lambda contender: (contender.sequence - base + 2**31) % 2**32)
     if found and found[0].mode == "permit" and found[0].slot is None:
         found[0] = found[0]._replace(slot=0)  # needs no mark
     return found
-
-
-def _marked(contender: Contender, mark: re.Match[str]) -> Contender:
-    if mark[2] == READ_MARK:
-        return contender._replace(mode="shared", mark=mark[2])
-    return contender._replace(slot=int(mark[3]), mark=mark[2])
 
 
 # -- whose turn it is: functions of one listing -----------------------------------------------------------------------
@@ -175,8 +162,7 @@ _BROKEN = b"broken "
 """How the data of a lock's directory begin, once holders were ended by force. Their owners follow, the latest first."""
 
 BROKEN_MAX = 500
-"""Owners in the data of a directory. More takes more room at the server; with fewer, more holders of a
-broken lock get the reason `gone` instead of `broken`."""
+"""Owners in these data. More takes more room at the server; with fewer, more holders get the reason ``gone``."""
 
 
 def with_broken(data: bytes, owners: Iterable[str]) -> bytes | None:

@@ -16,7 +16,6 @@ from lockkit.backends.zookeeper.path import (
     blocker,
     contenders,
     held,
-    is_of_owner,
     lowest_free_slot,
     node_prefix,
     slot_mark,
@@ -193,7 +192,7 @@ class LockQueue:
         """Look for a node that may have been created; give its name, its ``ZnodeStat``, and the queue."""
         children = await self._session.children(self._directory, self._until)
         for name in children:
-            if is_of_owner(name, self._request.owner):
+            if name.startswith(f"{self._request.owner}__"):
                 request = GetData(f"{self._directory}/{name}", None)
                 with suppress(NoNodeError):
                     _, stat = await self._session.read(request, until=self._until)

@@ -299,6 +299,7 @@ class Session(Connection):
         self._wake_connection_waiters()
 
     def _on_end(self) -> None:
+        self._if_dropped.detach()
         if not self.failed:
             self._failure = connection_failed(self._last_error, self._label)
         self._wake_connection_waiters()

@@ -127,7 +127,8 @@ class Connection:
         self.id = 0  # the server's name for the session; 0 before the first connection, and after its end
         self.granted_seconds = 0.0  # session timeout that the server granted; 0 before the first connection
         self.ended = False  # the thread has ended, or will: nothing is sent any more
-        self._last_error: Exception | None = None  # why the last attempt to connect failed, unless it succeeded
+        self._failed_rounds_count = 0  # over all members, in vain
+        self._last_error: BaseException | None = None  # why the last attempt to connect failed, unless it succeeded
         self._password = bytes(16)
         self._last_zxid = 0
         self._has_logged_in = False
@@ -139,29 +140,19 @@ class Connection:
         self._out = bytearray()  # what the socket has not taken yet
         self._sent_at = 0.0
 
-    def _on_connected(self) -> None:
-        """Learn that the session is alive, perhaps after a break."""
+    def _on_change(self) -> None:
+        """Learn of a new connection, that all members were tried in vain, or that the thread has ended."""
 
-    def _on_suspended(self) -> None:
-        """Learn that the connection has ended: the session may live or not."""
+    def _on_connection(self) -> None:
+        """Learn that there is a connection, or that it has ended: the session may live or not."""
 
     def _on_expired(self) -> None:
         """Learn that the session has ended: the next connection begins another one."""
-
-    def _on_failed_round(self) -> None:
-        """Learn that no member could be connected to, in one round over all."""
-
-    def _on_end(self) -> None:
-        """Learn that the thread has ended: there will be no other."""
 
     def _on_event(self, kind: int, path: str) -> None:
         """Learn that something happened to what is watched."""
 
     # -- by callers ------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        """Start the thread. Once only."""
-        threading.Thread(target=self._run, name="lockkit-zookeeper", daemon=True).start()
 
     def send(self, *requests: Any) -> list[Answer]:
         """Send requests in one message, without waiting."""
@@ -217,7 +208,8 @@ class Connection:
                     if self._stopped.is_set():
                         return
                 if self._last_error is not None:
-                    self._on_failed_round()
+                    self._failed_rounds_count += 1
+                    self._on_change()
                 self._stopped.wait(pause_seconds * self._runtime.random.uniform(0.6, 1.4))
                 pause_seconds = min(2 * pause_seconds, longest)
         except kazoo.AuthFailedError as error:
@@ -229,7 +221,7 @@ class Connection:
             self._disconnect()
             self._lose_session()
             self.ended = True
-            self._on_end()
+            self._on_change()
 
     def _addresses(self) -> list[tuple[str, Address]]:
         """Look up the members; give the name and address of each."""
@@ -258,7 +250,8 @@ class Connection:
             return False
         else:
             self._last_error = None
-            self._on_connected()
+            self._on_connection()
+            self._on_change()
             try:
                 self._serve()
             except (OSError, KeyError, struct.error) as error:
@@ -440,7 +433,7 @@ class Connection:
         for _, answer, _ in pending.values():
             answer.finish(error=kazoo.ConnectionLoss())
         if was_usable:
-            self._on_suspended()
+            self._on_connection()
 
     def _lose_session(self) -> None:
         """Begin another session with the next connection: the server has ended this one."""

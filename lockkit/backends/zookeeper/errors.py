@@ -53,7 +53,7 @@ def translate(error: BaseException, label: str) -> LockError:
     raise TypeError(error)
 
 
-def connection_failed(error: Exception | None, label: str) -> LockError:
+def connection_failed(error: BaseException | None, label: str) -> LockError:
     """Say why there is no connection; `error` is why the last attempt failed, if one has ended."""
     if isinstance(error, kazoo.AuthFailedError):
         return translate(error, label)

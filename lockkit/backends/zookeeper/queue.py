@@ -21,8 +21,8 @@ from lockkit.backends.zookeeper.path import (
     slot_mark,
     would_wait,
 )
-from lockkit.backends.zookeeper.session import EXPECTED, Session
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.backends.zookeeper.session import Session
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.units import Instant
 
 JOINS_MAX = 5
@@ -154,18 +154,9 @@ class LockQueue:
         async def create() -> tuple[Any, list[str]]:
             created, listed = session.send(*requests)
             node.session_id = created.session_id
-            children: list[str] = []
-            problem: Exception | None = None
-            try:
-                # The later answer first: when it is there, so is the other, and this thread or task wakes up once.
-                children = await session.answer(listed, until)
-            except (*EXPECTED, LockError) as error:
-                problem = error
             created_path, stat = await session.answer(created, until)
             node.name = created_path.rpartition("/")[2]
-            if problem is not None:
-                raise problem
-            return stat, children
+            return stat, await session.answer(listed, until)
 
         request.state = node  # first: an interrupt may come after it was sent
         try:

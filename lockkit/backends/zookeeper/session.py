@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -25,7 +26,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Close, GetChildren, GetData, Sync
 
-from lockkit.backend import CALL_SECONDS, Host, LossReason, Request, unsent
+from lockkit.backend import CALL_SECONDS, Host, LossReason, Request
 from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, Answer, Connection, outcome
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, connection_failed, translate, was_unanswered
 from lockkit.backends.zookeeper.path import says_broken
@@ -74,8 +75,6 @@ class Session(Connection):
         self.mutex = host.runtime.mutex()
         self._started = False
         self._closed = False
-        self._failure: LockError | None = None
-        self._failed_rounds_count = 0
         self._connection_waiters: set[Event] = set()
         self._waiters: dict[str, set[Request]] = {}  # by what they watch
         self._watched: dict[Request, str] = {}  # the reverse
@@ -89,7 +88,7 @@ class Session(Connection):
     @property
     def failed(self) -> bool:
         """Whether it will never be connected again: the login failed, or it is closed."""
-        return self._failure is not None or self._closed
+        return self.ended or self._closed
 
     @property
     def in_use(self) -> bool:
@@ -104,10 +103,10 @@ class Session(Connection):
         if self.usable and not self._closed:
             return
         rounds_count = self._failed_rounds_count
-        self._begin_thread()
+        self._start()
         await self.reconnected(self._until(until, RETRY_SECONDS), None if patient else rounds_count)
         if self._closed or not self.usable:
-            raise self._failure or connection_failed(self._last_error, self._label)
+            raise connection_failed(self._last_error, self._label)
 
     async def reconnected(self, until: Instant, rounds_count: int | None = None) -> None:
         """Return when there is a connection, or at `until`, or if the members were tried in vain since that round."""
@@ -125,19 +124,18 @@ class Session(Connection):
     def _until(self, until: Instant, seconds: Seconds = CALL_SECONDS) -> Instant:
         return min(until, self.now + seconds)
 
-    def _begin_thread(self) -> None:
+    def _start(self) -> None:
         with self.mutex:
             if self._started or self._closed:
                 return
             self._started = True
         try:
-            self._start()
+            threading.Thread(target=self._run, name="lockkit-zookeeper", daemon=True).start()
         except BaseException as error:  # interrupted, or there are no more threads: the next call makes another session
-            self._failure = unsent(f"connecting to {self._label} was interrupted ({error!r})")
+            self._last_error = error
             self.stop()
-            if isinstance(error, Exception):
-                raise self._failure from error
-            raise
+            if not isinstance(error, Exception):
+                raise
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -273,19 +271,19 @@ class Session(Connection):
         for request in requests:
             request.wake.set()
 
-    def _on_connected(self) -> None:
-        self._confirm_leases()
-        self._wake_connection_waiters()
+    def _on_change(self) -> None:
+        if self.ended:
+            self._if_dropped.detach()
+        for event in [*self._connection_waiters]:
+            event.set()
 
-    def _on_suspended(self) -> None:
-        self._leases.clear()
-        with self.mutex:  # their watches have ended: they are to watch again
-            self._waiters, waiting = {}, [*self._watched]
-        for request in waiting:
-            request.wake.set()
-        self._confirm_leases()
-
-    def _confirm_leases(self) -> None:
+    def _on_connection(self) -> None:
+        if not self.usable:
+            self._leases.clear()
+            with self.mutex:  # their watches have ended: they are to watch again
+                self._waiters, waiting = {}, [*self._watched]
+            for request in waiting:
+                request.wake.set()
         if self.held and (host := self._host()) is not None:
             host.confirm_soon()
 
@@ -293,20 +291,6 @@ class Session(Connection):
         lost, self.held = self.held, {}
         if lost and not self._closed:
             self._lost([*lost])
-
-    def _on_failed_round(self) -> None:
-        self._failed_rounds_count += 1
-        self._wake_connection_waiters()
-
-    def _on_end(self) -> None:
-        self._if_dropped.detach()
-        if not self.failed:
-            self._failure = connection_failed(self._last_error, self._label)
-        self._wake_connection_waiters()
-
-    def _wake_connection_waiters(self) -> None:
-        for event in [*self._connection_waiters]:
-            event.set()
 
     def _lost(self, owners: Sequence[str], directory: str | None = None) -> None:
         """
@@ -336,7 +320,7 @@ class Session(Connection):
         """
         with self.mutex:
             self._closed = True
-        self._wake_connection_waiters()
+        self._on_change()
         return self.id != 0 and not self.ended
 
     def end_soon(self) -> None:

@@ -47,13 +47,9 @@ log = logging.getLogger("lockkit")
 EPHEMERAL, SEQUENCE, CONTAINER = 1, 2, 4
 """ZooKeeper's ``CreateMode`` flags."""
 
-MAKES_MAX = 10
-"""How often a directory is made that another client removes at once. Each time it lived shorter than a round trip: more
-than a few are no coincidence."""
-
-WRITES_MAX = 5
-"""How often a note is written that is created or deleted by others at the same time. Each time that takes another
-client's write within a round trip."""
+ATTEMPTS_MAX = 10
+"""How often something is made anew that other clients undo at once. Each time that takes them less than a round trip:
+more than a few are no coincidence."""
 
 CLOCK_SECONDS = 60.0
 """How long a client relies on what it knows of the leader's clock. Longer notices later that it was set; shorter costs
@@ -185,7 +181,7 @@ class LockNodes:
         self, session: Session, path: str, create: Callable[[], Coroutine[Any, Any, Any]], until: Instant
     ) -> Any:  # noqa: ANN401 - what `create` returns
         """Call `create`, which needs a directory of locks or notes, or one above; make that if it is missing."""
-        for _ in range(MAKES_MAX):
+        for _ in range(ATTEMPTS_MAX):
             try:
                 return await create()
             except NoNodeError:
@@ -264,7 +260,7 @@ class LockNodes:
         session, path = node.session, self.directory(name, _NOTES)
         data = f"{math.ceil(keep * 1000)} {text}".encode()
         create = True  # most keys get one note
-        for _ in range(WRITES_MAX):
+        for _ in range(ATTEMPTS_MAX):
             write = Create(path, data, session.acl, 0) if create else SetData(path, data, -1)
             failed = await session.committed(session.send(Transaction([CheckVersion(node.path, -1), write]))[0], until)
             if failed is None:

@@ -10,7 +10,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Create2, GetChildren, GetData
 
 from lockkit.backend import Busy, Request
-from lockkit.backends.zookeeper.nodes import EPHEMERAL, SEQUENCE, LockNode, LockNodes
+from lockkit.backends.zookeeper.nodes import ATTEMPTS_MAX, EPHEMERAL, SEQUENCE, LockNode, LockNodes
 from lockkit.backends.zookeeper.path import (
     Contender,
     blocker,
@@ -24,9 +24,6 @@ from lockkit.backends.zookeeper.path import (
 from lockkit.backends.zookeeper.session import Session
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.units import Instant
-
-JOINS_MAX = 5
-"""How often a node that another client removed is created anew in one attempt."""
 
 LOOKS_MAX = 10
 """How often a single try for a permit looks without news at those ahead of it, who may be about to get theirs. More
@@ -63,7 +60,7 @@ class LockQueue:
             node = request.state
             if node is None or node.session is not self._session or node.session_id != self._session.id:
                 self._leave()
-                if joins_count >= JOINS_MAX:
+                if joins_count >= ATTEMPTS_MAX:
                     break
                 joins_count += 1
                 node, children = await self._join()

@@ -10,12 +10,15 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import Sync
 
 import lockkit
 import lockkit.aio
 from lockkit import aio
-from lockkit.backend import Gone, Grant, Renewed, Request
+from lockkit.backend import Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
+from lockkit.backends.zookeeper.connection import Answer
+from lockkit.backends.zookeeper.session import Session
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.configuration.registry import split_options
 from lockkit.runtime import drive, monotonic
@@ -92,7 +95,7 @@ def inner(client: aio.Client) -> aio.Client:
     return found
 
 
-class TestKazoosThread:
+class TestThread:
     """It sends heartbeats and wakes waiters: nothing may delay it, and one that dies is replaced."""
 
     def test_handler_of_the_log_may_use_a_lock_of_the_client(self, server: ZooKeeperServer) -> None:
@@ -238,6 +241,25 @@ class TestWhatAnswersProve:
 
             with pytest.raises(lockkit.BackendUnavailable, match="session"):
                 ours.ask(request)
+
+    def test_lease_whose_node_was_not_asked_for_is_not_renewed(
+        self, server: ZooKeeperServer, opened: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The connection broke after the heartbeat: that it was answered says nothing of a node that is not watched."""
+        ours = opened(server.url)
+        grant = ours.acquire("unwatched")
+        send = Session.send
+
+        def send_once(session: Session, *requests: Any) -> list[Answer]:
+            if not isinstance(requests[0], Sync):
+                raise lockkit.BackendUnavailable
+            return send(session, *requests)
+
+        monkeypatch.setattr(Session, "send", send_once)
+        (renewal,) = drive(ours.backend.renew([grant]))
+        assert isinstance(renewal, Unknown)
+        monkeypatch.undo()
+        assert list(drive(ours.backend.renew([grant]))) == [Renewed(ttl=LONG)]
 
     def test_member_with_a_shorter_session_timeout_shortens_a_lease(
         self, server: ZooKeeperServer, opened: Callable[[str], Backend]

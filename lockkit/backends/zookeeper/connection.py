@@ -23,7 +23,6 @@ from typing import Any
 
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.hosts import collect_hosts
 from kazoo.protocol.serialization import SASL, Auth, Close, Connect, Ping, Watch
 
 from lockkit.backend import unsent
@@ -226,7 +225,9 @@ class Connection:
     def _addresses(self) -> list[tuple[str, Address]]:
         """Look up the members; give the name and address of each."""
         found = []
-        for host, port in collect_hosts(self._label)[0]:
+        for member in self._label.split(","):
+            host, _, port = member.rpartition(":")
+            host = host.strip("[]")
             try:
                 found += [(host, one[4]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
             except (OSError, ValueError) as error:  # an impossible name is a UnicodeError
@@ -265,8 +266,8 @@ class Connection:
         self._socket = _connected(host, address, self._arguments)
         try:
             granted = self._ask_for_session(self.id, self._password, self._last_zxid)
-        except ConnectionResetError:
-            if self.id and self._ensemble_lost_data(host, address):
+        except OSError as error:
+            if self.id and not isinstance(error, TimeoutError) and self._ensemble_lost_data(host, address):
                 message = "the ensemble came back with older data than this session has seen"
                 raise kazoo.SessionExpiredError(message) from None
             raise

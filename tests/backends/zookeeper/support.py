@@ -62,7 +62,7 @@ def sessions_of(client: Client | aio.Client) -> list[Session]:
     return [session for session in backend_of(client)._sessions.all() if not session.failed]
 
 
-def answer(result: object, seconds: float = PATIENCE) -> object:
+def answer(result: object, seconds: float = PATIENCE) -> Any:  # noqa: ANN401 - of the kind that the request has
     """Wait for the answer to a request that was sent over a session of lockkit's."""
     return drive(outcome(BlockingRuntime(), result, seconds))
 

@@ -1,8 +1,9 @@
-"""Sessions of ZooKeeper, kazoo's thread, and what answers prove."""
+"""Sessions of ZooKeeper, their threads, and what answers prove."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,18 +11,18 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from kazoo.protocol.serialization import Sync
+from kazoo.protocol.serialization import GetData, SetData, Sync
 
 import lockkit
 import lockkit.aio
 from lockkit import aio
 from lockkit.backend import Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.zookeeper.backend import ZooKeeperBackend
-from lockkit.backends.zookeeper.connection import Answer
-from lockkit.backends.zookeeper.session import Session
+from lockkit.backends.zookeeper.connection import Answer, outcome
+from lockkit.backends.zookeeper.session import SYNC, Session
 from lockkit.backends.zookeeper.sessions import SESSIONS_MAX, session_timeout
 from lockkit.configuration.registry import split_options
-from lockkit.runtime import drive, monotonic
+from lockkit.runtime import BlockingRuntime, drive, monotonic
 from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
 from lockkit.testing.target import Face
@@ -30,7 +31,9 @@ from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer
 from tests.backends.support import StubHost, granted, play
 from tests.backends.zookeeper.support import (
     PATIENCE,
+    Connect,
     Tree,
+    answer,
     end_session,
     holding,
     sessions_of,
@@ -143,7 +146,7 @@ class TestThread:
     def test_thread_that_hangs_in_a_name_lookup_delays_nobody(
         self, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Neither a call, nor thousands of requests, which are answered later, nor `close()`."""
+        """Neither a call nor `close()`."""
         look_up, go_on, asked = socket.getaddrinfo, threading.Event(), threading.Event()
         stuck = False
 
@@ -170,14 +173,106 @@ class TestThread:
             go_on.set()
             client.close()
 
+    def test_requests_that_the_socket_does_not_take_at_once(self, server: ZooKeeperServer, tree: Tree) -> None:
+        """The caller does not wait: the thread sends the rest."""
+        tree.client.create("/large")
+        with lockkit.connect(server.url) as client:
+            client.ping()
+            (session,) = sessions_of(client)
+            sent = session.send(*(SetData("/large", bytes(500_000), -1) for _ in range(30)))
+            assert session._out
+            assert [answer(one).version for one in sent] == [*range(1, 31)]
+
+    def test_interrupt_while_a_request_is_sent_costs_no_later_answer(
+        self, server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Half of it may have been sent: the connection is broken, and the session goes on with the next one."""
+        client = connect(server.url)
+        lease = client.lock("interrupted", ttl=LONG).acquire(PATIENCE)
+        (session,) = sessions_of(client)
+        number = session.id
+
+        def interrupted() -> None:
+            del session._out[:3]
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_flush", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.send(SYNC)
+        wait_until(lambda: None if session.usable and not session._pending else "not back", timeout=PATIENCE)
+        assert answer(session.send(GetData("/lockkit", None))[0])
+        assert session.id == number
+        lease.release()
+
     def test_unknown_host_is_an_error_that_says_so(self) -> None:
-        """Also a name that cannot be one, which ends kazoo's thread."""
+        """Also a name that cannot be one."""
         for host in ("no-such-host.invalid", "a..b"):
             with lockkit.connect(f"zookeeper://{host}") as client:
                 for _ in range(2):
                     with pytest.raises(lockkit.BackendUnavailable, match=r"name|label") as raised:
                         client.lock("x").acquire(timeout=1)
                     assert "did not answer" not in str(raised.value)
+
+
+def test_error_of_a_signal_handler_is_no_answer() -> None:
+    """A time limit, as Celery and RQ raise it, strikes the wait: it ends the call, which is not tried again."""
+
+    class TimeLimitError(Exception):
+        """Of the application."""
+
+    def strike(signum: int, frame: object) -> None:
+        del signum, frame
+        raise TimeLimitError
+
+    def wait() -> None:
+        timer.start()
+        drive(outcome(BlockingRuntime(), Answer(), PATIENCE))
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    timer = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    try:
+        with pytest.raises(TimeLimitError):
+            wait()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_login_is_bounded(server: ZooKeeperServer, connect: Connect) -> None:
+    """A member that accepts connections and answers nothing does not cost half of the session timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},{server.address}"
+        client = connect(f"zookeeper://{hosts}", randomize_hosts=False)
+        began = monotonic()
+
+        with client.lock("bounded", ttl=LONG, timeout=PATIENCE):
+            pass
+
+        assert monotonic() - began < LONG / 2
+
+
+def test_client_stopped_while_connecting_does_not_connect(
+    server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads end, and its session does not stay."""
+    make, connecting, go_on = socket.create_connection, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **keywords: Any) -> socket.socket:
+        connecting.set()
+        assert go_on.wait(PATIENCE)
+        return make(*arguments, **keywords)
+
+    client = connect(server.url)
+    before = {*threading.enumerate()}
+    monkeypatch.setattr(socket, "create_connection", slow)
+    with suppress(lockkit.BackendUnavailable):
+        client.lock("slow", ttl=LONG).acquire(timeout=0.5)
+    assert connecting.wait(PATIENCE)
+    client.close()
+    go_on.set()
+
+    wait_until(lambda: None if {*threading.enumerate()} <= before else "threads are left", timeout=PATIENCE / 2)
 
 
 class Backend:

@@ -249,7 +249,6 @@ class LockNodes:
         asked_at = session.now
         if asked_at - self._clock_at >= CLOCK_SECONDS:
             directory = self.directory(name, _NOTES).rpartition("/")[0]
-
             change = partial(session.ask, SetData(directory, b"", -1), until)
             stat = await self.create_in(session, directory, change, until)
             self._clock_offset = stat.mtime / 1000 - asked_at

@@ -200,7 +200,8 @@ class TestThread:
             patch.setattr(session, "_flush", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 session.send(SYNC)
-        wait_until(lambda: None if session.usable and not session._pending else "not back", timeout=PATIENCE)
+        # Long before the next heartbeat.
+        wait_until(lambda: None if session.usable and not session._pending else "not back", timeout=LONG / 6)
         assert answer(session.send(GetData("/lockkit", None))[0])
         assert session.id == number
         lease.release()

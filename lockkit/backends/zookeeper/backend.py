@@ -5,11 +5,11 @@ Algorithm (ZooKeeper Recipes and Solutions, "Locks"; the layout is that of kazoo
 other): each client that wants a lock creates a node in the lock's directory, to which ZooKeeper appends a number. The
 lowest number holds; each of the others watches the one before it. So a release wakes one waiter, first come, first
 served. Readers (the same, "Shared Locks"; kazoo's ``ReadLock``) watch the nearest writer before them. For them and for
-permits see `lockkit.backends.zookeeper.queue`.
+permits see `lockkit.backends.zookeeper.path`.
 
 A lease belongs to a session whose timeout is its ttl, or somewhat longer (`lockkit.backends.zookeeper.sessions`): the
-server ends the session, and removes its nodes, when no packet came for that long. kazoo keeps it alive; lockkit's
-renewals find out how long it certainly lives. `lockkit.backends.zookeeper.short_leases` ends leases that end before
+server ends the session, and removes its nodes, when no packet came for that long. Its connection keeps it alive;
+renewals find out how long it certainly lives. `lockkit.backends.zookeeper.nodes.Removals` ends leases that end before
 their session.
 
 ===========  ==================================================================================================
@@ -17,7 +17,7 @@ acquire      create, get_children (sent together); the lowest number is granted,
 wait         get of the predecessor, with a watch: when it goes away, list again; the first that waits for a permit:
              get_children, with a watch
 permit       if others hold permits: also multi of check, set and create, which creates its mark
-list again   get_children; after a long wait sync before it (sent together)
+list again   sync, get_children (sent together)
 renew        sync for each session; at first and after a new connection get of each node, with a watch
 update       set
 downgrade    multi of set and create, which creates the mark
@@ -26,10 +26,9 @@ close        closeSession
 ===========  ==================================================================================================
 
 If an answer is lost, the client looks for the node by the owner in its name ("protected" creation, Apache Curator).
-``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it. What a waiter
-may do without, and why: ``docs/decisions/0013-fewer-messages-in-queues.md``.
+``sync`` goes through the leader, so its answer says that the member that answers was not cut off from it.
 
-Notes are nodes beside the locks' directories (`lockkit.backends.zookeeper.notes`). What lives apart from the locks is
+Notes are nodes beside the locks' directories (`lockkit.backends.zookeeper.nodes`). What lives apart from the locks is
 in a directory of its own, ``/PREFIX+once`` or ``/PREFIX+sem``.
 
 Required of the server: ZooKeeper 3.5, sessions from ttl to ttl (``minSessionTimeout``, ``maxSessionTimeout``).
@@ -42,13 +41,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any, ClassVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Exists, GetChildren, GetData
 
 from lockkit.backend import (
     CALL_SECONDS,
@@ -67,29 +67,18 @@ from lockkit.backend import (
     Renewed,
     Request,
     Unknown,
+    apart,
     decode_metadata,
     seconds_left,
     since_stored,
-    unsent,
 )
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS
-from lockkit.backends.zookeeper.directories import LockDirectories
-from lockkit.backends.zookeeper.node import LockNode
-from lockkit.backends.zookeeper.notes import LockNotes
-from lockkit.backends.zookeeper.options import (
-    DRIVER_OPTIONS,
-    OPTIONS,
-    adopted_arguments,
-    client_arguments,
-    refusal_explained,
-    root_of,
-)
-from lockkit.backends.zookeeper.path import READ_MARK, Contender, contenders
-from lockkit.backends.zookeeper.queue import LockQueue, held
-from lockkit.backends.zookeeper.quirks import sync
-from lockkit.backends.zookeeper.session import MILLISECOND, Session
+from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, CONNECT_SECONDS, Answer
+from lockkit.backends.zookeeper.nodes import LockNode, LockNodes, Removals
+from lockkit.backends.zookeeper.options import DRIVER_OPTIONS, OPTIONS, adopted_arguments, client_arguments, root_of
+from lockkit.backends.zookeeper.path import READ_MARK, Contender, contenders, held
+from lockkit.backends.zookeeper.queue import LockQueue
+from lockkit.backends.zookeeper.session import MILLISECOND, SYNC, Session
 from lockkit.backends.zookeeper.sessions import Sessions
-from lockkit.backends.zookeeper.short_leases import ShortLeases
 from lockkit.errors import BackendUnavailable, LockError, Unsupported
 from lockkit.runtime import wall_clock
 from lockkit.units import Instant, Seconds
@@ -143,15 +132,13 @@ class ZooKeeperBackend(LockBackend):
     def __init__(
         self, url: str, arguments: Mapping[str, Any], root: str, options: Mapping[str, Any], host: Host
     ) -> None:
-        """Lock below `root`, with sessions whose kazoo clients have these arguments; nothing is sent."""
+        """Lock below `root`, with sessions that connect with these arguments; nothing is sent."""
         self._url = url
-        self._label: str = arguments["hosts"]
-        self._directories = LockDirectories(root, cleanup=options["cleanup"])
-        self._notes = LockNotes(self._directories)
+        self._nodes = LockNodes(root, cleanup=options["cleanup"])
         self._runtime = host.runtime
         self._sessions = Sessions(host, url, arguments)
-        self._short_leases = ShortLeases(host.runtime, self._remove)
-        if self._label.count(",") + 1 >= MAJORITY_HOSTS_MIN:
+        self._removals = Removals(host.runtime)
+        if arguments["hosts"].count(",") + 1 >= MAJORITY_HOSTS_MIN:
             self.capabilities = replace(_CAPABILITIES, survives_node_loss=True)
 
     @classmethod
@@ -166,9 +153,7 @@ class ZooKeeperBackend(LockBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend:
-        arguments, root = client_arguments(url, options), root_of(url, options["prefix"])
-        with refusal_explained(url):  # kazoo checks the arguments now, and not at the first use
-            return cls(url.safe_text, arguments, root, options, host)
+        return cls(url.safe_text, client_arguments(url, options), root_of(url, options["prefix"]), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> ZooKeeperBackend | None:
@@ -182,10 +167,15 @@ class ZooKeeperBackend(LockBackend):
     def url(self) -> str:
         return self._url
 
-    def _until(self, answer_by: float = inf) -> float:
+    def _until(self, answer_by: Instant = inf) -> Instant:
         """Until when a call that begins now may wait for the server, client monotonic clock."""
         now = self._runtime.now()
         return now + seconds_left(answer_by, now)
+
+    async def _any(self) -> tuple[Session, Instant]:
+        """Give a session that is connected, and `_until`."""
+        until = self._until()
+        return await self._sessions.any(until), until
 
     # -- acquire ---------------------------------------------------------------------------------------------------
 
@@ -194,60 +184,55 @@ class ZooKeeperBackend(LockBackend):
         until = self._until(request.answer_by)
         try:
             if node is not None and not node.session.failed:
-                session = await self._sessions.ready(node.session, until, patient=True)
+                session = node.session
+                await session.connected(until, patient=True)
             else:
                 session = await self._sessions.get(request.ttl, until)
-            found = await LockQueue(self._directories, request, session, until).attempt()
+            found = await LockQueue(self._nodes, request, session, until).attempt()
         except BackendUnavailable as error:
             error.sent = error.sent or request.state is not None  # there may be a node, though the last one was not
             raise
         return found if isinstance(found, Busy) else self._granted(request, found)
 
     def _granted(self, request: Request, node: LockNode) -> Grant:
-        session = node.session
-        session.watches.stop_waking(request)
+        session, now = node.session, self._runtime.now()
+        session.stop_waking(request)
         node.ttl = self._sessions.granted_ttl(session, request.ttl)
-        node.remove_at = self._runtime.now() + node.ttl
         session.held[request.owner] = node
-        self._short_leases.add(node)
-        if self._runtime.now() - node.joined_at > SINCE_EXACT_SECONDS:
+        self._removals.add(node, now + node.ttl)
+        if now - node.joined_at > SINCE_EXACT_SECONDS:
             node.since = wall_clock()
-            # Nobody waits for the answer: without it, `Holder.since` is the time of the request.
-            data = node.described(request.metadata)
-            node.send_data(data, partial(session.client.set_async, node.path))
+            with suppress(BackendUnavailable):  # without it, `Holder.since` is the time of the request
+                node.send_metadata(request.metadata)  # nobody waits for the answer
         request.state = None
-        return Grant(request.name, request.owner, node.token, node.ttl, node.asked_at, node, node.slot)
+        return Grant(request.name, request.owner, node.token, node.ttl, None, node, node.slot)
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         await super().wait(request, busy, until)
         # The node stays while the session does: a broken connection is no reason to give up a place in the queue.
-        session, now = request.state.session, self._runtime.now()
-        until = min(until, now + OUTAGE_SECONDS)
-        while not (session.usable or session.failed or request.wake.is_set()) and now < until:
+        session: Session = request.state.session
+        until = min(until, self._runtime.now() + OUTAGE_SECONDS)
+        while not (session.usable or session.failed or request.wake.is_set()) and (now := self._runtime.now()) < until:
             await session.reconnected(min(until, now + OUTAGE_CHECK_SECONDS))
-            now = self._runtime.now()
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`. `ShortLeases` removes later what cannot be removed now."""
+        """See `LockBackend.abandon`. `Removals` removes later what cannot be removed now."""
         node: LockNode | None = request.state
+        until = self._until(request.answer_by)
         if node is None:
             # Nothing was created, or it was granted, and the answer came too late to be believed.
             granted = self._sessions.holding(request.owner)
             if granted is not None:
-                await self._release(granted, self._until(request.answer_by))
+                await self._release(granted, until)
             return
-        node.session.watches.stop_waking(request)
+        node.session.stop_waking(request)
         try:
-            if not await self._directories.remove(node, self._until(request.answer_by)):
-                self._short_leases.add(node)
+            if not await self._removals.remove(node, until):
+                self._removals.add(node, node.remove_at)
         except LockError as error:
             log.debug("removing the place in the queue for lock %r: %s", request.name, error)
-            self._short_leases.remove_now(node)
+            self._removals.add(node)
         request.state = None
-
-    async def _remove(self, node: LockNode) -> bool:
-        """Remove a node for `ShortLeases`."""
-        return await self._directories.remove(node, self._until())
 
     # -- held ------------------------------------------------------------------------------------------------------
 
@@ -257,54 +242,45 @@ class ZooKeeperBackend(LockBackend):
         sessions = [grant.state.session for grant in grants]
         if not any(session.usable for session in sessions):
             await sessions[0].reconnected(started + CONNECT_SECONDS)
-        heartbeats: dict[Session, Any] = {}
-        checks: list[Any] = []
+        heartbeats: dict[Session, Answer] = {}
+        checks: list[Answer | LockError | None] = []
         for grant in grants:
             node: LockNode = grant.state
-            session = node.session
-            if session.usable and session not in heartbeats:
-                # The leader answers it: the member that answers for the nodes is not cut off from its leader.
-                heartbeats[session] = sync(session.client)
-            unchecked = session in heartbeats and not session.watches.watches_lease(node.path, node.owner)
-            checks.append(session.watches.watch_lease(node.path, node.owner) if unchecked else None)
+            try:
+                if node.session not in heartbeats:
+                    # The leader answers it: the member that answers for the nodes is not cut off from its leader.
+                    heartbeats[node.session] = node.session.send(SYNC)[0]
+                checks.append(node.session.watch_lease(node.path, node.owner))
+            except BackendUnavailable as error:
+                checks.append(error)
         # A member that hangs must not delay the answers of the others for leases that end sooner.
         patience_seconds = min(ANSWER_SECONDS, *(grant.ttl / 3 for grant in grants))
         until = min(started + CALL_SECONDS, self._runtime.now() + patience_seconds)
-        problems = {
-            session: await self._heartbeat_problem(session, one, started, until) for session, one in heartbeats.items()
-        }
-        no_connection = unsent(f"no connection to {self._label}")
-        renewals: list[Renewal] = []
-        for grant, check in zip(grants, checks, strict=True):
-            problem = problems.get(grant.state.session, no_connection)
-            renewals.append(Unknown(problem) if problem else await self._renewed(grant, check, started, until))
-        return renewals
+        problems: dict[Session, LockError] = {}
+        for session, sent in heartbeats.items():
+            try:
+                await session.answer(sent, until)
+            except LockError as error:
+                problems[session] = error
+        return [
+            await self._renewed(grant, problems.get(grant.state.session, check), started, until)
+            for grant, check in zip(grants, checks, strict=True)
+        ]
 
-    @staticmethod
-    async def _heartbeat_problem(
-        session: Session,
-        result: Any,  # noqa: ANN401 - kazoo's
-        asked_at: Instant,
-        until: Instant,
-    ) -> LockError | None:
-        """Wait for the answer to a heartbeat; None if it came."""
-        try:
-            await session.answer(result, until)
-        except LockError as error:
-            return error
-        session.leader_answered(asked_at)
-        return None
-
-    async def _renewed(self, grant: Grant, check: Any, started: float, until: Instant) -> Renewal:  # noqa: ANN401 - kazoo's
+    async def _renewed(
+        self, grant: Grant, check: Answer | LockError | None, started: Instant, until: Instant
+    ) -> Renewal:
         node: LockNode = grant.state
         session = node.session
-        if check is not None:
-            try:
+        try:
+            if isinstance(check, LockError):
+                raise check
+            if check is not None:
                 await session.answer(check, until)
-            except NoNodeError:
-                session.forget_lease(node.path, node.owner)
-            except LockError as error:
-                return Unknown(error)
+        except NoNodeError:
+            session.forget_lease(node.path, node.owner)
+        except LockError as error:
+            return Unknown(error)
         if node.session_id != session.id:
             return Gone("session")
         if node.owner not in session.held:
@@ -312,18 +288,15 @@ class ZooKeeperBackend(LockBackend):
         granted_seconds = session.granted_seconds
         if grant.ttl > granted_seconds + MILLISECOND:
             if grant.ttl > node.ttl:
-                raise self._cannot_extend(grant, granted_seconds)
+                message = (
+                    f"lock {grant.name!r} at {self._url} cannot be extended to {grant.ttl:g} s: ZooKeeper keeps the "
+                    f"nodes of a session for {granted_seconds:g} s. Acquire with the longest ttl that will be needed, "
+                    "or let it be renewed"
+                )
+                raise Unsupported(message, name=grant.name, backend=self._url)
             grant = replace(grant, ttl=granted_seconds)  # another member, with other limits
-        node.remove_at = started + grant.ttl
-        self._short_leases.add(node)
+        self._removals.add(node, started + grant.ttl)
         return Renewed(ttl=grant.ttl)
-
-    def _cannot_extend(self, grant: Grant, granted_seconds: float) -> LockError:
-        message = (
-            f"lock {grant.name!r} at {self._url} cannot be extended to {grant.ttl:g} s: ZooKeeper keeps the nodes of a "
-            f"session for {granted_seconds:g} s. Acquire with the longest ttl that will be needed, or let it be renewed"
-        )
-        return Unsupported(message, name=grant.name, backend=self._url)
 
     async def downgrade(self, grant: Grant) -> bool:
         """See `LockBackend.downgrade`. The node stays; its mark says that it is a reader's."""
@@ -332,46 +305,46 @@ class ZooKeeperBackend(LockBackend):
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         node: LockNode = grant.state
-        if node.session_lives and await node.replace_data(node.described(metadata), self._until()):
-            return None
-        return Gone(
-            await node.session.why_gone(node.directory, node.owner, self._until()) if node.session_lives else "session"
-        )
+        session, until = node.session, self._until()
+        if not node.session_lives:
+            return Gone("session")
+        await session.connected(until, patient=True)
+        try:
+            await session.answer(node.send_metadata(metadata), until)
+        except NoNodeError:
+            return Gone(await session.why_gone(node.directory, node.owner, until))
+        return None
 
-    async def release(self, grant: Grant, answer_by: float = inf) -> bool:
+    async def release(self, grant: Grant, answer_by: Instant = inf) -> bool:
         return await self._release(grant.state, self._until(answer_by))
 
     async def _release(self, node: LockNode, until: Instant) -> bool:
-        session = node.session
-        session.forget_lease(node.path, node.owner)
-        if session.id != node.session_id:
+        if node.session.id != node.session_id:
+            node.session.forget_lease(node.path, node.owner)
             return False  # the server has removed it with its session
-        assert node.name is not None
         try:
-            existed = await self._directories.delete_node(session, node.directory, node.name, until, node.mark)
+            existed = await node.delete(until)
         except BaseException:
-            # kazoo keeps the session alive, and with it the node: keep trying.
-            self._short_leases.remove_now(node)
+            # The session stays alive, and with it the node: keep trying.
+            self._removals.add(node)
             raise
-        self._short_leases.forget(node)
+        self._removals.forget(node)
         return existed
 
-    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
+    async def release_all(self, grants: Sequence[Grant], answer_by: Instant) -> None:
         """See `LockBackend.release_all`. The end of a session frees all that it holds, in one transaction."""
         for grant in grants:
-            self._short_leases.forget(grant.state)
+            self._removals.forget(grant.state)
         await self._sessions.end({grant.state.session for grant in grants}, self._until(answer_by))
 
     # -- other clients' locks --------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        until = self._until()
-        session = await self._sessions.any(until)
-        directory = self._directories.path(name)
+        session, until = await self._any()
+        directory = self._nodes.directory(name)
         while queue := contenders(await session.children(directory, until)):
             holding = held(queue)
-            paths = [f"{directory}/{one.node}" for one in holding]
-            found = await session.of_each(session.client.get_async, paths, until)
+            found = await session.of_each([GetData(f"{directory}/{one.node}", None) for one in holding], until)
             waiters_count = len(queue) - len(holding)
             holders = [
                 _holder(one, node[0], node[1], waiters_count)
@@ -385,8 +358,7 @@ class ZooKeeperBackend(LockBackend):
 
     async def confirm(self, grant: Grant) -> Gone | None:
         """See `LockBackend.confirm`. One round trip, however many hold it."""
-        until = self._until()
-        session = await self._sessions.any(until)
+        session, until = await self._any()
         node: LockNode = grant.state
         queue = contenders(await session.children(node.directory, until))
         if any(one.node == node.name for one in held(queue)):
@@ -402,50 +374,46 @@ class ZooKeeperBackend(LockBackend):
         return await self._break(name, lambda queue: [one for one in held(queue) if one.slot == slot])
 
     async def _break(self, name: str, choose: Callable[[Sequence[Contender]], Sequence[Contender]]) -> bool:
-        until = self._until()
-        session = await self._sessions.any(until)
-        directory = self._directories.path(name)
+        session, until = await self._any()
+        directory = self._nodes.directory(name)
         chosen = choose(contenders(await session.children(directory, until)))
-        return bool(chosen) and await self._directories.delete_held(session, directory, chosen, until)
+        return bool(chosen) and await self._nodes.delete_held(session, directory, chosen, until)
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page lists the directories; each page looks into some of them."""
-        until = self._until()
-        session = await self._sessions.any(until)
+        session, until = await self._any()
         if after is None:
-            return NamesPage([], await self._directories.names(session, prefix, until) or None)
+            return NamesPage([], await self._nodes.names(session, prefix, until) or None)
         part, left = after.next[:PAGE_DIRECTORIES], after.next[PAGE_DIRECTORIES:]
-        await session.read(partial(sync, session.client), until)
-        paths = [self._directories.path(name) for name in part]
-        queues = await session.of_each(session.client.get_children_async, paths, until)
+        await session.read(SYNC, until=until)
+        queues = await session.of_each([GetChildren(self._nodes.directory(name), None) for name in part], until)
         names = [name for name, children in zip(part, queues, strict=True) if contenders(children or ())]
         return NamesPage(names, left or None)
 
     async def read_note(self, name: str) -> Note | None:
         """See `LockBackend.read_note`. A second round trip once in a while, for the leader's clock."""
-        until = self._until()
-        return await self._notes.read(await self._sessions.any(until), name, until)
+        session, until = await self._any()
+        return await self._nodes.read_note(session, name, until)
 
-    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
+    async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: Instant = inf) -> bool:
         node: LockNode = grant.state
-        return node.session_lives and await self._notes.write(node, grant.name, text, keep, self._until(answer_by))
+        until = self._until(answer_by)
+        return node.session_lives and await self._nodes.write_note(node, grant.name, text, keep, until)
 
     async def clock(self) -> float:
-        until = self._until()
-        return await self._notes.clock(await self._sessions.any(until), self._directories.clock_path, until)
+        session, until = await self._any()
+        return await self._nodes.clock(session, apart("once", "x"), until)
 
     async def erase(self) -> None:
-        until = self._until()
-        await self._directories.delete_all(await self._sessions.any(until), until)
+        await self._nodes.erase(*await self._any())
 
     async def ping(self) -> None:
-        until = self._until()
-        session = await self._sessions.any(until)
-        await session.answer(session.client.exists_async("/"), until)
+        session, until = await self._any()
+        await session.ask(Exists("/", None), until)
 
     async def close(self) -> None:
         """See `LockBackend.close`. Ends the sessions, and with them whatever is left."""
-        self._short_leases.close()
+        self._removals.close()
         await self._sessions.close()
 
 

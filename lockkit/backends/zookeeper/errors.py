@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
 
@@ -15,40 +13,29 @@ DRIVER_ERRORS: tuple[type[BaseException], ...] = (kazoo.KazooException, KazooTim
 
 _NO_TIME = "did not answer in time: is it overloaded, stopped or cut off?"
 # In the order in which they are tried: ConnectionClosedError is a SessionExpiredError.
-_TABLE: tuple[tuple[type[BaseException], Callable[[str], LockError], str], ...] = (
-    (KazooTimeoutError, BackendUnavailable, _NO_TIME),
-    (kazoo.ConnectionClosedError, BackendUnavailable, "cannot be reached: the connection has been closed"),
-    (kazoo.SessionExpiredError, BackendUnavailable, "has ended the session, and all locks that it held"),
-    (kazoo.ConnectionLoss, BackendUnavailable, "lost the connection before it answered"),
-    (kazoo.SessionMovedError, BackendUnavailable, "refused the request: another connection has replaced this one"),
-    (kazoo.OperationTimeoutError, BackendUnavailable, _NO_TIME),
-    (kazoo.RequestTimeoutError, BackendUnavailable, _NO_TIME),
-    (kazoo.ThrottledOpError, BackendUnavailable, "is overloaded and refuses requests"),
-    (
-        kazoo.QuotaExceededError,
-        BackendUnavailable,
-        "has no room left in this directory: a quota is used up (see listquota)",
-    ),
-    (kazoo.NotReadOnlyCallError, BackendUnavailable, "is read-only: the member is cut off from the majority"),
-    (kazoo.AuthFailedError, ConfigurationError, "refuses the login: user name or password is wrong"),
-    (
-        kazoo.SessionClosedRequireSaslError,
-        ConfigurationError,
-        "requires a login by SASL: put user and password in the URL, and auth=sasl",
-    ),
-    (
-        kazoo.NoAuthError,
-        ConfigurationError,
-        "denies this user a right: it needs create, delete and read in the directory of the locks, and write on nodes",
-    ),
-    (kazoo.InvalidACLError, ConfigurationError, "refuses the access rights of the option acl"),
-    (kazoo.UnimplementedError, ConfigurationError, "lacks a request that lockkit needs: use ZooKeeper 3.5 or later"),
-    (
-        kazoo.NoChildrenForEphemeralsError,
-        ConfigurationError,
-        "has an ephemeral node where the directory of a lock should be: remove it, or use another prefix",
-    ),
-)
+_UNAVAILABLE = {
+    KazooTimeoutError: _NO_TIME,
+    kazoo.ConnectionClosedError: "cannot be reached: the connection has been closed",
+    kazoo.SessionExpiredError: "has ended the session, and all locks that it held",
+    kazoo.ConnectionLoss: "lost the connection before it answered",
+    kazoo.SessionMovedError: "refused the request: another connection has replaced this one",
+    kazoo.OperationTimeoutError: _NO_TIME,
+    kazoo.RequestTimeoutError: _NO_TIME,
+    kazoo.ThrottledOpError: "is overloaded and refuses requests",
+    kazoo.QuotaExceededError: "has no room left in this directory: a quota is used up (see listquota)",
+    kazoo.NotReadOnlyCallError: "is read-only: the member is cut off from the majority",
+    kazoo.KazooException: "refused the request",
+}
+_REFUSED = {
+    kazoo.AuthFailedError: "refuses the login: user name or password is wrong",
+    kazoo.SessionClosedRequireSaslError: "requires a login by SASL: put user and password in the URL, and auth=sasl",
+    kazoo.NoAuthError: "denies this user a right: it needs create, delete and read in the directory of the locks, and "
+    "write on nodes",
+    kazoo.InvalidACLError: "refuses the access rights of the option acl",
+    kazoo.UnimplementedError: "lacks a request that lockkit needs: use ZooKeeper 3.5 or later",
+    kazoo.NoChildrenForEphemeralsError: "has an ephemeral node where the directory of a lock should be: remove it, or "
+    "use another prefix",
+}
 _NO_ANSWER = (kazoo.ConnectionLoss, kazoo.SessionExpiredError, kazoo.SessionMovedError, KazooTimeoutError)
 
 
@@ -60,19 +47,21 @@ def was_unanswered(error: LockError) -> bool:
 def translate(error: BaseException, label: str) -> LockError:
     """Translate an error of kazoo's to one of lockkit's."""
     text = str(error) or type(error).__name__
-    for kind, make, advice in _TABLE:
+    for kind, advice in (*_REFUSED.items(), *_UNAVAILABLE.items()):
         if isinstance(error, kind):
-            return make(f"{label} {advice} ({text})")
-    return BackendUnavailable(f"{label} refused the request: {text}")
+            return (ConfigurationError if kind in _REFUSED else BackendUnavailable)(f"{label} {advice} ({text})")
+    raise TypeError(error)
 
 
-def connection_failed(error: BaseException | None, label: str) -> BackendUnavailable:
+def connection_failed(error: BaseException | None, label: str) -> LockError:
     """Say why there is no connection; `error` is why the last attempt failed, if one has ended."""
-    if error is None:
+    if isinstance(error, kazoo.AuthFailedError):
+        return translate(error, label)
+    if error is None or isinstance(error, TimeoutError):
         return unsent(f"{label} did not answer in time: is it stopped or cut off, or without a majority?")
     text = str(error) or type(error).__name__
     advice = "is it running, and reachable from here?"
-    if isinstance(error, (kazoo.ConnectionDropped, BrokenPipeError, ConnectionResetError)):
+    if isinstance(error, (BrokenPipeError, ConnectionResetError)):
         advice = (
             "it closes the connection at once. Has it no majority, or this host maxClientCnxns connections already?"
         )

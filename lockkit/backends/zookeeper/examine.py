@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.protocol.serialization import Exists, GetACL, GetChildren, GetData
 from kazoo.security import OPEN_ACL_UNSAFE, Permissions, make_digest_acl_credential
 
-from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, refusal_explained, root_of
+from lockkit.backends.zookeeper.options import DEFAULT_PORT, client_arguments, root_of
 from lockkit.backends.zookeeper.session import MILLISECOND, Session
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
@@ -64,15 +65,14 @@ async def examine(examination: Examination) -> None:
     """Check the session, the access rights and each member of the URL."""
     url, options = examination.url, examination.options
     arguments = client_arguments(url, options)
-    with refusal_explained(url):
-        session = Session(examination.host, arguments, examination.ttl)
+    session = Session(examination.host, arguments, examination.ttl)
     try:
         await session.connected()
         _check_session(examination, session.granted_seconds)
         await _examine_rights(examination, session, arguments)
         await _examine_kazoo_locks(examination, session)
         members_count = await _members_count(session)
-        await examination.time(arguments["hosts"], lambda: session.answer(session.client.exists_async("/")))
+        await examination.time(arguments["hosts"], lambda: session.ask(Exists("/", None)))
     finally:
         session.end_soon()
     if members_count is not None:
@@ -85,16 +85,14 @@ async def examine(examination: Examination) -> None:
 
 
 def _check_session(examination: Examination, granted: float) -> None:
-    where, ttl = examination.url.safe_text, examination.ttl
+    ttl = examination.ttl
     examination.note("session timeout", f"{granted:g} s")
-    if granted < ttl - MILLISECOND:
-        seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at most."
-        fix = f"Set maxSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
-        examination.find(SESSION_SHORTENED, where, seen, fix)
-    elif granted > ttl + MILLISECOND:
-        seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at least."
-        fix = f"Set minSessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
-        examination.find(SESSION_LENGTHENED, where, seen, fix)
+    if abs(granted - ttl) <= MILLISECOND:
+        return
+    finding, bound, word = (SESSION_SHORTENED, "max", "most") if granted < ttl else (SESSION_LENGTHENED, "min", "least")
+    seen = f"The ttl is {ttl:g} s, and the ensemble keeps sessions for {granted:g} s at {word}."
+    fix = f"Set {bound}SessionTimeout={ttl * 1000:.0f} in zoo.cfg of all members and restart them, or ttl={granted:g}"
+    examination.find(finding, examination.url.safe_text, seen, fix)
 
 
 async def _examine_rights(examination: Examination, session: Session, arguments: Mapping[str, Any]) -> None:
@@ -104,21 +102,19 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
         seen = "lockkit creates nodes with all access rights for everybody."
         fix = f"{url.scheme}://USER:PASSWORD@…, the same for all clients that share the locks, and without acl=open"
         examination.find(OPEN_ACL, url.safe_text, seen, fix)
+    granted: list[Any] = []
     try:
-        granted, _ = await session.answer(session.client.get_acls_async(root))
-        if not is_open and granted == OPEN_ACL_UNSAFE:
-            seen = f"Everybody has all access rights to {root}."
-            fix = f"zkCli.sh: addauth digest USER:PASSWORD, then setAcl -R {root} auth::cdrwa"
-            examination.find(OPEN_ACL, url.safe_text, seen, fix)
+        granted, _ = await session.ask(GetACL(root))
     except NoNodeError:
         return
     except ConfigurationError as error:
         if not isinstance(error.__cause__, NoAuthError):
             raise
-        missing = True
-    else:
-        missing = not _may_create(granted, arguments)
-    if missing:
+    if not is_open and granted == OPEN_ACL_UNSAFE:
+        seen = f"Everybody has all access rights to {root}."
+        fix = f"zkCli.sh: addauth digest USER:PASSWORD, then setAcl -R {root} auth::cdrwa"
+        examination.find(OPEN_ACL, url.safe_text, seen, fix)
+    if not _may_create(granted, arguments):
         seen = f"This login has no right to create nodes in {root}."
         fix = (
             f"zkCli.sh: setAcl {root} world:anyone:cdrwa, or for the login: auth:USER:PASSWORD:cdrwa; see getAcl {root}"
@@ -128,15 +124,15 @@ async def _examine_rights(examination: Examination, session: Session, arguments:
 
 async def _examine_kazoo_locks(examination: Examination, session: Session) -> None:
     """Look for names that lockkit's readers share with plain locks of kazoo's."""
-    client, root = session.client, root_of(examination.url, examination.options["prefix"])
+    root = root_of(examination.url, examination.options["prefix"])
     try:
-        directories = await session.answer(client.get_children_async(root))
+        directories = await session.ask(GetChildren(root, None))
         for directory in directories[:DIRECTORIES_MAX]:
-            nodes = await session.answer(client.get_children_async(f"{root}/{directory}"))
+            nodes = await session.ask(GetChildren(f"{root}/{directory}", None))
             if not any("__rlock__" in node for node in nodes):
                 continue
             for node in filter(_KAZOO_NODE.fullmatch, nodes):
-                data, _ = await session.answer(client.get_async(f"{root}/{directory}/{node}"))
+                data, _ = await session.ask(GetData(f"{root}/{directory}/{node}", None))
                 if not data.startswith(b"{"):  # lockkit's have JSON
                     seen = f"A Lock of kazoo's and a reader use {root}/{directory}."
                     fix = "Use kazoo's WriteLock, or Lock(…, extra_lock_patterns=['__rlock__']), in place of its Lock"
@@ -148,18 +144,18 @@ async def _examine_kazoo_locks(examination: Examination, session: Session) -> No
 
 def _may_create(granted: list[Any], arguments: Mapping[str, Any]) -> bool:
     logins = {make_digest_acl_credential(*one[1].split(":", 1)) for one in arguments.get("auth_data", ())}
-    for acl in granted:
-        # Only the server knows whether an address, a certificate or a Kerberos name is this client's.
-        matches = acl.id.scheme not in {"world", "digest"} or acl.id.id in {"anyone", *logins}
-        if matches and acl.perms & Permissions.CREATE:
-            return True
-    return False
+    # Only the server knows whether an address, a certificate or a Kerberos name is this client's.
+    return any(
+        acl.perms & Permissions.CREATE
+        and (acl.id.scheme not in {"world", "digest"} or acl.id.id in {"anyone", *logins})
+        for acl in granted
+    )
 
 
 async def _members_count(session: Session) -> int | None:
     """Count the voting members; 0 for a standalone server, None if this login may not read that."""
     try:
-        data, _ = await session.answer(session.client.get_async("/zookeeper/config"))
+        data, _ = await session.ask(GetData("/zookeeper/config", None))
     except (ConfigurationError, NoNodeError):
         return None
     lines: list[str] = data.decode("utf-8", "replace").splitlines()
@@ -193,13 +189,9 @@ def _examine_member(examination: Examination, host: HostPort) -> None:
         examination.find(MEMBER_DOWN, label, seen, "Start it, or read its log.")
         return
     version = re.search(r"Zookeeper version: (\d+)\.(\d+)([^,\s-]*)", answer)
-    if version is None:
-        # srvr is the one word that is always allowed.
-        seen = (
-            "The member is not in a majority."
-            if "not currently serving" in answer
-            else "The member reports no version."
-        )
+    if version is None:  # srvr is the one word that is always allowed
+        serves = "not currently serving" not in answer
+        seen = "The member reports no version." if serves else "The member is not in a majority."
         examination.find(MEMBER_DOWN, label, seen, "Read its log: does it run, and reach the others?")
         return
     examination.note(f"version of {label}", f"ZooKeeper {version[1]}.{version[2]}{version[3]}")

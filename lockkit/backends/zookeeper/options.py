@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,6 @@ from kazoo.security import ACL, CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, Id, Permission
 
 from lockkit import validation
 from lockkit.backend import Option
-from lockkit.backends.zookeeper.quirks import login_of
 from lockkit.errors import ConfigurationError
 from lockkit.url import HostPort, Url
 
@@ -39,15 +37,11 @@ _ACL_HELP = (
 def parse_prefix(value: object) -> str:
     """Parse the option ``prefix``: a path without its leading slash."""
     text = validation.parse_text(value)
-    path: str
-    try:
-        path = normpath(f"/{text}")
-    except ValueError:
-        path = "/"
-    if path == "/" or path.split("/")[1] == "zookeeper" or not text.isprintable():
+    parts = [part for part in text.split("/") if part]
+    if not parts or parts[0] == "zookeeper" or {".", ".."} & {*parts} or not text.isprintable():
         message = "it must be a path such as lockkit or team/locks, and not in ZooKeeper's own /zookeeper"
         raise ValueError(message)
-    return path.removeprefix("/")
+    return "/".join(parts)
 
 
 def parse_acl(value: object) -> list[ACL]:
@@ -114,7 +108,10 @@ def client_arguments(url: Url, options: Mapping[str, Any]) -> dict[str, Any]:
     if (url.username is None) != (url.password is None):
         raise _wrong(url, f"a login is a user and a password: {url.scheme}://user:password@host")
     if options["auth"] == "sasl":
-        arguments["sasl_options"] = _sasl_options(url, arguments.get("sasl_options"))
+        if url.username is None and "sasl_options" not in arguments:
+            raise _wrong(url, "auth=sasl takes user and password of the URL, or sasl_options= of connect()")
+        login = {"mechanism": "DIGEST-MD5", "username": url.username, "password": url.password}
+        arguments.setdefault("sasl_options", login)
     elif url.username is not None:
         arguments["auth_data"] = [*arguments.get("auth_data", ()), ("digest", f"{url.username}:{url.password}")]
     if "sasl_options" in arguments and find_spec("puresasl") is None:
@@ -145,23 +142,11 @@ def _check_tls(url: Url, arguments: dict[str, Any]) -> None:
 def _check_logins(url: Url, arguments: Mapping[str, Any]) -> None:
     """Check what only `connect` can give, without showing it."""
     pairs = arguments.get("auth_data", [])
-    if not (isinstance(pairs, (list, tuple)) and all(map(_is_pair, pairs))):
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(one, (list, tuple)) for one in pairs):
         raise _wrong(url, "auth_data= of connect() is a list of pairs: scheme and credential")
     sasl = arguments.get("sasl_options", {"mechanism": "none"})
     if not isinstance(sasl, Mapping) or "mechanism" not in sasl:
         raise _wrong(url, "sasl_options= of connect() is a mapping with a mechanism, as kazoo's client takes it")
-
-
-def _is_pair(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == len(("scheme", "credential"))
-
-
-def _sasl_options(url: Url, given: Any) -> dict[str, Any]:  # noqa: ANN401 - the application's
-    if given is not None:
-        return dict(given)
-    if url.username is None:
-        raise _wrong(url, "auth=sasl takes user and password of the URL, or sasl_options= of connect()")
-    return {"mechanism": "DIGEST-MD5", "username": url.username, "password": url.password}
 
 
 def root_of(url: Url, prefix: str) -> str:
@@ -173,15 +158,6 @@ def root_of(url: Url, prefix: str) -> str:
     return f"{chroot.rstrip('/')}/{prefix}"
 
 
-@contextmanager
-def refusal_explained(url: Url) -> Iterator[None]:
-    """Raise `ConfigurationError` when kazoo's client refuses its arguments."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise _wrong(url, f"kazoo does not take its options: {error}") from error
-
-
 def _wrong(url: Url, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{url.safe_text} is not understood: {problem}", backend=url.safe_text)
 
@@ -191,8 +167,11 @@ def adopted_arguments(client: KazooClient, options: Mapping[str, Any]) -> dict[s
     for name, instead in (("acl", "default_acl=, which lockkit uses, too"), ("auth", "sasl_options= or auth_data=")):
         if options[name] != OPTIONS[name].default:
             raise ConfigurationError(f"the option {name} is for URLs: give the KazooClient {instead}")
-    same = ("auth_data", "default_acl", "randomize_hosts", "use_ssl", *_TLS)
-    return {"hosts": client_label(client), **{name: getattr(client, name) for name in same}, **login_of(client)}
+    same = ("auth_data", "randomize_hosts", "use_ssl", *_TLS)
+    login = client._connection.sasl_options  # noqa: SLF001 - kazoo has no public way
+    arguments = {"hosts": client_label(client), **{name: getattr(client, name) for name in same}, "sasl_options": login}
+    arguments["default_acl"] = client.default_acl or [*OPEN_ACL_UNSAFE]
+    return arguments
 
 
 def client_label(client: KazooClient) -> str:

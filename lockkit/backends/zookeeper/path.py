@@ -1,5 +1,5 @@
 """
-Where a lock is stored in ZooKeeper's tree, and the queue of its contenders.
+Where a lock is stored in ZooKeeper's tree, the queue of its contenders, and whose turn it is.
 
 ::
 
@@ -16,15 +16,35 @@ that ZooKeeper appends. lockkit puts the owner in the digits. kazoo has no permi
 A *mark* is a node beside a contender's, and says what that contender has become: the holder of a permit, or a reader
 that was a writer (``…__lock__0000000041__read``). It is created in one transaction with a change of the contender's own
 node, which wakes those that watch that. kazoo takes no notice of marks.
+
+Whose turn it is follows from one listing of the queue. Numbers only grow, so those ahead of a contender can only leave.
+Each rule stays true when one of them leaves: what one listing grants, no later one takes back.
+
+=========  ================================  ==================================  =====================================
+mode       granted when ahead of it are      meanwhile it watches                source
+=========  ================================  ==================================  =====================================
+exclusive  nobody                            the one before it                   ZooKeeper Recipes, "Locks"
+shared     readers only                      the nearest writer before it        ZooKeeper Recipes, "Shared Locks"
+permit     holders only, and fewer than its  the directory if only holders are   Curator's ``InterProcessSemaphoreV2``:
+           limit                             ahead, else the one before it       one waiter watches what is held
+=========  ================================  ==================================  =====================================
+
+The queue of a semaphore is: holders, then waiters. A permit is held by the first contender of all, in slot 0, and by
+each that has a mark, in the slot of the mark. Only the first waiter may create its mark, for the lowest slot that its
+listing shows to be free. Meanwhile no other contender can take that slot, and the number of holders can only fall.
+
+When all before the first waiter have left, it is the first contender, and holds slot 0. A mark that is still on its way
+would give it another slot. So it creates the mark in one transaction with a check that the one before it exists.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
-from lockkit.backend import Mode
+from lockkit.backend import Mode, Request
 from lockkit.errors import ConfigurationError
 from lockkit.validation import lock_name, unescape
 
@@ -44,7 +64,7 @@ _RELATIVE = {".": "%2E", "..": "%2E%2E"}
 
 def escape_name(name: str) -> str:
     """Give the name of a lock's directory: ``/``, ``%`` and characters that ZooKeeper refuses become ``%XX``."""
-    return _RELATIVE.get(name) or _REFUSED.sub(_percent, name)
+    return _RELATIVE.get(name) or _REFUSED.sub(lambda one: "".join(f"%{byte:02X}" for byte in one[0].encode()), name)
 
 
 def name_of(directory: str) -> str | None:
@@ -56,39 +76,20 @@ def name_of(directory: str) -> str | None:
     return name if escape_name(name) == directory else None
 
 
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode())
-
-
 class Contender(NamedTuple):
-    """
-    A node in the queue of a lock.
+    """A node in the queue of a lock."""
 
-    Attributes:
-        node: Its name.
-        owner: Of the request.
-        sequence: The number that ZooKeeper appended.
-        mode: Beside whom it wants the lock, or has it.
-        slot: Of a permit that is held; None while it waits, and for a lock.
-        mark: End of the name of its mark; None if it has none.
-    """
-
-    node: str
-    owner: str
-    sequence: int
-    mode: Mode = "exclusive"
-    slot: int | None = None
-    mark: str | None = None
+    node: str  # its name
+    owner: str  # of the request
+    sequence: int  # the number that ZooKeeper appended
+    mode: Mode = "exclusive"  # beside whom it wants the lock, or has it
+    slot: int | None = None  # of a permit that is held; None while it waits, and for a lock
+    mark: str | None = None  # end of the name of its mark
 
 
 def node_prefix(owner: str, mode: Mode = "exclusive") -> str:
     """Give the start of the name of an owner's node; ZooKeeper appends the number."""
     return f"{owner}__{_WORDS[mode]}__"
-
-
-def is_of_owner(node: str, owner: str) -> bool:
-    """Tell whether an owner created the node of that name."""
-    return node.startswith(f"{owner}__")
 
 
 def slot_mark(slot: int) -> str:
@@ -110,28 +111,58 @@ def contenders(children: Iterable[str]) -> list[Contender]:
             found.append(Contender(node, match[1], int(match[3]), _MODES[match[2]]))
         elif mark := _MARK.fullmatch(node):
             marks[mark[1]] = mark
-    if marks:
-        found = [_marked(one, marks[one.node]) if one.node in marks else one for one in found]
+    for index, one in enumerate(found if marks else ()):
+        if mark := marks.get(one.node):
+            change = {"mode": "shared"} if mark[2] == READ_MARK else {"slot": int(mark[3])}
+            found[index] = one._replace(mark=mark[2], **change)
     if len(found) > 1:
         base = found[0].sequence
         found.sort(key=lambda contender: (contender.sequence - base + 2**31) % 2**32)
     if found and found[0].mode == "permit" and found[0].slot is None:
-        found[0] = found[0]._replace(slot=0)  # see `lockkit.backends.zookeeper.queue`
+        found[0] = found[0]._replace(slot=0)  # needs no mark
     return found
 
 
-def _marked(contender: Contender, mark: re.Match[str]) -> Contender:
-    if mark[2] == READ_MARK:
-        return contender._replace(mode="shared", mark=mark[2])
-    return contender._replace(slot=int(mark[3]), mark=mark[2])
+# -- whose turn it is: functions of one listing -----------------------------------------------------------------------
 
+
+def held(queue: Sequence[Contender]) -> Sequence[Contender]:
+    """Give those of a queue that hold the lock: its head."""
+    if queue and queue[0].mode == "exclusive":
+        return queue[:1]
+    return [*takewhile(lambda one: one.mode == "shared" or one.slot is not None, queue)]
+
+
+def would_wait(queue: Sequence[Contender], request: Request) -> bool:
+    """Tell whether a request that joined this queue now would have to wait; for a permit, whether it surely would."""
+    if request.mode == "exclusive":
+        return bool(queue)
+    if request.mode == "shared":
+        return any(one.mode != "shared" for one in queue)
+    # Those without a permit may wait because of a lower limit, or be about to create their marks.
+    return len(queue) >= request.limit
+
+
+def blocker(queue: Sequence[Contender], position: int) -> Contender | None:
+    """Give the contender for which the one at that position, no permit, waits; None if it holds the lock."""
+    if queue[position].mode == "exclusive":
+        return queue[position - 1] if position else None
+    return next((one for one in reversed(queue[:position]) if one.mode != "shared"), None)
+
+
+def lowest_free_slot(holders: Sequence[Contender]) -> int:
+    """Give the lowest slot that none of these has."""
+    taken = {one.slot for one in holders}
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+
+# -- who was ended by force -------------------------------------------------------------------------------------------
 
 _BROKEN = b"broken "
 """How the data of a lock's directory begin, once holders were ended by force. Their owners follow, the latest first."""
 
 BROKEN_MAX = 500
-"""Owners in the data of a directory. More takes more room at the server; with fewer, more holders of a
-broken lock get the reason `gone` instead of `broken`."""
+"""Owners in these data. More takes more room at the server; with fewer, more holders get the reason ``gone``."""
 
 
 def with_broken(data: bytes, owners: Iterable[str]) -> bytes | None:

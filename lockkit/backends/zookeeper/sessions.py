@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from math import floor, inf, log10
+from math import floor, log10
+from operator import attrgetter
 from typing import Any
 
-from lockkit.backend import CALL_SECONDS, Host
-from lockkit.backends.zookeeper.connection import ANSWER_SECONDS, can_wait
-from lockkit.backends.zookeeper.node import LockNode
-from lockkit.backends.zookeeper.quirks import end_session
-from lockkit.backends.zookeeper.session import MILLISECOND, Session
+from lockkit.backend import CALL_SECONDS, Host, unsent
+from lockkit.backends.zookeeper.nodes import LockNode
+from lockkit.backends.zookeeper.session import END, MILLISECOND, Session
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.units import Instant, Seconds
 
@@ -46,9 +45,6 @@ END_SECONDS = 0.25
 """For ending sessions in which nothing is held, when a client is closed. Longer delays ``close()`` when the server does
 not answer; then they end after their timeout."""
 
-END_PAUSE_SECONDS = 0.05
-"""Between two checks for a connection over which a session can be ended."""
-
 
 @lru_cache(maxsize=256)
 def session_timeout(ttl: Seconds) -> float:
@@ -62,7 +58,7 @@ class Sessions:
     """The sessions of one client."""
 
     def __init__(self, host: Host, url: str, arguments: Mapping[str, Any]) -> None:
-        """Make sessions with these arguments for kazoo's client, which checks them here. Nothing is sent."""
+        """Begin sessions that connect with these arguments. Nothing is sent."""
         self._host = host
         self._runtime = host.runtime
         self._url = url
@@ -70,10 +66,6 @@ class Sessions:
         self._mutex = host.runtime.mutex()
         self._own: list[Session] = []
         self._warned: set[float] = set()
-        self._open(DEFAULT_SECONDS)
-
-    def _open(self, seconds: float) -> Session:
-        return Session(self._host, self._arguments, seconds)
 
     def all(self) -> list[Session]:
         """Give the present sessions."""
@@ -91,21 +83,24 @@ class Sessions:
             session, idle = self._choose(session_timeout(ttl))
         for one in idle:
             one.end_soon()
-        return await self.ready(session, until)
+        await session.connected(until)
+        return session
 
     async def any(self, until: Instant) -> Session:
         """Give any session, connected: a present one, if possible. Raises as `Session.connected`."""
         alive = [session for session in self.all() if not session.failed]
         if not alive:
             return await self.get(DEFAULT_SECONDS, until)
-        return await self.ready(next((one for one in alive if one.usable), alive[0]), until)
+        session = next((one for one in alive if one.usable), alive[0])
+        await session.connected(until)
+        return session
 
     def _choose(self, seconds: float) -> tuple[Session, list[Session]]:
         """Give the session for a session timeout, and those that have to end. Under the mutex."""
         alive = [session for session in self._own if not session.failed]
         for session in alive:
-            if session.serves(seconds):
-                session.used_at = self._runtime.now()
+            if session.requested_seconds == seconds:
+                session.used_at = self._runtime.now()  # before another one looks for those that are idle
                 return session, []
         # At the limit a shorter time without use is enough, but longer than a call that may still be under way.
         idle_seconds = IDLE_SECONDS if len(alive) < SESSIONS_MAX else min(IDLE_SECONDS, CALL_SECONDS)
@@ -114,47 +109,34 @@ class Sessions:
         kept = [session for session in alive if session not in idle]
         if len(kept) >= SESSIONS_MAX:
             longer = [session for session in kept if session.requested_seconds >= seconds]
-            session = min(longer, key=_requested) if longer else max(kept, key=_requested)
+            by_timeout = attrgetter("requested_seconds")
+            session = min(longer, key=by_timeout) if longer else max(kept, key=by_timeout)
         else:
-            session = self._open(seconds)
+            session = Session(self._host, self._arguments, seconds)
             kept.append(session)
         self._own = [*kept, *(one for one in self._own if one.failed and not one.ended)]
         return session, idle
 
-    async def ready(self, session: Session, until: Instant, *, patient: bool = False) -> Session:
-        """Have a session connected. Raises as `Session.connected`."""
-        session.used_at = self._runtime.now()
-        if not session.usable:
-            await session.connected(until, patient=patient)
-        return session
-
-    def granted_ttl(self, session: Session, ttl: Seconds) -> float:
+    def granted_ttl(self, session: Session, ttl: Seconds) -> Seconds:
         """Give the ttl that the session can keep; warn once if that is far from the one asked for."""
-        seconds = session.granted_seconds
+        seconds, timeout = session.granted_seconds, session_timeout(ttl)
         if seconds < ttl - MILLISECOND:
-            self._warn(
-                ttl,
-                f"{self._url} keeps a session for {seconds:g} s, so leases have a ttl of {seconds:g} s and not of "
-                f"{ttl:g} s: ask for less, or {self._advice(session, 'longer')}",
+            message, wanted = (
+                f"so leases have a ttl of {seconds:g} s and not of {ttl:g} s: ask for less, or",
+                "raise max",
             )
-        elif seconds > session_timeout(ttl) + MILLISECOND:
-            self._warn(
-                ttl,
-                f"{self._url} keeps a session for {seconds:g} s: when a holder dies, its lock is free after that, and "
-                f"not after {ttl:g} s; ask for more, or {self._advice(session, 'shorter')}",
-            )
-        return min(ttl, seconds)
-
-    def _warn(self, ttl: Seconds, message: str) -> None:
-        timeout = session_timeout(ttl)
+        elif seconds > timeout + MILLISECOND:
+            message = f"when a holder dies, its lock is free after that, and not after {ttl:g} s; ask for more, or"
+            wanted = "lower min"
+        else:
+            return ttl
         if timeout not in self._warned:
             self._warned.add(timeout)
-            log.warning("%s", message)
-
-    def _advice(self, session: Session, wanted: str) -> str:
-        if abs(session.granted_seconds - session.requested_seconds) <= MILLISECOND:
-            return f"use fewer different ttls: this client has {SESSIONS_MAX} sessions, and all are in use"
-        return "raise maxSessionTimeout there" if wanted == "longer" else "lower minSessionTimeout there"
+            advice = f"{wanted}SessionTimeout there"
+            if abs(seconds - session.requested_seconds) <= MILLISECOND:
+                advice = f"use fewer different ttls: this client has {SESSIONS_MAX} sessions, and all are in use"
+            log.warning("%s keeps a session for %g s: %s %s", self._url, seconds, message, advice)
+        return min(ttl, seconds)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -162,30 +144,19 @@ class Sessions:
         """
         End sessions at the server, which frees all that they hold in one step for each.
 
-        If a member does not answer, kazoo connects to another one. A session that is not ended by then ends after its
-        timeout: nothing keeps it alive any more.
+        A session that is not ended by then ends after its timeout: nothing keeps it alive any more.
         """
-        left = [session for session in sessions if session.close()]
-        problem: LockError | None = None
-        while left:
-            asked = [(session, end_session(session.client)) for session in left if session.usable]
-            answer_by = min(until, self._runtime.now() + ANSWER_SECONDS)
-            for session, result in asked:
-                try:
-                    await session.answer(result, answer_by)
-                    left.remove(session)
-                except LockError as error:
-                    problem = error
-            left = [session for session in left if session.id]
-            pause_seconds = min(END_PAUSE_SECONDS, until - self._runtime.now())
-            if pause_seconds <= 0 or not (asked or can_wait(self._runtime)):
-                break
-            if left and not asked:
-                await self._runtime.sleep(pause_seconds)
+        problem: LockError = unsent("no connection")
+        closing = [session for session in sessions if session.close()]
+        for session, sent in [(session, session.send(END)[0]) for session in closing if session.usable]:
+            try:
+                await session.answer(sent, until)
+            except LockError as error:
+                problem = error
         for session in sessions:
             session.stop()
-        if left:
-            message = f"{len(left)} sessions at {self._url} could not be ended: {problem or 'no connection'}"
+        if left := [session for session in closing if session.id]:
+            message = f"{len(left)} sessions at {self._url} could not be ended: {problem}"
             raise BackendUnavailable(message) from problem
 
     async def close(self) -> None:
@@ -196,7 +167,3 @@ class Sessions:
             await self.end(own, self._runtime.now() + END_SECONDS)
         except BackendUnavailable as error:
             log.debug("closing a client: %s", error)
-
-
-def _requested(session: Session) -> float:
-    return session.requested_seconds or inf

@@ -62,7 +62,7 @@ def sessions_of(client: Client | aio.Client) -> list[Session]:
     return [session for session in backend_of(client)._sessions.all() if not session.failed]
 
 
-def answer(result: object, seconds: float = PATIENCE) -> object:
+def answer(result: object, seconds: float = PATIENCE) -> Any:  # noqa: ANN401 - of the kind that the request has
     """Wait for the answer to a request that was sent over a session of lockkit's."""
     return drive(outcome(BlockingRuntime(), result, seconds))
 
@@ -139,7 +139,7 @@ def end_session(server: ZooKeeperServer, client: Client | Session) -> None:
     would take the session back before a second packet came.
     """
     session = client if isinstance(client, Session) else sessions_of(client)[0]
-    number, password = session.client.client_id
+    number, password = session.id, session._password
     connect = struct.pack(f">iqiqi{len(password)}sx", 0, 0, 30_000, number, len(password), password)
     close = struct.pack(">ii", 1, -11)
     with socket.create_connection((server.host, server.port), PATIENCE) as connection:

@@ -12,7 +12,6 @@ import pytest
 import lockkit
 import lockkit.aio
 from lockkit.backends.zookeeper.path import BROKEN_MAX, says_broken, with_broken
-from lockkit.backends.zookeeper.quirks import create_and_list
 from lockkit_tools.servers import FaultProxy, ZooKeeperEnsemble, ZooKeeperServer, require, wait_until
 from tests.backends.support import broken_reason
 from tests.backends.zookeeper.support import (
@@ -23,7 +22,6 @@ from tests.backends.zookeeper.support import (
     end_session,
     holding,
     packets_count,
-    sessions_of,
 )
 from tests.tries import until_renewed
 
@@ -45,37 +43,6 @@ def ensemble() -> Iterator[ZooKeeperEnsemble]:
 def through(proxy: FaultProxy) -> str:
     """The URL that leads through a proxy."""
     return f"zookeeper://{proxy.address}"
-
-
-class TestLostAnswers:
-    """The server carried out a request, and the client cannot know."""
-
-    def test_creation_that_goes_to_the_next_session_is_removed(
-        self, server: ZooKeeperServer, tree: Tree, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """
-        The session ends just before the request is handed over, and kazoo sends it in the next one.
-
-        kazoo keeps that session alive, and with it the node, for as long as the client lives.
-        """
-        client, other = connect(server.url), connect(server.url)
-        client.lock("next", ttl=LONG).acquire(PATIENCE).release()
-        (session,) = sessions_of(client)
-        former = session.id
-
-        def create(*arguments: Any) -> list[Any]:
-            monkeypatch.undo()
-            end_session(server, client)
-            wait_until(lambda: None if session.id not in {0, former} else "no next session", timeout=PATIENCE)
-            return create_and_list(*arguments)
-
-        monkeypatch.setattr("lockkit.backends.zookeeper.queue.create_and_list", create)
-        with pytest.raises(lockkit.BackendUnavailable):
-            client.lock("next", ttl=LONG).acquire(timeout=0.001)
-        assert session.id != former
-        with other.lock("next", ttl=LONG, timeout=PATIENCE):
-            client.lock("connected", ttl=LONG).acquire(PATIENCE).release()
-        tree.until_empty("/lockkit/next")
 
 
 class TestSessions:

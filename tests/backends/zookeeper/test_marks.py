@@ -11,9 +11,9 @@ from kazoo.client import KazooClient
 import lockkit
 from lockkit.backend import Request
 from lockkit.backends.zookeeper import queue
-from lockkit.backends.zookeeper.node import LockNode
+from lockkit.backends.zookeeper.nodes import LockNode
 from lockkit.backends.zookeeper.path import slot_mark
-from lockkit.backends.zookeeper.wakeup import Watches
+from lockkit.backends.zookeeper.session import Session
 from lockkit.runtime import drive, monotonic
 from lockkit.sync import Client
 from lockkit_tools.servers import FaultProxy, ZooKeeperServer
@@ -114,7 +114,7 @@ def test_news_between_listing_and_watching_are_seen(
 
     Nothing wakes it any more: that the node was changed, or the directory lists others, tells it to look again.
     """
-    kind, name = "watch_directory" if what == "a holder leaves" else "watch_predecessor", f"between {what}"
+    name = f"between {what}"
     came: list[str] = []
     limited = ours.semaphore(name, limit=3, ttl=LONG)
     if what == "the writer is marked":
@@ -127,9 +127,9 @@ def test_news_between_listing_and_watching_are_seen(
     if what == "the one before is marked":
         first = Background(connect(ours.url).semaphore(name, limit=3, **WAIT).acquire)
         tree.until_waiting(f"{ROOT}/{name}", 6)
-    watch = getattr(Watches, kind)
+    add_waiter = Session._add_waiter
 
-    def happen_before(watches: Watches, path: str, request: Request) -> object:
+    def happen_before(session: Session, path: str, request: Request) -> None:
         if not came:
             came.append(path)
             if what == "the writer is marked":
@@ -139,10 +139,9 @@ def test_news_between_listing_and_watching_are_seen(
             if first is not None:
                 held.pop().release()
                 held.append(first.result())
-        found: object = watch(watches, path, request)
-        return found
+        add_waiter(session, path, request)
 
-    monkeypatch.setattr(Watches, kind, happen_before)
+    monkeypatch.setattr(Session, "_add_waiter", happen_before)
     held.append(Background(late.acquire).result())
 
     assert came

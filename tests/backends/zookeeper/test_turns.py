@@ -7,8 +7,16 @@ import random
 import pytest
 
 from lockkit.backend import Mode, Request
-from lockkit.backends.zookeeper.path import READ_MARK, contenders, node_prefix, slot_mark
-from lockkit.backends.zookeeper.queue import blocker, held, lowest_free_slot, would_wait
+from lockkit.backends.zookeeper.path import (
+    READ_MARK,
+    blocker,
+    contenders,
+    held,
+    lowest_free_slot,
+    node_prefix,
+    slot_mark,
+    would_wait,
+)
 from lockkit.runtime import BlockingRuntime
 
 

@@ -10,8 +10,7 @@ from functools import partial
 from lockkit.backends.redis.examine.node import examine_server
 from lockkit.backends.redis.examine.server import RedisServer
 from lockkit.backends.redis.keys import ttl_milliseconds
-from lockkit.backends.redlock.addresses import counted, url_targets
-from lockkit.backends.redlock.backend import OPTIONS
+from lockkit.backends.redlock.backend import OPTIONS, counted, url_targets
 from lockkit.backends.redlock.delayed_restart import wait_milliseconds
 from lockkit.backends.redlock.nodes import LockKeys
 from lockkit.doctor import timing

@@ -23,11 +23,11 @@ from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
-from lockkit.backends.redlock import node as redlock_node
+from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
 from lockkit.backends.redlock.network import NetworkNodes
-from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RELEASE, RENEW, UNDO, Answer, LockKeys, Op
+from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, RELEASE, RENEW, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
@@ -474,7 +474,7 @@ async def test_what_is_unsent_is_sent_without_another_call(
     nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """A client that has nothing else to do goes on looking for the node."""
-    monkeypatch.setattr(redlock_node, "RECONNECT_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(network, "RECONNECT_IDLE_SECONDS", 0.0)
     node = nodes.nodes[2]
 
     async with redlock(nodes, host, node_timeout=0.2) as backend:
@@ -858,8 +858,8 @@ async def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
     async with redlock(nodes, host) as backend:
         node = nodes_of(backend).all[0]
         monkeypatch.setattr(Connection, "call_many", answer)
-        with pytest.raises(BackendUnavailable, match="long script"):
-            await node._connect()
+        with pytest.raises(ServerSaid, match="BUSY"):
+            await node._open(inf)
 
 
 def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
@@ -882,13 +882,18 @@ async def test_first_start_with_a_missing_node_waits(nodes: RedisNodes, host: St
         assert "votes again in" in await refused(backend, host.request())
 
 
-async def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, host: StubHost) -> None:
+async def test_late_first_start_does_not_shorten_a_wait(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two clients that decide at the same time the first one's decision stands."""
     async with redlock(nodes, host) as backend:
-        delayed_restart = backend._delayed_restart
-        looks = await delayed_restart._look()
-        on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
-        await delayed_restart._mark(list(looks), looks)
+
+        async def decide(op: Op) -> None:
+            if op is ADMIT:
+                on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
+
+        intercept(monkeypatch, backend, before=decide)
+        await backend._delayed_restart.run()
 
         assert mark_of(nodes.nodes[0]).until_us == 10**16
         assert on(nodes.nodes[1])("EXISTS", MARK) == 1

@@ -10,13 +10,13 @@ says, not the flock, and it ends with its ttl even if the holder is only stopped
 
 - The ttl runs on the clock that all processes of the machine share and that counts suspended time (CLOCK_BOOTTIME).
   A record from before a reboot (other boot id) is free.
-- Each client keeps a flocked file of its own (`lockkit.backends.file.client_file`), so that a killed holder or waiter
-  is recognised and replaced at once.
+- Each client keeps a flocked file of its own (`lockkit.backends.file.directory`), so that a killed holder or waiter is
+  recognised and replaced at once.
 - Waiters queue in the record and are woken through inotify (`lockkit.backends.file.wakeup`): a release wakes the next
   one. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms. Once a
   second each looks whether another program removed the record or its client file, since nothing wakes it then.
 - Tokens are ``max(last + 1, wall clock µs)``, so they keep increasing when a record is lost. Clients remove records
-  that nobody uses (`lockkit.backends.file.cleanup`): of a name that a client uses once with the release, others later.
+  that nobody uses: of a name that a client uses once with the release, others later.
 
 A note is kept in the record, until its end by the wall clock: it survives a reboot, but not the loss of the record.
 
@@ -47,7 +47,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit.backend import (
     Busy,
@@ -65,21 +65,17 @@ from lockkit.backend import (
     Request,
     Unknown,
 )
-from lockkit.backends.file.cleanup import erase
-from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, notify
-from lockkit.backends.file.directory import Directory
+from lockkit.backends.file.directory import CHECK_SECONDS, Directory
 from lockkit.backends.file.record import FileClaim
-from lockkit.backends.file.record_store import RecordStore
-from lockkit.backends.lock_state import LockState, wall_clock_us
+from lockkit.backends.file.record_store import RecordStore, State
+from lockkit.backends.file.wakeup import WakeupListener
+from lockkit.backends.lock_state import wall_clock_us
 from lockkit.configuration.profiles import default_directory
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import in_forked_child
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
 from lockkit.validation import parse_bool
-
-if TYPE_CHECKING:
-    from lockkit.backends.file.wakeup import WakeupListener
 
 log = logging.getLogger("lockkit")
 
@@ -131,10 +127,9 @@ class FileBackend(LockBackend):
         """Make a client of that directory; nothing is touched yet."""
         self._runtime = host.runtime
         self._now = host.runtime.now
-        self._directory = Directory(path, group=group)
+        self._directory = Directory(host.runtime, path, group=group, on_removed=self._client_file_removed)
         self._url = f"file://{path}"
-        self._client_file = ClientFile(host.runtime, self._directory, self._client_file_removed)
-        self._store = RecordStore(host.runtime, self._directory, self._client_file, self._url)
+        self._store = RecordStore(host.runtime, self._directory, self._url)
         self._waiting: dict[str, Request] = {}  # by owner
         self._listener: WakeupListener | None = None
         self._listen_at = 0.0  # when inotify may be tried again
@@ -185,18 +180,17 @@ class FileBackend(LockBackend):
                 return outcome
 
     def _acquire(
-        self, request: Request, state: LockState[FileClaim], now: float
+        self, request: Request, state: State, now: float
     ) -> tuple[Grant | Busy, FileClaim | None, Sequence[FileClaim]]:
-        client = self._client_file
-        client.allow_ttl(request.ttl, now)
-        claim = FileClaim(request.owner, request.ttl, client.id, request.metadata, request.mode, request.limit)
-        if request.queue and request.state is None and state.holder is not None and self._listener is not None:
-            self._add_waiter(request)
+        directory, dead = self._directory, self._store.dead
+        directory.allow_ttl(request.ttl, now)
+        client_id = directory.client_id
+        claim = FileClaim(request.owner, request.ttl, client_id, request.metadata, request.mode, request.limit)
         queue = request.state is not None
-        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue, client.dead)
+        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue, dead)
         if isinstance(outcome, Grant):
             return outcome, None, waiters
-        return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
+        return outcome, state.predecessor(request.owner, dead) if queue else None, waiters
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         del busy
@@ -206,7 +200,7 @@ class FileBackend(LockBackend):
             waiter.pause_seconds = min(waiter.pause_seconds * 2, POLL_SECONDS_MAX)
         while not await request.wake.wait(max(0.0, min(until - self._now(), CHECK_SECONDS))):
             # Nothing wakes a waiter whose record or client file another program removed: it must look itself.
-            if self._now() >= until or request.mode != "shared" or self._store.must_look(request.name):
+            if self._now() >= until or self._store.must_look(request.name):
                 return
         request.wake.clear()
 
@@ -236,22 +230,21 @@ class FileBackend(LockBackend):
             outcomes.append(renewal)
         return outcomes
 
-    def _renew(self, grant: Grant, state: LockState[FileClaim], now: float) -> Renewal:
-        client = self._client_file
-        client.allow_ttl(grant.ttl, now)
+    def _renew(self, grant: Grant, state: State, now: float) -> Renewal:
+        self._directory.allow_ttl(grant.ttl, now)
         renewal = state.renew(grant.owner, grant.ttl, now)
         if not isinstance(renewal, Renewed):
             return renewal
         share = state.shares.get(grant.owner)
         claim = state.holder if share is None else share.claim
         assert claim is not None, "renewed a lock that nobody holds"
-        if claim.client != client.id:
+        if claim.client != self._directory.client_id:
             # Another program removed our former client file, by which the others see that we live.
-            claim = claim._replace(client=client.id)
-        if share is None:
-            state.holder = claim
-        else:
-            share.claim = claim
+            claim = claim._replace(client=self._directory.client_id)
+            if share is None:
+                state.holder = claim
+            else:
+                share.claim = claim
         return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
@@ -280,11 +273,11 @@ class FileBackend(LockBackend):
         await super().release_all(stuck, answer_by)
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        dead = self._client_file.dead
+        dead = self._store.dead
         return await self._store.update(name, lambda state, now: state.holders(now, dead))
 
     async def confirm(self, grant: Grant) -> Gone | None:
-        dead = self._client_file.dead
+        dead = self._store.dead
         return await self._store.update(grant.name, lambda state, now: state.confirm(grant.owner, now, dead))
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
@@ -295,13 +288,13 @@ class FileBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""
-        dead = self._client_file.dead
+        dead = self._store.dead
         broken, waiters = await self._store.update(name, lambda state, now: state.break_lock(now, dead), forced=True)
         self._notify(waiters)
         return broken
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        dead = self._client_file.dead
+        dead = self._store.dead
         broken, waiters = await self._store.update(name, lambda state, now: state.break_permit(slot, now, dead))
         self._notify(waiters)
         return broken
@@ -313,7 +306,7 @@ class FileBackend(LockBackend):
         return self._store.names(prefix, None if after is None else after.next)
 
     async def read_note(self, name: str) -> Note | None:
-        def read(state: LockState[FileClaim], now: float) -> Note | None:
+        def read(state: State, now: float) -> Note | None:
             del now
             if state.note is None:
                 return None
@@ -326,7 +319,7 @@ class FileBackend(LockBackend):
         return await self._store.update(name, read)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        def write(state: LockState[FileClaim], now: float) -> bool:
+        def write(state: State, now: float) -> bool:
             if state.confirm(grant.owner, now) is not None:
                 return False
             state.note = text, wall_clock_us() + math.ceil(keep * 1e6)
@@ -336,7 +329,7 @@ class FileBackend(LockBackend):
 
     async def erase(self) -> None:
         """See `LockBackend.erase`. Leaves what is not lockkit's."""
-        erase(self._directory)
+        self._store.erase()
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. Makes the directory if it is missing."""
@@ -350,9 +343,9 @@ class FileBackend(LockBackend):
             # No await from here on: a cancelled call must not leave the client file flocked.
             stopped = None if self._listener is None else self._listener.stop()
             self._closed = True
-            self._client_file.refuse()
+            self._directory.refuse()
             self._store.close()
-            self._client_file.close()
+            self._directory.close()
         if stopped is not None:
             await stopped.wait(CLOSE_PATIENCE_SECONDS)
 
@@ -369,7 +362,7 @@ class FileBackend(LockBackend):
     def __del__(self) -> None:
         """Close the client file: a client that was dropped must not seem to live."""
         if hasattr(self, "_closed"):
-            self._client_file.forget()
+            self._directory.forget()
             self._store.clear()
 
     def forked(self) -> None:
@@ -379,7 +372,7 @@ class FileBackend(LockBackend):
             listener.forget()
         self._mutex = threading.Lock()
         self._waiting.clear()
-        self._client_file.forget()
+        self._directory.forget()
         self._store.clear()
 
     # -- waiting ---------------------------------------------------------------------------------------------------
@@ -390,9 +383,9 @@ class FileBackend(LockBackend):
         self._stop_waiting(request)
         failed = None
         with self._mutex:
-            if self._listener is None and self._now() >= self._listen_at and self._client_file.path:
+            if self._listener is None and self._now() >= self._listen_at and self._directory.client_path:
                 try:
-                    self._listener = self._new_listener()
+                    self._listener = WakeupListener(self._runtime, self._directory, self._waiting)
                 except OSError as error:
                     failed = error
                     self._listen_at = self._now() + LISTEN_AGAIN_SECONDS
@@ -401,17 +394,9 @@ class FileBackend(LockBackend):
                 "waiters at %s poll every %g s for the next %g s, inotify cannot be used: %s",
                 self._url, POLL_SECONDS_MAX, LISTEN_AGAIN_SECONDS, failed,
             )  # fmt: skip
-        self._add_waiter(request, pause_seconds)
-
-    def _add_waiter(self, request: Request, pause_seconds: float = POLL_SECONDS_MIN) -> None:
         request.wake.clear()
         request.state = _Waiter(self._listener, pause_seconds)
         self._waiting[request.owner] = request
-
-    def _new_listener(self) -> WakeupListener:
-        from lockkit.backends.file.wakeup import WakeupListener  # noqa: PLC0415 - ctypes, only for waiters
-
-        return WakeupListener(self._runtime, self._directory, self._client_file, self._waiting)
 
     def _is_waiting(self, request: Request) -> bool:
         """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
@@ -448,7 +433,7 @@ class FileBackend(LockBackend):
             if request is not None:
                 request.wake.set()
             elif claim.client:
-                notify(self._directory, claim.client)
+                self._directory.notify(claim.client)
 
     def _client_file_removed(self) -> None:
         """Open everything again after another program removed our client file, or the whole directory."""

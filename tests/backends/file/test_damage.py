@@ -130,8 +130,8 @@ def test_damaged_record_and_unreadable_client(connect: Connect, frozen: StubHost
     """If lockkit cannot tell how long a lease may last, a person must decide."""
     holder, other = connect(frozen), connect(frozen)
     granted(drive(holder.try_acquire(frozen.request())))
-    assert holder._client_file.fd >= 0
-    Path(holder._client_file.path).write_text("garbage")
+    assert holder._directory.fd >= 0
+    Path(holder._directory.client_path).write_text("garbage")
     (directory / "x.lock").write_text("garbage")
 
     with pytest.raises(BackendUnavailable, match=r"cannot tell.*lockkit break 'x'"):

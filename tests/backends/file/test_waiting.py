@@ -19,8 +19,8 @@ from lockkit.backends.file import backend as file_backend
 from lockkit.backends.file import record_store
 from lockkit.backends.file import wakeup as file_wakeup
 from lockkit.backends.file.backend import FileBackend
-from lockkit.backends.file.inotify import Inotify
 from lockkit.backends.file.record_store import RecordStore
+from lockkit.backends.file.wakeup import Inotify
 from lockkit.errors import LockError
 from lockkit.runtime import AsyncioRuntime, drive
 from lockkit.testing.processes import Worker
@@ -186,7 +186,9 @@ def test_dropped_clients_give_their_inotify_instances_back(
     while dropped:
         backend = dropped.pop()
         backends.remove(backend)
-        backend._listener = backend._new_listener()  # one that was not started, and so does not end by itself
+        backend._listener = file_wakeup.WakeupListener(
+            host.runtime, backend._directory, {}
+        )  # one that was not started, and so does not end by itself
         assert instances.count() == 1
         del backend
         # Again and again: while another thread collects, a call does nothing.

@@ -44,7 +44,6 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
@@ -93,6 +92,9 @@ LISTEN_AGAIN_SECONDS = 10.0
 CLOSE_PATIENCE_SECONDS = 0.2
 """How long `close` waits for records that other processes have flocked, and how long for its own listener. Requests
 that are left in a queue then end with the client file."""
+
+_POLLS = "polls"
+"""State of a request that waits and that no listener wakes; the others have their listener there."""
 
 
 class FileBackend(LockBackend):
@@ -194,10 +196,8 @@ class FileBackend(LockBackend):
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         del busy
-        waiter: _Waiter | None = request.state
-        if waiter is not None and waiter.listener is None:
-            until = min(until, self._now() + waiter.pause_seconds * self._runtime.random.uniform(0.5, 1.0))
-            waiter.pause_seconds = min(waiter.pause_seconds * 2, POLL_SECONDS_MAX)
+        if request.state is _POLLS:
+            until = min(until, self._now() + self._runtime.random.uniform(POLL_SECONDS_MIN, POLL_SECONDS_MAX))
         while not await request.wake.wait(max(0.0, min(until - self._now(), CHECK_SECONDS))):
             # Nothing wakes a waiter whose record or client file another program removed: it must look itself.
             if self._now() >= until or self._store.must_look(request.name):
@@ -377,12 +377,19 @@ class FileBackend(LockBackend):
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
+    def _is_waiting(self, request: Request) -> bool:
+        """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
+        if request.state is _POLLS:
+            return self._listener is None and self._now() < self._listen_at
+        return request.state is not None and request.state is self._listener and self._listener.start()
+
     def _start_waiting(self, request: Request) -> None:
         """Have a listener if possible, so that the next attempt enters the queue."""
-        pause_seconds = POLL_SECONDS_MIN if request.state is None else request.state.pause_seconds
+        former, failed = request.state, None
         self._stop_waiting(request)
-        failed = None
         with self._mutex:
+            if self._listener is former:
+                self._listener = None  # it has ended
             if self._listener is None and self._now() >= self._listen_at and self._directory.client_path:
                 try:
                     self._listener = WakeupListener(self._runtime, self._directory, self._waiting)
@@ -395,36 +402,22 @@ class FileBackend(LockBackend):
                 self._url, POLL_SECONDS_MAX, LISTEN_AGAIN_SECONDS, failed,
             )  # fmt: skip
         request.wake.clear()
-        request.state = _Waiter(self._listener, pause_seconds)
+        request.state = self._listener or _POLLS
         self._waiting[request.owner] = request
-
-    def _is_waiting(self, request: Request) -> bool:
-        """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
-        waiter: _Waiter | None = request.state
-        if waiter is None or waiter.listener is not self._listener:
-            return False
-        if waiter.listener is None:
-            return self._now() < self._listen_at
-        if waiter.listener.start():
-            return True
-        with self._mutex:
-            if self._listener is waiter.listener:
-                self._listener = None
-        return False
 
     def _watch(self, request: Request, client_id: str) -> bool:
         """Watch for the end of the predecessor's client; False if it has ended already."""
         try:
-            return request.state.listener is None or request.state.listener.watch(request.owner, client_id)
+            return request.state is _POLLS or request.state.watch(request.owner, client_id)
         except OSError as error:  # too many watches: then the waiter notices it within `CHECK_SECONDS`
             log.info("a waiter at %s is not woken at once if the client before it is killed: %s", self._url, error)
             return True
 
     def _stop_waiting(self, request: Request) -> None:
-        waiter, request.state = request.state, None
+        listener, request.state = request.state, None
         self._waiting.pop(request.owner, None)
-        if waiter is not None and waiter.listener is not None:
-            waiter.listener.unwatch(request.owner)
+        if isinstance(listener, WakeupListener):
+            listener.unwatch(request.owner)
 
     def _notify(self, claims: Sequence[FileClaim]) -> None:
         """Wake waiters: our own directly, those of other clients through their client files."""
@@ -440,23 +433,9 @@ class FileBackend(LockBackend):
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
-        self._store.reopen()
+        self._store.close()
         for request in list(self._waiting.values()):
             request.wake.set()
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """
-    What a waiting request keeps.
-
-    Attributes:
-        listener: Wakes it; None if it polls.
-        pause_seconds: How long it sleeps before the next attempt if it polls.
-    """
-
-    listener: WakeupListener | None
-    pause_seconds: float
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()

@@ -381,19 +381,17 @@ class Directory:
         with suppress(FileNotFoundError):  # the kernel has notified the clients that watch it
             os.utime(f"{self.clients}/{client_id}")
 
-    def live_ttl_max(self) -> Seconds:
-        """Find the largest ttl that any live client ever asked for; ValueError if one does not tell."""
+    def live_ttl_max(self) -> Seconds | None:
+        """Find the largest ttl that any live client ever asked for; None if one does not tell."""
         largest = 0.0
         for client_id in os.listdir(self.clients):  # noqa: PTH208
             # A client whose file has a dot before that name is just connecting and has no lock yet.
             content = self._content_if_alive(client_id) if CLIENT_NAME.fullmatch(client_id) else None
-            if content is None:
-                continue
-            found = CLIENT_CONTENT.match(content)
-            if found is None:
-                message = f"{self.clients}/{client_id} does not say the largest ttl of that client"
-                raise ValueError(message)
-            largest = max(largest, int(found[2]) / 1e6)
+            if content is not None:
+                found = CLIENT_CONTENT.match(content)
+                if found is None:
+                    return None
+                largest = max(largest, int(found[2]) / 1e6)
         return largest
 
 

@@ -87,10 +87,6 @@ FLOCK_PAUSE_SECONDS_MIN = 0.00005
 FLOCK_PAUSE_SECONDS_MAX = 0.005
 """Pauses between further tries. They grow in case the process that has the flock is not running."""
 
-CLOSE_SECONDS = 0.2
-"""How long closing waits for operations on records that are under way, seconds: one takes a thousandth of that. Longer
-delays the end of a client whose disk hangs; shorter leaves descriptors open."""
-
 IDLE_SECONDS = 600.0
 """Age by the wall clock after which an unused record is removed. Its lock then gets a new one at its next use, which
 takes 50 µs. Tokens keep increasing: the directory's marker knows the largest token of the removed records."""
@@ -221,27 +217,14 @@ class RecordStore:
         self._clean_at = 0.0
         self._entries: dict[str, list[str]] = {}  # the names in a folder that come next
 
-    def reopen(self) -> None:
-        """Have all records opened again: another program may have replaced the directory."""
+    def close(self) -> None:
+        """Close the records; each is opened again when it is needed."""
         with self._mutex:
             records, self._records = self._records, {}
         for record in records.values():
+            # When no other thread uses it: else that could write into a file that gets the number of the descriptor.
             with record.mutex:
                 record.close()
-
-    def close(self) -> None:
-        """
-        Close the records, each when no other thread uses it: else it could write into a file that gets its descriptor.
-
-        A record that is in use for longer stays open.
-        """
-        until = self._now() + CLOSE_SECONDS
-        for record in tuple(self._records.values()):
-            if record.mutex.acquire(timeout=max(0.0, until - self._now())):
-                try:
-                    record.close()
-                finally:
-                    record.mutex.release()
 
     # -- one operation on one record -------------------------------------------------------------------------------
 
@@ -461,14 +444,15 @@ class RecordStore:
         if forced:
             state.until = now + 1.0  # any time will do: the lock is about to be freed
         else:
-            try:
-                state.until = now + self._directory.live_ttl_max()
-            except ValueError as unknown:
+            ttl_max = self._directory.live_ttl_max()
+            if ttl_max is None:
                 message = (
-                    f"the record {record.path} is damaged ({error}), and lockkit cannot tell when its lease ends "
-                    f"({unknown}). If nobody holds the lock: lockkit break {shown(record.name)}"
+                    f"the record {record.path} is damaged ({error}), and lockkit cannot tell when its lease ends: a file "
+                    f"in {self._directory.clients} is damaged too. If nobody holds the lock: lockkit break "
+                    f"{shown(record.name)}"
                 )
                 raise BackendUnavailable(message) from error
+            state.until = now + ttl_max
             warning = "the record %s is damaged (%s); the lock is free in %.1f s"
             self._warnings.append((warning, record.path, str(error), state.until - now))
         if state.until > now:
@@ -496,6 +480,8 @@ class RecordStore:
     def _open(self, name: str, *, create: bool) -> _Record | None:
         """Open a record, and close another if too many are open; None if it is missing and must not be made."""
         path, made = self._path(name), False
+        if len(self._records) >= OPEN_RECORDS_MAX:
+            self.close()
         with self._mutex:
             if name in self._records:
                 return self._records[name]
@@ -514,8 +500,6 @@ class RecordStore:
                     del self._recent[next(iter(self._recent))]
             # Another program may have replaced the directory since the last check, and with it the client file.
             self._directory.check_soon()
-            if len(self._records) > OPEN_RECORDS_MAX:
-                self._close_one()
         return record
 
     def _make(self, path: str, escaped: str) -> bool:
@@ -546,17 +530,6 @@ class RecordStore:
         finally:
             unlink(hidden)
         return True
-
-    def _close_one(self) -> None:
-        """Close the record that was opened first, of those that no thread uses."""
-        for name, record in self._records.items():
-            if record.mutex.acquire(blocking=False):
-                try:
-                    del self._records[name]
-                    record.close()
-                finally:
-                    record.mutex.release()
-                return
 
     def _drop(self, name: str) -> None:
         """Forget a record whose file was closed, so that it is opened again."""

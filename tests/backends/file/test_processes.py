@@ -109,7 +109,7 @@ def test_stopped_process_delays_no_other_renewal_and_no_other_release(
     # Five times the same lease.
     stuck = [grants[0]] * 5
     (directory / "hidden").rename(directory / "x.lock")
-    backend._store.reopen()
+    backend._store.close()
 
     watch = Stopwatch()
     renewed = drive(backend.renew([*stuck, *grants[1:]]))

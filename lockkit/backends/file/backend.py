@@ -70,7 +70,7 @@ from lockkit.backends.file.record_store import RecordStore, State
 from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.backends.lock_state import wall_clock_us
 from lockkit.configuration.profiles import default_directory
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import in_forked_child
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
@@ -89,9 +89,8 @@ POLL_SECONDS_MAX = 0.05
 LISTEN_AGAIN_SECONDS = 10.0
 """How long waiters poll until inotify is tried again, where the user has no instances or watches left."""
 
-CLOSE_PATIENCE_SECONDS = 0.2
-"""How long `close` waits for records that other processes have flocked, and how long for its own listener. Requests
-that are left in a queue then end with the client file."""
+CLOSE_SECONDS = 0.2
+"""How long `close` waits for its listener. Longer delays the end of a busy program; shorter leaves a thread behind."""
 
 _POLLS = "polls"
 """State of a request that waits and that no listener wakes; the others have their listener there."""
@@ -262,16 +261,6 @@ class FileBackend(LockBackend):
         self._notify(waiters)
         return held
 
-    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`. Records that another process has flocked come last, and delay no other."""
-        stuck = []
-        for grant in grants:
-            try:
-                await self.release(grant, -inf)
-            except LockError:
-                stuck.append(grant)
-        await super().release_all(stuck, answer_by)
-
     async def holders(self, name: str) -> Sequence[Holder]:
         dead = self._store.dead
         return await self._store.update(name, lambda state, now: state.holders(now, dead))
@@ -336,28 +325,15 @@ class FileBackend(LockBackend):
         self._store.ping()
 
     async def close(self) -> None:
-        """See `LockBackend.close`. Continues where an earlier call was cancelled."""
-        try:
-            await self._leave_queues()
-        finally:
-            # No await from here on: a cancelled call must not leave the client file flocked.
-            stopped = None if self._listener is None else self._listener.stop()
-            self._closed = True
-            self._directory.refuse()
-            self._store.close()
-            self._directory.close()
+        """See `LockBackend.close`. What is left, also in a queue, ends with the client file."""
+        # No await before that has ended: a cancelled call must not leave it flocked.
+        stopped = None if self._listener is None else self._listener.stop()
+        self._closed = True
+        self._directory.refuse()
+        self._store.close()
+        self._directory.close()
         if stopped is not None:
-            await stopped.wait(CLOSE_PATIENCE_SECONDS)
-
-    async def _leave_queues(self) -> None:
-        """Abandon the waiting requests. Those that are left after that time end with our client file."""
-        answer_by = self._now() + CLOSE_PATIENCE_SECONDS
-        for request in list(self._waiting.values()):
-            request.answer_by = answer_by
-            try:
-                await self.abandon(request)
-            except LockError as error:
-                log.debug("closing %s: %s", self._url, error)
+            await stopped.wait(CLOSE_SECONDS)
 
     def __del__(self) -> None:
         """Close the client file: a client that was dropped must not seem to live."""

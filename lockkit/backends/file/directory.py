@@ -219,7 +219,7 @@ class Directory:
             raise
         return fd
 
-    def open(self, path: str, flags: int) -> tuple[int, os.stat_result]:
+    def open(self, path: str, flags: int = os.O_RDWR) -> tuple[int, os.stat_result]:
         """Open a file, but none that another user could change."""
         fd = open_file(path, flags)
         try:
@@ -259,7 +259,7 @@ class Directory:
         path = f"{self.path}/{MARKER}"
         if not os.path.lexists(path):
             self._make_marker(made=False)
-        fd, _ = self.open(path, os.O_RDWR)
+        fd, _ = self.open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not is_ours(os.pread(fd, 100, 0)):

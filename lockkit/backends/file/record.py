@@ -43,7 +43,7 @@ REMOVED = b"lockkit-removed\n"
 
 _BLOCKED = -1  # of UNTIL_US: the head of the queue does not fit beside those that hold the lock
 
-HEAD = re.compile(rb"lockkit-record 1 ([0-9a-f]{8}) ([0-9]{6})\n")
+_HEAD = re.compile(rb"lockkit-record 1 ([0-9a-f]{8}) ([0-9]{6})\n")
 _HEAD_SIZE = len("lockkit-record 1 01234567 000000\n")
 _OTHER_VERSION = re.compile(rb"lockkit-record ([0-9]{1,9}) ")
 _WORD = re.compile(r"[!-~]+")
@@ -105,7 +105,7 @@ def _waiter_line(waiter: FileClaim) -> str:
 
 def size_of(text: bytes) -> int:
     """Read the size of a record from its beginning, bytes."""
-    head = HEAD.match(text)
+    head = _HEAD.match(text)
     if head is None:
         if text.startswith(REMOVED):
             raise RemovedError

@@ -12,12 +12,12 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import stat
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -39,7 +39,6 @@ from lockkit.backends.file.directory import (
     write_all,
 )
 from lockkit.backends.file.record import (
-    HEAD,
     REMOVED,
     SIZE_MAX,
     DamagedError,
@@ -101,9 +100,6 @@ entry, 50 µs for one that is removed); less keeps thousands of unused records f
 _DAMAGED = FileClaim("damaged", 0.0, "", '{"text":"the record was damaged"}')
 """Holds a record that was found damaged, until all leases that it may have held have ended."""
 
-_UNFINISHED = re.compile(r".*/(\.new-[0-9a-f]{32}|clients/\.[0-9a-f]{1,16})", re.DOTALL)
-"""Paths of files that are being made: a record, or the file of a client. They may be empty still."""
-
 # Looked up once: one acquire and release calls them eight times.
 _flock = fcntl.flock
 _pread = os.pread
@@ -136,39 +132,27 @@ _UNAVAILABLE = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class _Record:
     """
     One open record.
 
     The last state is kept in memory, because parsing a record takes as long as all system calls of an operation.
-
-    Attributes:
-        fd: Descriptor, -1 when closed.
-        status: Of the file when it was opened.
-        size: Of the file, bytes.
-        mutex: Held during an operation and `close`, by the threads of this client: they share the descriptor and with
-            it the flock.
-        text: The record that `state` was read from or written as; empty if `state` must not be used.
-        check_at: When an operation that takes nothing looks whether another program removed it.
-        look_at: When a waiter must look at it again that nothing has woken.
-        single_use: This client made it, and had not lately made one of the same name: it goes with the release.
     """
 
-    __slots__ = (
-        *("check_at", "escaped", "fd", "look_at", "mutex", "name", "path"),
-        *("single_use", "size", "state", "status", "text"),
-    )
-
-    def __init__(self, name: str, path: str, opened: tuple[int, os.stat_result], *, single_use: bool) -> None:
-        self.name, self.path = name, path
-        self.escaped = record_name(name)[0]
-        self.fd, self.status = opened
-        self.size = self.status.st_size
-        self.mutex = threading.Lock()
-        self.text = b""
-        self.state = State()
-        self.check_at = self.look_at = 0.0
-        self.single_use = single_use
+    name: str
+    escaped: str
+    path: str
+    fd: int  # -1 when closed
+    status: os.stat_result  # of the file when it was opened
+    size: int  # of the file, bytes
+    single_use: bool  # this client made it, and lately no other of that name: it goes with the release
+    # Held during an operation and `close`, by the threads of this client: they share the descriptor, and so the flock.
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+    text: bytes = b""  # the record that `state` was read from or written as; empty if `state` must not be used
+    state: State = field(default_factory=State)
+    check_at: Instant = 0.0  # when an operation that takes nothing looks whether another program removed it
+    look_at: Instant = 0.0  # when a waiter looks at it again that nothing has woken
 
     def write(self, text: bytes) -> None:
         """Write the record, as a whole."""
@@ -196,10 +180,8 @@ class RecordStore:
 
     def __init__(self, runtime: Runtime, directory: Directory, url: str) -> None:
         """Open nothing yet."""
-        self._runtime = runtime
-        self._now = runtime.now
-        self._directory = directory
-        self._url = url
+        self._runtime, self._now = runtime, runtime.now
+        self._directory, self._url = directory, url
         self._warnings: deque[tuple[str, str, str, float]] = deque()
         self._records: dict[str, _Record] = {}
         self.clear()
@@ -447,8 +429,8 @@ class RecordStore:
             ttl_max = self._directory.live_ttl_max()
             if ttl_max is None:
                 message = (
-                    f"the record {record.path} is damaged ({error}), and lockkit cannot tell when its lease ends: a file "
-                    f"in {self._directory.clients} is damaged too. If nobody holds the lock: lockkit break "
+                    f"the record {record.path} is damaged ({error}), and lockkit cannot tell when its lease ends: a "
+                    f"file in {self._directory.clients} is damaged too. If nobody holds the lock: lockkit break "
                     f"{shown(record.name)}"
                 )
                 raise BackendUnavailable(message) from error
@@ -479,20 +461,22 @@ class RecordStore:
 
     def _open(self, name: str, *, create: bool) -> _Record | None:
         """Open a record, and close another if too many are open; None if it is missing and must not be made."""
-        path, made = self._path(name), False
+        escaped, file_name = record_name(name)
+        path, made = f"{self._directory.path}/{file_name}", False
         if len(self._records) >= OPEN_RECORDS_MAX:
             self.close()
         with self._mutex:
             if name in self._records:
                 return self._records[name]
             try:
-                opened = self._directory.open(path, os.O_RDWR)
+                fd, status = self._directory.open(path)
             except FileNotFoundError:
                 if not create:
                     return None
-                made = self._make(path, record_name(name)[0])
-                opened = self._directory.open(path, os.O_RDWR)
-            record = self._records[name] = _Record(name, path, opened, single_use=made and name not in self._recent)
+                made = self._make(path, escaped)
+                fd, status = self._directory.open(path)
+            single_use = made and name not in self._recent
+            record = self._records[name] = _Record(name, escaped, path, fd, status, status.st_size, single_use)
             if made:
                 self._made_count += 1
                 self._recent[name] = None
@@ -545,15 +529,11 @@ class RecordStore:
         record = self._records.get(name)
         if record is None or not record.single_use:
             return
-        try:
-            removed = self.remove(record.path)
-        except OSError as error:
-            log.debug("cleaning %s: %s", self._directory.path, error)  # it goes later
-            return
-        if removed:
-            with record.mutex:
-                record.close()
-            self._drop(name)
+        with suppress(OSError):  # then it goes later
+            if self.remove(record.path):
+                with record.mutex:
+                    record.close()
+                self._drop(name)
 
     def _clean(self, now: Instant) -> None:
         """Examine some files if it is time to."""
@@ -564,33 +544,32 @@ class RecordStore:
             count, self._made_count = min(max(ENTRIES_MIN, 2 * self._made_count), ENTRIES_MAX), 0
             for folder in (self._directory.clients, self._directory.path):
                 names = self._entries.get(folder) or os.listdir(folder)  # noqa: PTH208 - names, not paths
-                part, self._entries[folder] = names[:count], names[count:]
-                for name in part:
-                    try:
+                self._entries[folder] = names[count:]
+                for name in names[:count]:
+                    # Else another client was faster, or the file belongs to another user in a sticky directory.
+                    with suppress(OSError):
                         self._examine(folder, name)
-                    except OSError as error:
-                        # Another client was faster, or the file belongs to another user in a sticky directory.
-                        log.debug("cleaning %s: %s", self._directory.path, error)
         finally:
             self._cleaning.release()
 
     def _examine(self, folder: str, name: str) -> None:
-        """Remove the file of a dead client, a record that no live client uses, or a file that was never completed."""
-        path = f"{folder}/{name}"
-        if folder == self._directory.clients and CLIENT_NAME.fullmatch(name):
-            self._directory.has_ended(name)
-        elif name.endswith(".lock") or _UNFINISHED.fullmatch(path):
+        """Remove the file of a dead client, or a record that no live client uses."""
+        if folder == self._directory.clients:
+            if CLIENT_NAME.fullmatch(name):
+                self._directory.has_ended(name)
+        elif name.endswith(".lock"):
+            path = f"{folder}/{name}"
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode) and wall_clock_us() / 1e6 - status.st_mtime >= IDLE_SECONDS:
                 self.remove(path)
 
     def remove(self, path: str) -> bool:
-        """Remove a record that no live client uses, or a file that was never completed; return whether it was one."""
+        """Remove a record that no live client uses; return whether it was one."""
         fd = open_file(path)
         try:
             fcntl.flock(fd, _LOCK)
             # Another client may have removed it before the flock, and a third made it again and holds it.
-            if is_at(os.fstat(fd), path) and _is_made_here(fd, path) and self._is_unused(fd, path):
+            if is_at(os.fstat(fd), path) and _is_made_here(fd, path) and self._is_unused(fd):
                 os.unlink(path)  # noqa: PTH108
                 return True
         except (BlockingIOError, ConfigurationError):
@@ -599,10 +578,8 @@ class RecordStore:
             os.close(fd)
         return False
 
-    def _is_unused(self, fd: int, path: str) -> bool:
+    def _is_unused(self, fd: int) -> bool:
         """Mark a record as removed if no live client uses it; return whether it is. Under its flock."""
-        if not path.endswith(".lock"):
-            return True
         try:
             state, boot = decode(_read(fd), None)
         except RemovedError:
@@ -656,12 +633,7 @@ def _is_made_here(fd: int, path: str) -> bool:
             return True
         except (DamagedError, VersionError, ConfigurationError):
             return False
-    if CLIENT_NAME.fullmatch(name):
-        return CLIENT_CONTENT.match(os.pread(fd, 100, 0)) is not None
-    if not _UNFINISHED.fullmatch(path):
-        return False
-    start = os.pread(fd, SIZE_MAX + 1, 0)
-    return bool(CLIENT_CONTENT.match(start) or HEAD.match(start)) or (len(start) <= SIZE_MAX and not start.strip(b"\0"))
+    return CLIENT_NAME.fullmatch(name) is not None and CLIENT_CONTENT.match(os.pread(fd, 100, 0)) is not None
 
 
 def _flock_owner(path: str) -> str:

@@ -142,14 +142,12 @@ def test_unused_records_are_removed(connect: Connect, host: StubHost, directory:
     user = connect(host)
     used = leave_record(user, host, "used")
     granted(drive(user.try_acquire(host.request("held", ttl=LONG))))
-    (directory / f".new-{'0' * 32}").touch()
-    (directory / ".feed").touch()  # nothing in it says whose it is
     age(directory)
     leave_record(user, host, "recent")
 
     drive(connect(host).ping())
 
-    assert {path.name for path in directory.iterdir()} == {"held.lock", "recent.lock", "clients", ".lockkit", ".feed"}
+    assert {path.name for path in directory.iterdir()} == {"held.lock", "recent.lock", "clients", ".lockkit"}
     again = granted(drive(user.try_acquire(host.request("used"))))
     assert again.token > used.token
     assert (directory / "used.lock").exists()
@@ -353,9 +351,7 @@ def test_records_and_files_of_dead_clients_are_removed(connect: Connect, host: S
     assert granted(drive(living.try_acquire(host.request("held")))).token > token
 
 
-def test_client_removes_all_unused_records_bit_by_bit(
-    connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_removes_all_unused_records_bit_by_bit(connect: Connect, frozen: StubHost, directory: Path) -> None:
     """Not only when it starts, a few at a time, and however many there are."""
     former, backend = connect(frozen), connect(frozen)
     for number in range(200):

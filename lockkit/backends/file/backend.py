@@ -177,7 +177,9 @@ class FileBackend(LockBackend):
             if not self._is_waiting(request):
                 # Listen first, then enter the queue: otherwise a notification could come before anything listens.
                 self._start_waiting(request)
-            elif predecessor is None or self._watch(request, predecessor.client):
+            elif (
+                predecessor is None or request.state is _POLLS or request.state.watch(request.owner, predecessor.client)
+            ):
                 return outcome
 
     def _acquire(
@@ -380,14 +382,6 @@ class FileBackend(LockBackend):
         request.wake.clear()
         request.state = self._listener or _POLLS
         self._waiting[request.owner] = request
-
-    def _watch(self, request: Request, client_id: str) -> bool:
-        """Watch for the end of the predecessor's client; False if it has ended already."""
-        try:
-            return request.state is _POLLS or request.state.watch(request.owner, client_id)
-        except OSError as error:  # too many watches: then the waiter notices it within `CHECK_SECONDS`
-            log.info("a waiter at %s is not woken at once if the client before it is killed: %s", self._url, error)
-            return True
 
     def _stop_waiting(self, request: Request) -> None:
         listener, request.state = request.state, None

@@ -9,8 +9,8 @@ ATTRIB on this client's own file    another client called `Directory.notify`: on
 CLOSE_WRITE on another client file  that client has ended; it held a lock that we wait for, or waited before us
 ==================================  ============================================================================
 
-A waiter watches only the client before it in the queue, as ZooKeeper's lock recipe does, so that the end of a client
-does not wake all waiters. The first two watch the holder: the first may be stopped.
+A waiter is woken only by the end of the client before it in the queue, as in ZooKeeper's lock recipe, so that the end
+of a client does not wake all waiters. The first two wait for that of the holder: the first may be stopped.
 
 A listener ends for good when no request waits any more, so that an idle client has neither thread nor inotify instance.
 It also ends if it fails or is cancelled: then it wakes all requests, and they poll until they have another listener.
@@ -27,7 +27,6 @@ import logging
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from lockkit.backend import Request
 from lockkit.backends.file.directory import Directory
@@ -45,7 +44,6 @@ _FLOCK_CHECKS_MAX = 10  # the pause doubles from 0.1 ms: 0.1 s in all
 # <sys/inotify.h>
 _ATTRIB = 0x00000004
 _CLOSE_WRITE = 0x00000008
-_IGNORED = 0x00008000
 _EVENT = struct.Struct("iIII")
 _READ_SIZE = 64 * 1024
 
@@ -68,27 +66,23 @@ class Inotify:
             raise self._error("inotify")
 
     def add(self, path: str, mask: int) -> int:
-        """Watch a file for the events in `mask`; return the number that its events have."""
+        """Watch a file or a directory for the events in `mask`; return the number that its events have."""
         number: int = self._libc.inotify_add_watch(self.fd, os.fsencode(path), self._ctypes.c_uint32(mask))
         if number < 0:
             raise self._error(path)
         return number
 
-    def remove(self, number: int) -> None:
-        """End a watch. No error if it has ended by itself, as it does when its file is removed."""
-        self._libc.inotify_rm_watch(self.fd, number)
-
-    def read(self) -> Iterator[tuple[int, int]]:
-        """Yield the events that have arrived: watch number (-1: some were lost) and mask."""
+    def read(self) -> Iterator[tuple[int, str]]:
+        """Yield the events that have arrived: watch number (-1: some were lost), and the name in a directory."""
         try:
             data = os.read(self.fd, _READ_SIZE)
         except BlockingIOError:
             return
         offset = 0
         while offset < len(data):
-            number, mask, _, length = _EVENT.unpack_from(data, offset)
-            yield number, mask
+            number, _, _, length = _EVENT.unpack_from(data, offset)
             offset += _EVENT.size + length
+            yield number, os.fsdecode(data[offset - length : offset].rstrip(b"\0"))
 
     def close(self) -> None:
         """Close it. Idempotent."""
@@ -106,13 +100,6 @@ class Inotify:
         return OSError(code, os.strerror(code), path)
 
 
-class _Watched(NamedTuple):
-    """Another client that is watched, and the owners of the requests to wake when it ends."""
-
-    client_id: str
-    owners: set[str]
-
-
 class WakeupListener:
     """Wakes the requests of one client. May be used from several threads under the blocking runtime."""
 
@@ -122,53 +109,25 @@ class WakeupListener:
         self._directory = directory
         self._requests = requests
         self._mutex = runtime.mutex()
-        self._watched: dict[int, _Watched] = {}  # by the number that inotify gave
-        self._numbers: dict[str, int] = {}  # of the client that a request watches, by the request's owner
+        self._watched: dict[str, str] = {}  # by the request's owner: the client whose end wakes it
         self._stopped: Event | None = None
         self._closed = False
         self._inotify = Inotify()
         try:
             self._own = self._inotify.add(directory.client_path, _ATTRIB)
+            self._inotify.add(directory.clients, _CLOSE_WRITE)
         except BaseException:
             self._inotify.close()
             raise
 
     def watch(self, owner: str, client_id: str) -> bool:
-        """Wake a request when another client ends, False if it has. A request watches one client at a time."""
-        with self._mutex:
-            number = self._numbers.get(owner)
-            if number is not None and self._watched[number].client_id == client_id:
-                return True
-            self._unwatch(owner)
-            if self._closed or client_id in {"", self._directory.client_id}:
-                return True
-            try:
-                number = self._inotify.add(f"{self._directory.clients}/{client_id}", _CLOSE_WRITE)
-            except FileNotFoundError:
-                return False
-            # The same number as before if another request watches that client already.
-            self._watched.setdefault(number, _Watched(client_id, set())).owners.add(owner)
-            self._numbers[owner] = number
-        # It may have ended before it was watched.
+        """Wake a request when another client ends, and no longer when a former one does; False if it has ended."""
+        self._watched[owner] = client_id
         return not self._directory.has_ended(client_id)
 
     def unwatch(self, owner: str) -> None:
         """End what `watch` began."""
-        with self._mutex:
-            self._unwatch(owner)
-
-    def _unwatch(self, owner: str) -> None:
-        number = self._numbers.pop(owner, None)
-        if number is not None:
-            owners = self._watched[number].owners
-            owners.discard(owner)
-            if not owners:
-                self._drop(number)
-
-    def _drop(self, number: int) -> _Watched:
-        if not self._closed:
-            self._inotify.remove(number)
-        return self._watched.pop(number)
+        self._watched.pop(owner, None)
 
     def start(self) -> bool:
         """Have the events read while requests wait; False if this has ended."""
@@ -187,8 +146,8 @@ class WakeupListener:
             while await self._runtime.readable(self._inotify.fd, LINGER_SECONDS) or not self._close_if_idle():
                 if self._closed:
                     break
-                for watched in self._read():
-                    await self._client_ended(watched)
+                for client_id in self._read():
+                    await self._client_ended(client_id)
         except Exception:
             log.exception("reading the events of %s failed", self._directory.clients)
         finally:
@@ -212,36 +171,28 @@ class WakeupListener:
         for request in list(self._requests.values()):
             request.wake.set()
 
-    def _read(self) -> list[_Watched]:
+    def _read(self) -> list[str]:
         """Read the events; wake the requests after a notification, and return the clients that ended."""
-        ended = []
-        notified = False
         with self._mutex:
-            for number, mask in self._inotify.read():
-                if number in self._watched and mask & (_CLOSE_WRITE | _IGNORED):
-                    ended.append(self._drop(number))
-                    for owner in ended[-1].owners:
-                        del self._numbers[owner]
-                elif number in {self._own, -1}:  # -1: the kernel's queue was full, and events are missing
-                    notified = True
-        if notified:
+            events = [] if self._closed else list(self._inotify.read())
+        if any(number in {self._own, -1} for number, _ in events):  # -1: the kernel's queue was full
             self.wake_all()
-        return ended
+        ended = {name for number, name in events if number not in {self._own, -1}}
+        return [client_id for client_id in {*self._watched.values()} if client_id in ended]
 
-    async def _client_ended(self, watched: _Watched) -> None:
-        """Wake the requests that watched a client, once the kernel has dropped its flock."""
+    async def _client_ended(self, client_id: str) -> None:
+        """Wake the requests behind a client, once the kernel has dropped its flock."""
         pause = _FLOCK_CHECK_SECONDS_MIN
         for _ in range(_FLOCK_CHECKS_MAX):
             try:
-                if self._directory.has_ended(watched.client_id):
+                if self._directory.has_ended(client_id):
                     break
             except OSError:
                 break  # the requests will get the same error, and can raise it
             await self._runtime.sleep(pause)
             pause *= 2
-        for owner in watched.owners:
-            request = self._requests.get(owner)
-            if request is not None:
+        for request in list(self._requests.values()):
+            if self._watched.get(request.owner) == client_id:
                 request.wake.set()
 
     def stop(self) -> Event | None:

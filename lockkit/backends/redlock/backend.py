@@ -274,7 +274,6 @@ class RedlockBackend(LockBackend):
         """Return the time limit of one of several rounds: nodes that hang leave a third of the time to the next."""
         now = self._runtime.now()
         until = now + seconds_left(by, now) * 2 / 3
-        assert now <= until <= max(now, by)
         return until
 
     async def _attempt(self, request: Request, attempts: Attempts, by: Instant) -> Grant | Busy | Votes:
@@ -292,7 +291,6 @@ class RedlockBackend(LockBackend):
             ACQUIRE, keys, arguments, last_arguments=attempts.entries, until=self._round_until(by)
         )
         votes = Votes(answers)
-        assert len(votes.yes) <= self._nodes_count
         if votes.not_admitted and votes.answered_count >= self._quorum:
             # The others are enough, whatever they say; the caller need not wait for that.
             self._delayed_restart.run_soon()
@@ -301,7 +299,6 @@ class RedlockBackend(LockBackend):
             return votes if votes.answered_count < self._quorum else attempts.busy(votes, self._quorum, self._runtime)
         tokens = list(votes.yes.values())
         token, refused = max(tokens), None
-        assert token > 0
         if self._fencing and not (token == proposed and tokens.count(token) >= self._quorum):
             # With the way there, which the next proposal has before it too.
             self._ahead_us = token - now_us
@@ -310,7 +307,6 @@ class RedlockBackend(LockBackend):
             self._nodes.forget(request)
             # A node that did not answer may have voted too, which a renewal may find out.
             state = Held(keys, value, frozenset([*votes.yes, *votes.silent]))
-            assert self._quorum <= len(state.voters) <= self._nodes_count
             return Grant(request.name, request.owner, token, attempts.ttl_ms / 1000, None, state)
         await self._take_back(attempts, value, votes, by)
         if refused.answered_count < self._quorum:
@@ -346,7 +342,6 @@ class RedlockBackend(LockBackend):
     def _no_quorum(self, count: Count, found: str | None = None) -> LockError:
         """Say which nodes did not answer, and why; `found` is what is known without them."""
         if found is None:
-            assert count.answered_count < self._quorum
             found = f"{count.answered_count} of {counted(self._nodes_count)} answered"
         reasons = (count.why(index, label) for index, label in enumerate(self._nodes.labels))
         message = f"{found}, and a majority of {self._quorum} is needed: {'; '.join(filter(None, reasons))}"
@@ -443,7 +438,6 @@ class RedlockBackend(LockBackend):
         calls = [(held.keys, (held.value,)) for held in (cast("Held", grant.state) for grant in grants)]
         by_node = await self._nodes.ask_many(RELEASE, calls, until=answer_by, last=True)
         counts = [Count(list(answers)) for answers in zip(*by_node, strict=True)]
-        assert len(counts) == len(grants), "a lease that was not released"
         failed = [count for count in counts if count.answered_count < self._quorum]
         if failed:
             raise self._no_quorum(failed[-1])
@@ -455,7 +449,6 @@ class RedlockBackend(LockBackend):
     async def _find_holder(self, keys: LockKeys) -> Found | None:
         count = self._majority(await self._nodes.ask(HOLDERS, keys, ()))
         found = find_holder(count, self._quorum)
-        assert found is None or len(found.replies) <= self._nodes_count, "a node that counts twice"
         return found
 
     async def confirm(self, grant: Grant) -> Gone | None:
@@ -463,7 +456,6 @@ class RedlockBackend(LockBackend):
         held: Held = grant.state
         value = held.value.encode()
         answers = await self._nodes.ask(HOLDERS, held.keys, ())
-        assert len(answers) == self._nodes_count, "a majority of fewer nodes is none"
         outcome = self._verdict(held, [as_renewal(answer, value) for answer in answers])
         if isinstance(outcome, Unknown):
             raise outcome.error

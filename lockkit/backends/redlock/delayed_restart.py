@@ -124,7 +124,6 @@ class DelayedRestart:
             looks = {
                 index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if type(answer) is list
             }
-            assert all(look.wait_ms >= 0 and look.ttl_ms >= 0 for look in looks.values())
             unmarked = [index for index, look in looks.items() if look.state != _MARKED]
             if not unmarked:
                 return

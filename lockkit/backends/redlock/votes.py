@@ -63,10 +63,6 @@ class Count:
                 self.down.append(index)
             elif answer is not None:
                 self.silent.append(index)
-        assert len(self.yes) <= self.answered_count <= len(answers)
-        assert len({*self.yes, *self.silent, *self.down}) == len(self.yes) + len(self.silent) + len(self.down), (
-            "a node counted twice"
-        )
 
     def _is_vote(self, answer: list[Any]) -> bool:
         del answer
@@ -144,10 +140,7 @@ class Held:
 
     def unknown_count(self, count: Count) -> int:
         """Return how many nodes may still have its value and did not answer."""
-        unknown_count = sum(index in self.voters for index in (*count.silent, *count.down))
-        assert unknown_count <= len(self.voters)
-        assert unknown_count + len(count.yes) <= len(count.answers), "a node counted twice"
-        return unknown_count
+        return sum(index in self.voters for index in (*count.silent, *count.down))
 
 
 class Attempts:
@@ -191,19 +184,15 @@ class Attempts:
         """Return the answer when no contender has a majority: retry after a random time, or they collide again."""
         longest = min(SPLIT_SECONDS_MAX, SPLIT_SECONDS_MIN * 2.0**self.splits)
         self.splits = min(self.splits + 1, 20)
-        pause = longest * (0.2 + 0.8 * runtime.random.random())
-        assert 0 < pause <= SPLIT_SECONDS_MAX
-        return Busy(min(pause, free_after))
+        return Busy(min(longest * runtime.random.uniform(0.2, 1.0), free_after))
 
     def busy(self, votes: Votes, quorum: int, runtime: Runtime) -> Busy:
         """Return when to retry: when enough of the nodes that refused will be free, at the latest."""
         lefts = sorted(refusal.left_seconds for refusal in votes.busy)
         missing = quorum - len(votes.yes)
-        assert missing > 0
         assert lefts, "a majority answered, did not say yes, and did not refuse"
         seconds = _retry_after(lefts[missing - 1] if len(lefts) >= missing else inf, self.ttl_ms / 1000)
         (value, supporters), *_ = Counter(refusal.value for refusal in votes.busy).most_common(1)
-        assert supporters <= len(votes.busy)
         if supporters < quorum:
             return self.split(runtime, seconds)
         self.splits = 0
@@ -226,8 +215,6 @@ class Found(NamedTuple):
 
     def holder(self, quorum: int) -> Holder:
         """Combine the replies."""
-        assert self.replies
-        assert all(reply[0] == self.value for reply in self.replies)
         # Held as long as a majority has it; nodes that do not answer do not count.
         lefts = sorted((_seconds(reply[1]) for reply in self.replies), reverse=True)
         left_seconds = lefts[min(quorum, len(lefts)) - 1]
@@ -250,7 +237,6 @@ def find_holder(count: Count, quorum: int) -> Found | None:
         return None
     held = [cast("list[Any]", reply) for reply in replies if reply]
     (value, supporters), *_ = Counter(reply[0] for reply in held).most_common(1)
-    assert supporters <= len(held) <= len(count.answers)
     # Its other votes may be at nodes that did not answer.
     if supporters + len(count.silent) + len(count.down) < quorum:
         return None
@@ -274,9 +260,7 @@ def _retry_after(left_seconds: float, ttl: float) -> float:
     node's data. A live holder renews at a third, so that is half a ttl at most. But at least a third of the waiter's
     ttl: during the last seconds of a holder that died, it does not retry ever more often.
     """
-    seconds = min(left_seconds, max(left_seconds / 2, ttl / 3))
-    assert left_seconds / 2 <= seconds <= left_seconds
-    return seconds
+    return min(left_seconds, max(left_seconds / 2, ttl / 3))
 
 
 def _seconds(left_ms: int) -> float:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Request
-from lockkit.backends.file import wakeup
 from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.runtime import BlockingRuntime, drive
@@ -102,7 +101,8 @@ def test_waiter_is_woken_only_when_the_flock_is_gone(client: Listening) -> None:
             fcntl.flock(other.fd, fcntl.LOCK_UN)
 
     runtime.meanwhile = drop_at_the_third
-    drive(client.listener._client_ended(wakeup._Watched(other.client_id, {"r", "gone meanwhile"})))
+    assert client.listener.watch("r", other.client_id)
+    drive(client.listener._client_ended(other.client_id))
 
     assert seen == [False] * 3
     assert request.wake.is_set()

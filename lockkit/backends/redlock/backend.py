@@ -273,8 +273,7 @@ class RedlockBackend(LockBackend):
     def _round_until(self, by: Instant) -> float:
         """Return the time limit of one of several rounds: nodes that hang leave a third of the time to the next."""
         now = self._runtime.now()
-        until = now + seconds_left(by, now) * 2 / 3
-        return until
+        return now + seconds_left(by, now) * 2 / 3
 
     async def _attempt(self, request: Request, attempts: Attempts, by: Instant) -> Grant | Busy | Votes:
         """Ask for the votes once. Return the votes if fewer than a majority may vote."""
@@ -448,8 +447,7 @@ class RedlockBackend(LockBackend):
 
     async def _find_holder(self, keys: LockKeys) -> Found | None:
         count = self._majority(await self._nodes.ask(HOLDERS, keys, ()))
-        found = find_holder(count, self._quorum)
-        return found
+        return find_holder(count, self._quorum)
 
     async def confirm(self, grant: Grant) -> Gone | None:
         """See `LockBackend.confirm`. Unlike in `holders`, nodes that do not answer do not count."""

@@ -91,21 +91,6 @@ def test_damaged_record_grants_nothing_while_an_old_lease_may_last(
     assert drive(holder.renew([grant])) == [Gone("taken")]
 
 
-def test_damaged_record_of_a_lock_that_we_hold_ourselves(
-    connect: Connect, frozen: StubHost, damage: Callable[[], None]
-) -> None:
-    """Our own leases count too."""
-    backend = connect(frozen)
-    granted(drive(backend.try_acquire(frozen.request(ttl=20.0))))
-
-    damage()
-
-    with pytest.raises(BackendUnavailable, match=r"20\.0 s"):
-        drive(backend.try_acquire(frozen.request()))
-    tick(frozen, 20.0)
-    granted(drive(backend.try_acquire(frozen.request())))
-
-
 @pytest.mark.parametrize("seen", [False, True])
 def test_damaged_record_is_repaired_by_break_lock(
     seen: bool,  # noqa: FBT001

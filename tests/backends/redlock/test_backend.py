@@ -27,7 +27,7 @@ from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
 from lockkit.backends.redlock.network import NetworkNodes
-from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, RELEASE, RENEW, UNDO, Answer, LockKeys, Op
+from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, RELEASE, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
@@ -977,15 +977,6 @@ async def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, hos
         assert await backend.confirm(grant) == Gone("gone")
 
 
-async def test_renewals_of_many_leases(nodes: RedisNodes, host: StubHost) -> None:
-    """More than go into one batch, also when the nodes have forgotten the script."""
-    async with redlock(nodes, host) as backend:
-        grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
-        on(nodes.nodes[3])("SCRIPT", "FLUSH")
-        on(nodes.nodes[4])("DEL", *(f"lockkit:{number}" for number in range(600)))
-        assert await backend.renew(grants) == [Renewed()] * 600
-
-
 async def test_renewal_keeps_the_counter(nodes: RedisNodes, host: StubHost) -> None:
     """A lease that is renewed for longer than idle counters are kept must not outlive its own."""
     async with redlock(nodes, host) as backend:
@@ -1092,34 +1083,6 @@ async def test_too_few_answers_are_no_answer(
         with pytest.raises(NoQuorum, match="2 of 5"):
             await backend.try_acquire(host.request(ttl=600.0))
         assert not any(has_lock(node) for node in nodes.nodes[:3])
-
-
-@pytest.mark.parametrize("slow", [ACQUIRE, FENCE, RENEW], ids=["round one", "round two", "renewal"])
-async def test_validity_counts_from_before_anything_was_sent(
-    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, slow: Op
-) -> None:
-    """However long the rounds take."""
-    async with redlock(nodes, host) as backend:
-        granted(await backend.try_acquire(host.request("warm")))
-        backend._ahead_us = None  # so that there is a round two
-        run = backend._nodes._run  # type: ignore[attr-defined]
-
-        async def run_slowly(op: Op, *arguments: Any) -> list[list[Answer]]:
-            answers: list[list[Answer]] = await run(op, *arguments)
-            await host.runtime.sleep(0.2 if op is slow else 0.0)
-            return answers
-
-        monkeypatch.setattr(backend._nodes, "_run", run_slowly)
-        started = host.runtime.now()
-        grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
-        # None: the engine takes the time before the call.
-        assert grant.anchor is None or grant.anchor <= started + 0.1
-        assert grant.ttl == 30.0
-        started = host.runtime.now()
-        (renewed,) = await backend.renew([grant])
-        assert isinstance(renewed, Renewed)
-        assert renewed.anchor is None or renewed.anchor <= started + 0.1
-        assert renewed.ttl in {None, 30.0}
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ says, not the flock, and it ends with its ttl even if the holder is only stopped
 
 - The ttl runs on the clock that all processes of the machine share and that counts suspended time (CLOCK_BOOTTIME).
   A record from before a reboot (other boot id) is free.
-- Each client keeps a flocked file of its own (`lockkit.backends.file.client_file`), so that a killed holder or waiter
-  is recognised and replaced at once.
+- Each client keeps a flocked file of its own (`lockkit.backends.file.directory`), so that a killed holder or waiter is
+  recognised and replaced at once.
 - Waiters queue in the record and are woken through inotify (`lockkit.backends.file.wakeup`): a release wakes the next
   one. Where inotify cannot be used (macOS, or all instances of the user taken) they poll every 2 to 50 ms. Once a
   second each looks whether another program removed the record or its client file, since nothing wakes it then.
 - Tokens are ``max(last + 1, wall clock µs)``, so they keep increasing when a record is lost. Clients remove records
-  that nobody uses (`lockkit.backends.file.cleanup`): of a name that a client uses once with the release, others later.
+  that nobody uses: of a name that a client uses once with the release, others later.
 
 A note is kept in the record, until its end by the wall clock: it survives a reboot, but not the loss of the record.
 
@@ -44,10 +44,9 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lockkit.backend import (
     Busy,
@@ -65,21 +64,17 @@ from lockkit.backend import (
     Request,
     Unknown,
 )
-from lockkit.backends.file.cleanup import erase
-from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, notify
-from lockkit.backends.file.directory import Directory
+from lockkit.backends.file.directory import CHECK_SECONDS, Directory
 from lockkit.backends.file.record import FileClaim
-from lockkit.backends.file.record_store import RecordStore
-from lockkit.backends.lock_state import LockState, wall_clock_us
+from lockkit.backends.file.record_store import RecordStore, State
+from lockkit.backends.file.wakeup import WakeupListener
+from lockkit.backends.lock_state import wall_clock_us
 from lockkit.configuration.profiles import default_directory
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import in_forked_child
 from lockkit.units import Instant, Seconds
 from lockkit.url import Url
 from lockkit.validation import parse_bool
-
-if TYPE_CHECKING:
-    from lockkit.backends.file.wakeup import WakeupListener
 
 log = logging.getLogger("lockkit")
 
@@ -94,9 +89,11 @@ POLL_SECONDS_MAX = 0.05
 LISTEN_AGAIN_SECONDS = 10.0
 """How long waiters poll until inotify is tried again, where the user has no instances or watches left."""
 
-CLOSE_PATIENCE_SECONDS = 0.2
-"""How long `close` waits for records that other processes have flocked, and how long for its own listener. Requests
-that are left in a queue then end with the client file."""
+CLOSE_SECONDS = 0.2
+"""How long `close` waits for its listener. Longer delays the end of a busy program; shorter leaves a thread behind."""
+
+_POLLS = "polls"
+"""State of a request that waits and that no listener wakes; the others have their listener there."""
 
 
 class FileBackend(LockBackend):
@@ -131,10 +128,9 @@ class FileBackend(LockBackend):
         """Make a client of that directory; nothing is touched yet."""
         self._runtime = host.runtime
         self._now = host.runtime.now
-        self._directory = Directory(path, group=group)
+        self._directory = Directory(host.runtime, path, group=group, on_removed=self._client_file_removed)
         self._url = f"file://{path}"
-        self._client_file = ClientFile(host.runtime, self._directory, self._client_file_removed)
-        self._store = RecordStore(host.runtime, self._directory, self._client_file, self._url)
+        self._store = RecordStore(host.runtime, self._directory, self._url)
         self._waiting: dict[str, Request] = {}  # by owner
         self._listener: WakeupListener | None = None
         self._listen_at = 0.0  # when inotify may be tried again
@@ -181,32 +177,31 @@ class FileBackend(LockBackend):
             if not self._is_waiting(request):
                 # Listen first, then enter the queue: otherwise a notification could come before anything listens.
                 self._start_waiting(request)
-            elif predecessor is None or self._watch(request, predecessor.client):
+            elif (
+                predecessor is None or request.state is _POLLS or request.state.watch(request.owner, predecessor.client)
+            ):
                 return outcome
 
     def _acquire(
-        self, request: Request, state: LockState[FileClaim], now: float
+        self, request: Request, state: State, now: float
     ) -> tuple[Grant | Busy, FileClaim | None, Sequence[FileClaim]]:
-        client = self._client_file
-        client.allow_ttl(request.ttl, now)
-        claim = FileClaim(request.owner, request.ttl, client.id, request.metadata, request.mode, request.limit)
-        if request.queue and request.state is None and state.holder is not None and self._listener is not None:
-            self._add_waiter(request)
+        directory, dead = self._directory, self._store.dead
+        directory.allow_ttl(request.ttl, now)
+        client_id = directory.client_id
+        claim = FileClaim(request.owner, request.ttl, client_id, request.metadata, request.mode, request.limit)
         queue = request.state is not None
-        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue, client.dead)
+        outcome, waiters = state.acquire(request.name, claim, now, wall_clock_us(), queue, dead)
         if isinstance(outcome, Grant):
             return outcome, None, waiters
-        return outcome, state.predecessor(request.owner, client.dead) if queue else None, waiters
+        return outcome, state.predecessor(request.owner, dead) if queue else None, waiters
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
         del busy
-        waiter: _Waiter | None = request.state
-        if waiter is not None and waiter.listener is None:
-            until = min(until, self._now() + waiter.pause_seconds * self._runtime.random.uniform(0.5, 1.0))
-            waiter.pause_seconds = min(waiter.pause_seconds * 2, POLL_SECONDS_MAX)
+        if request.state is _POLLS:
+            until = min(until, self._now() + self._runtime.random.uniform(POLL_SECONDS_MIN, POLL_SECONDS_MAX))
         while not await request.wake.wait(max(0.0, min(until - self._now(), CHECK_SECONDS))):
             # Nothing wakes a waiter whose record or client file another program removed: it must look itself.
-            if self._now() >= until or request.mode != "shared" or self._store.must_look(request.name):
+            if self._now() >= until or self._store.must_look(request.name):
                 return
         request.wake.clear()
 
@@ -236,22 +231,21 @@ class FileBackend(LockBackend):
             outcomes.append(renewal)
         return outcomes
 
-    def _renew(self, grant: Grant, state: LockState[FileClaim], now: float) -> Renewal:
-        client = self._client_file
-        client.allow_ttl(grant.ttl, now)
+    def _renew(self, grant: Grant, state: State, now: float) -> Renewal:
+        self._directory.allow_ttl(grant.ttl, now)
         renewal = state.renew(grant.owner, grant.ttl, now)
         if not isinstance(renewal, Renewed):
             return renewal
         share = state.shares.get(grant.owner)
         claim = state.holder if share is None else share.claim
         assert claim is not None, "renewed a lock that nobody holds"
-        if claim.client != client.id:
+        if claim.client != self._directory.client_id:
             # Another program removed our former client file, by which the others see that we live.
-            claim = claim._replace(client=client.id)
-        if share is None:
-            state.holder = claim
-        else:
-            share.claim = claim
+            claim = claim._replace(client=self._directory.client_id)
+            if share is None:
+                state.holder = claim
+            else:
+                share.claim = claim
         return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
@@ -269,22 +263,12 @@ class FileBackend(LockBackend):
         self._notify(waiters)
         return held
 
-    async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`. Records that another process has flocked come last, and delay no other."""
-        stuck = []
-        for grant in grants:
-            try:
-                await self.release(grant, -inf)
-            except LockError:
-                stuck.append(grant)
-        await super().release_all(stuck, answer_by)
-
     async def holders(self, name: str) -> Sequence[Holder]:
-        dead = self._client_file.dead
+        dead = self._store.dead
         return await self._store.update(name, lambda state, now: state.holders(now, dead))
 
     async def confirm(self, grant: Grant) -> Gone | None:
-        dead = self._client_file.dead
+        dead = self._store.dead
         return await self._store.update(grant.name, lambda state, now: state.confirm(grant.owner, now, dead))
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
@@ -295,13 +279,13 @@ class FileBackend(LockBackend):
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""
-        dead = self._client_file.dead
+        dead = self._store.dead
         broken, waiters = await self._store.update(name, lambda state, now: state.break_lock(now, dead), forced=True)
         self._notify(waiters)
         return broken
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        dead = self._client_file.dead
+        dead = self._store.dead
         broken, waiters = await self._store.update(name, lambda state, now: state.break_permit(slot, now, dead))
         self._notify(waiters)
         return broken
@@ -313,7 +297,7 @@ class FileBackend(LockBackend):
         return self._store.names(prefix, None if after is None else after.next)
 
     async def read_note(self, name: str) -> Note | None:
-        def read(state: LockState[FileClaim], now: float) -> Note | None:
+        def read(state: State, now: float) -> Note | None:
             del now
             if state.note is None:
                 return None
@@ -326,7 +310,7 @@ class FileBackend(LockBackend):
         return await self._store.update(name, read)
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
-        def write(state: LockState[FileClaim], now: float) -> bool:
+        def write(state: State, now: float) -> bool:
             if state.confirm(grant.owner, now) is not None:
                 return False
             state.note = text, wall_clock_us() + math.ceil(keep * 1e6)
@@ -336,40 +320,27 @@ class FileBackend(LockBackend):
 
     async def erase(self) -> None:
         """See `LockBackend.erase`. Leaves what is not lockkit's."""
-        erase(self._directory)
+        self._store.erase()
 
     async def ping(self) -> None:
         """See `LockBackend.ping`. Makes the directory if it is missing."""
         self._store.ping()
 
     async def close(self) -> None:
-        """See `LockBackend.close`. Continues where an earlier call was cancelled."""
-        try:
-            await self._leave_queues()
-        finally:
-            # No await from here on: a cancelled call must not leave the client file flocked.
-            stopped = None if self._listener is None else self._listener.stop()
-            self._closed = True
-            self._client_file.refuse()
-            self._store.close()
-            self._client_file.close()
+        """See `LockBackend.close`. What is left, also in a queue, ends with the client file."""
+        # No await before that has ended: a cancelled call must not leave it flocked.
+        stopped = None if self._listener is None else self._listener.stop()
+        self._closed = True
+        self._directory.refuse()
+        self._store.close()
+        self._directory.close()
         if stopped is not None:
-            await stopped.wait(CLOSE_PATIENCE_SECONDS)
-
-    async def _leave_queues(self) -> None:
-        """Abandon the waiting requests. Those that are left after that time end with our client file."""
-        answer_by = self._now() + CLOSE_PATIENCE_SECONDS
-        for request in list(self._waiting.values()):
-            request.answer_by = answer_by
-            try:
-                await self.abandon(request)
-            except LockError as error:
-                log.debug("closing %s: %s", self._url, error)
+            await stopped.wait(CLOSE_SECONDS)
 
     def __del__(self) -> None:
         """Close the client file: a client that was dropped must not seem to live."""
         if hasattr(self, "_closed"):
-            self._client_file.forget()
+            self._directory.forget()
             self._store.clear()
 
     def forked(self) -> None:
@@ -379,20 +350,27 @@ class FileBackend(LockBackend):
             listener.forget()
         self._mutex = threading.Lock()
         self._waiting.clear()
-        self._client_file.forget()
+        self._directory.forget()
         self._store.clear()
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
+    def _is_waiting(self, request: Request) -> bool:
+        """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
+        if request.state is _POLLS:
+            return self._listener is None and self._now() < self._listen_at
+        return request.state is not None and request.state is self._listener and self._listener.start()
+
     def _start_waiting(self, request: Request) -> None:
         """Have a listener if possible, so that the next attempt enters the queue."""
-        pause_seconds = POLL_SECONDS_MIN if request.state is None else request.state.pause_seconds
+        former, failed = request.state, None
         self._stop_waiting(request)
-        failed = None
         with self._mutex:
-            if self._listener is None and self._now() >= self._listen_at and self._client_file.path:
+            if self._listener is former:
+                self._listener = None  # it has ended
+            if self._listener is None and self._now() >= self._listen_at and self._directory.client_path:
                 try:
-                    self._listener = self._new_listener()
+                    self._listener = WakeupListener(self._runtime, self._directory, self._waiting)
                 except OSError as error:
                     failed = error
                     self._listen_at = self._now() + LISTEN_AGAIN_SECONDS
@@ -401,45 +379,15 @@ class FileBackend(LockBackend):
                 "waiters at %s poll every %g s for the next %g s, inotify cannot be used: %s",
                 self._url, POLL_SECONDS_MAX, LISTEN_AGAIN_SECONDS, failed,
             )  # fmt: skip
-        self._add_waiter(request, pause_seconds)
-
-    def _add_waiter(self, request: Request, pause_seconds: float = POLL_SECONDS_MIN) -> None:
         request.wake.clear()
-        request.state = _Waiter(self._listener, pause_seconds)
+        request.state = self._listener or _POLLS
         self._waiting[request.owner] = request
 
-    def _new_listener(self) -> WakeupListener:
-        from lockkit.backends.file.wakeup import WakeupListener  # noqa: PLC0415 - ctypes, only for waiters
-
-        return WakeupListener(self._runtime, self._directory, self._client_file, self._waiting)
-
-    def _is_waiting(self, request: Request) -> bool:
-        """Tell whether a request may go on waiting as it does: woken by a listener, or polling without one."""
-        waiter: _Waiter | None = request.state
-        if waiter is None or waiter.listener is not self._listener:
-            return False
-        if waiter.listener is None:
-            return self._now() < self._listen_at
-        if waiter.listener.start():
-            return True
-        with self._mutex:
-            if self._listener is waiter.listener:
-                self._listener = None
-        return False
-
-    def _watch(self, request: Request, client_id: str) -> bool:
-        """Watch for the end of the predecessor's client; False if it has ended already."""
-        try:
-            return request.state.listener is None or request.state.listener.watch(request.owner, client_id)
-        except OSError as error:  # too many watches: then the waiter notices it within `CHECK_SECONDS`
-            log.info("a waiter at %s is not woken at once if the client before it is killed: %s", self._url, error)
-            return True
-
     def _stop_waiting(self, request: Request) -> None:
-        waiter, request.state = request.state, None
+        listener, request.state = request.state, None
         self._waiting.pop(request.owner, None)
-        if waiter is not None and waiter.listener is not None:
-            waiter.listener.unwatch(request.owner)
+        if isinstance(listener, WakeupListener):
+            listener.unwatch(request.owner)
 
     def _notify(self, claims: Sequence[FileClaim]) -> None:
         """Wake waiters: our own directly, those of other clients through their client files."""
@@ -448,30 +396,16 @@ class FileBackend(LockBackend):
             if request is not None:
                 request.wake.set()
             elif claim.client:
-                notify(self._directory, claim.client)
+                self._directory.notify(claim.client)
 
     def _client_file_removed(self) -> None:
         """Open everything again after another program removed our client file, or the whole directory."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.stop()
-        self._store.reopen()
+        self._store.close()
         for request in list(self._waiting.values()):
             request.wake.set()
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """
-    What a waiting request keeps.
-
-    Attributes:
-        listener: Wakes it; None if it polls.
-        pause_seconds: How long it sleeps before the next attempt if it polls.
-    """
-
-    listener: WakeupListener | None
-    pause_seconds: float
 
 
 _backends: weakref.WeakSet[FileBackend] = weakref.WeakSet()

@@ -8,7 +8,7 @@ from shlex import quote
 
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.directory import find_directory_flaw
-from lockkit.backends.file.inotify import Inotify
+from lockkit.backends.file.wakeup import Inotify
 from lockkit.doctor.examination import Examination
 from lockkit.doctor.findings import Check, Severity
 from lockkit.file_systems import NETWORK_FILE_SYSTEMS, kind_of_file_system

@@ -1,45 +1,65 @@
 """
 The records of a lock directory: which of them are open, and every operation on one of them, under its flock.
 
-It also decides what to do about records that are damaged, of another version, or from before a reboot.
+It also decides what to do about records that are damaged, of another version, or from before a reboot, and removes the
+files of clients that died and the records that no live client uses: a few now and then, by each client. So a directory
+needs no separate cleaner, and no call takes long because of it.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from lockkit.backend import NamesPage, in_space, seconds_left
-from lockkit.backends.file.cleanup import Cleanup
-from lockkit.backends.file.client_file import CHECK_SECONDS, ClientFile, live_ttl_max
-from lockkit.backends.file.directory import Directory, boot_id, is_ours, record_file_prefix, record_name
+from lockkit.backends.file.directory import (
+    CHECK_SECONDS,
+    CLIENT_CONTENT,
+    CLIENT_NAME,
+    MARKER,
+    Directory,
+    boot_id,
+    is_at,
+    is_ours,
+    open_file,
+    record_file_prefix,
+    record_name,
+    unlink,
+    write_all,
+)
 from lockkit.backends.file.record import (
+    REMOVED,
+    SIZE_MAX,
     DamagedError,
     FileClaim,
-    RecordFile,
     RemovedError,
     VersionError,
     decode,
-    make_record,
-    open_record,
-    read_record,
+    encode,
     recorded_name,
+    size_of,
 )
-from lockkit.backends.lock_state import LockState
+from lockkit.backends.lock_state import LockState, wall_clock_us
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import Runtime
+from lockkit.units import Instant
 from lockkit.validation import shown, unescape
 
 log = logging.getLogger("lockkit")
 
 T = TypeVar("T")
+State = LockState[FileClaim]
 
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
@@ -54,6 +74,11 @@ PAGE_RECORDS = 128
 READ_TRIES = 5
 """How often a record is read that looks damaged without its flock."""
 
+LINK_CHECK_SECONDS = 0.1
+"""How often operations that take nothing check whether another program removed an open record (lockkit itself writes
+`REMOVED`). Not each time: it costs 1 µs itself, and makes Linux stamp the next write precisely, which costs the file
+system another 2 µs."""
+
 FLOCK_TRIES_AT_ONCE = 16
 """Tries without a pause: together about as long as an operation holds a flock. A pause would take ten times as long."""
 
@@ -61,13 +86,29 @@ FLOCK_PAUSE_SECONDS_MIN = 0.00005
 FLOCK_PAUSE_SECONDS_MAX = 0.005
 """Pauses between further tries. They grow in case the process that has the flock is not running."""
 
-CLOSE_SECONDS = 0.2
-"""How long closing waits for operations on records that are under way, seconds: one takes a thousandth of that. Longer
-delays the end of a client whose disk hangs; shorter leaves descriptors open."""
+IDLE_SECONDS = 600.0
+"""Age by the wall clock after which an unused record is removed. Its lock then gets a new one at its next use, which
+takes 50 µs. Tokens keep increasing: the directory's marker knows the largest token of the removed records."""
 
-DAMAGED = "damaged"
-"""Owner in a record that was found damaged, until all leases that it may have held have ended."""
+CLEANUP_SECONDS = 10.0
+ENTRIES_MIN = 16
+ENTRIES_MAX = 512
+"""How often a client that is in use examines how many entries of each folder, at least and at most. In between twice as
+many as it made, so that records go faster than they come. More often, or more, delays the call that does it (2 µs an
+entry, 50 µs for one that is removed); less keeps thousands of unused records for longer."""
 
+_DAMAGED = FileClaim("damaged", 0.0, "", '{"text":"the record was damaged"}')
+"""Holds a record that was found damaged, until all leases that it may have held have ended."""
+
+# Looked up once: one acquire and release calls them eight times.
+_flock = fcntl.flock
+_pread = os.pread
+_pwrite = os.pwrite
+
+_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
+_UNLOCK = fcntl.LOCK_UN
+# Enough for most records; a longer one takes a second read. Python allocates objects up to 512 bytes faster.
+_READ_SIZE = 478
 
 # Retrying does not help here.
 _CONFIGURATION = {
@@ -91,68 +132,99 @@ _UNAVAILABLE = {
 }
 
 
+@dataclass(slots=True, eq=False)
+class _Record:
+    """
+    One open record.
+
+    The last state is kept in memory, because parsing a record takes as long as all system calls of an operation.
+    """
+
+    name: str
+    escaped: str
+    path: str
+    fd: int  # -1 when closed
+    status: os.stat_result  # of the file when it was opened
+    size: int  # of the file, bytes
+    single_use: bool  # this client made it, and lately no other of that name: it goes with the release
+    # Held during an operation and `close`, by the threads of this client: they share the descriptor, and so the flock.
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+    text: bytes = b""  # the record that `state` was read from or written as; empty if `state` must not be used
+    state: State = field(default_factory=State)
+    check_at: Instant = 0.0  # when an operation that takes nothing looks whether another program removed it
+    look_at: Instant = 0.0  # when a waiter looks at it again that nothing has woken
+
+    def write(self, text: bytes) -> None:
+        """Write the record, as a whole."""
+        if len(text) > self.size:
+            if len(text) > SIZE_MAX:
+                message = (
+                    f"{self.path} would need {len(text)} bytes, and a record has at most {SIZE_MAX}: too many hold the "
+                    "lock beside one another, or wait for it. Give them shorter metadata, or use another backend"
+                )
+                raise BackendUnavailable(message)
+            # What is behind the old record first. The disk may be full: find out before anything has changed.
+            write_all(self.fd, text[self.size :], self.size)
+            self.size = len(text)
+        _pwrite(self.fd, text, 0)
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent. Under `mutex`, or where no other thread can use the record."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 class RecordStore:
     """The records that one client uses."""
 
-    def __init__(self, runtime: Runtime, directory: Directory, client_file: ClientFile, url: str) -> None:
+    def __init__(self, runtime: Runtime, directory: Directory, url: str) -> None:
         """Open nothing yet."""
-        self._runtime = runtime
-        self._now = runtime.now
-        self._directory = directory
-        self._client_file = client_file
-        self._url = url
+        self._runtime, self._now = runtime, runtime.now
+        self._directory, self._url = directory, url
         self._warnings: deque[tuple[str, str, str, float]] = deque()
-        self._files: dict[str, RecordFile] = {}
+        self._records: dict[str, _Record] = {}
         self.clear()
 
     def clear(self) -> None:
         """Close everything and start again: in a forked child, or after the client was dropped. No thread uses it."""
-        for file in self._files.values():
-            file.close()
-        self._mutex = threading.Lock()  # a real one, also under asyncio: it is never held across an await
-        self._files = {}
+        for record in self._records.values():
+            record.close()
+        # Real ones, also under asyncio: they are never held across an await.
+        self._mutex = threading.Lock()
+        self._cleaning = threading.Lock()
+        self._records = {}
         self._recent: dict[str, None] = {}
-        self._cleanup = Cleanup(self._directory, self._client_file.dead)
-
-    def reopen(self) -> None:
-        """Have all records opened again: another program may have replaced the directory."""
-        with self._mutex:
-            files, self._files = self._files, {}
-        for file in files.values():
-            with file.mutex:
-                file.close()
+        self._made_count = 0  # records made since the last cleaning
+        self._clean_at = 0.0
+        self._entries: dict[str, list[str]] = {}  # the names in a folder that come next
 
     def close(self) -> None:
-        """
-        Close the records, each when no other thread uses it: else it could write into a file that gets its descriptor.
-
-        A record that is in use for longer stays open.
-        """
-        until = self._now() + CLOSE_SECONDS
-        for file in tuple(self._files.values()):
-            if file.mutex.acquire(timeout=max(0.0, until - self._now())):
-                try:
-                    file.close()
-                finally:
-                    file.mutex.release()
+        """Close the records; each is opened again when it is needed."""
+        with self._mutex:
+            records, self._records = self._records, {}
+        for record in records.values():
+            # When no other thread uses it: else that could write into a file that gets the number of the descriptor.
+            with record.mutex:
+                record.close()
 
     # -- one operation on one record -------------------------------------------------------------------------------
 
     def ping(self) -> None:
         """Make the directory and the client file if they are missing."""
         try:
-            self._check_client_file(self._now())
+            self._check(self._now())
         except (OSError, LockError) as error:
             self._fail(error, None, self._directory.path)
 
-    def _check_client_file(self, now: float) -> None:
-        self._client_file.check(now)
-        self._cleanup.run(now)
+    def _check(self, now: Instant) -> None:
+        self._directory.check(now)
+        self._clean(now)
 
     async def update(
         self,
         name: str,
-        change: Callable[[LockState[FileClaim], float], T],
+        change: Callable[[State, float], T],
         answer_by: float = inf,
         taking: bool = False,  # noqa: FBT001, FBT002 - faster than those that are only given by name
         forced: bool = False,  # noqa: FBT001, FBT002 - as above
@@ -162,13 +234,13 @@ class RecordStore:
         while True:
             try:
                 now = self._now()
-                if now >= self._client_file.check_at:
-                    self._check_client_file(now)
-                file = self._files.get(name)
-                if file is not None:
-                    return file.update(change, now, self._load, forced, taking)
-                if not self._open(name, create=taking):
-                    return change(LockState(), now)
+                if now >= self._directory.check_at:
+                    self._check(now)
+                record = self._records.get(name) or self._open(name, create=taking)
+                if record is None:
+                    return change(State(), now)
+                with record.mutex:
+                    return self._apply(record, change, now, taking, forced)
             except RemovedError:
                 self._drop(name)
             except BlockingIOError:
@@ -177,8 +249,51 @@ class RecordStore:
             except (OSError, LockError) as error:
                 self._fail(error, name, self._path(name))
             finally:
-                if self._warnings:
-                    self._warn()
+                # Not under mutex and flock: a handler may be slow, or use a lock of this client.
+                while self._warnings:
+                    log.warning(*self._warnings.popleft())
+
+    def _apply(
+        self,
+        record: _Record,
+        change: Callable[[State, float], T],
+        now: Instant,
+        taking: bool,  # noqa: FBT001
+        forced: bool,  # noqa: FBT001
+    ) -> T:
+        """Read a record, call `change`, and write the record if that changed it: all under its mutex and flock."""
+        fd = record.fd
+        if fd < 0:
+            raise RemovedError  # closed by another thread, to open another record
+        # The flock within the try: an interrupt may come in the instant in which it is granted.
+        try:
+            _flock(fd, _LOCK)
+            if taking or now >= record.check_at:
+                if not is_at(record.status, record.path):
+                    raise RemovedError  # noqa: TRY301 - as what `_load` raises
+                record.check_at = now + LINK_CHECK_SECONDS
+            text = _pread(fd, _READ_SIZE, 0)
+            # If an interrupt comes from here on, the copy in memory may differ from the file.
+            known, record.text = record.text, b""
+            if known and text.startswith(known):
+                state = record.state
+            else:
+                state, known = self._load(record, text, now, forced)
+            result = change(state, now)
+            text = encode(state, record.escaped, boot_id())
+            if text != known:
+                record.write(text)
+            record.state, record.text = state, text
+            return result  # noqa: TRY300 - one place for all that happens under the flock
+        except RemovedError:
+            # The process that wrote REMOVED may have died before it removed the file.
+            if is_at(record.status, record.path):
+                os.unlink(record.path)  # noqa: PTH108
+            record.close()
+            raise
+        finally:
+            if record.fd >= 0:
+                _flock(fd, _UNLOCK)
 
     async def _wait_for_flock(self, name: str, tries: int, began: float, answer_by: float) -> None:
         """
@@ -206,26 +321,21 @@ class RecordStore:
         explained.name, explained.backend = name, self._url
         raise explained from (explained.__cause__ if explained is error else error)
 
-    def _warn(self) -> None:
-        """Log what was noticed under mutex and flock: a handler may be slow, or use a lock of this client."""
-        while self._warnings:
-            log.warning(*self._warnings.popleft())
-
     def must_look(self, name: str) -> bool:
         """
-        Tell a reader that nothing has woken for `CHECK_SECONDS` whether to try again.
+        Tell a waiter that nothing has woken for `CHECK_SECONDS` whether to try again.
 
         Of all readers of this client that wait for a lock, only one: reading a record takes the longer, the more wait,
         and a thousand that each read it once a second would use up a core.
         """
-        file, now = self._files.get(name), self._now()
-        if file is None or now >= file.look_at:
-            if file is not None:
-                file.look_at = now + CHECK_SECONDS / 2  # less, in case that a wait ends a moment early
+        record, now = self._records.get(name), self._now()
+        if record is None or now >= record.look_at:
+            if record is not None:
+                record.look_at = now + CHECK_SECONDS / 2  # less, in case that a wait ends a moment early
             return True
-        return not file.is_linked()
+        return not is_at(record.status, record.path)
 
-    # -- listing -----------------------------------------------------------------------------------------------------
+    # -- listing ---------------------------------------------------------------------------------------------------
 
     def names(self, prefix: str, start: list[str] | None) -> NamesPage:
         """
@@ -235,7 +345,7 @@ class RecordStore:
         """
         try:
             if start is None:
-                self._check_client_file(self._now())
+                self._check(self._now())
                 begin = record_file_prefix(prefix)
                 entries = os.listdir(self._directory.path)  # noqa: PTH208 - names, not paths
                 start = [entry for entry in entries if entry.startswith(begin) and entry.endswith(".lock")]
@@ -249,7 +359,11 @@ class RecordStore:
         """Return the name of the lock in a record file if it is held or waited for."""
         for _ in range(READ_TRIES):
             try:
-                text = _read(f"{self._directory.path}/{file}")
+                fd = open_file(f"{self._directory.path}/{file}")
+                try:
+                    text = _read(fd)
+                finally:
+                    os.close(fd)
                 state, boot = decode(text, None)
                 name = unescape(recorded_name(text))
             except DamagedError:
@@ -258,79 +372,81 @@ class RecordStore:
                 return None  # removed meanwhile; or for its next user to see
             if boot != boot_id() or record_name(name)[1] != file or not in_space(name, prefix):
                 return None
-            return name if state.in_use(self._now(), self._client_file.dead) else None
+            return name if state.in_use(self._now(), self.dead) else None
         return None
+
+    def dead(self, claim: FileClaim) -> bool:
+        """Tell whether the client of a claim has ended."""
+        return self._directory.has_ended(claim.client)
 
     # -- records that cannot be used as they are -------------------------------------------------------------------
 
-    def _load(
-        self,
-        file: RecordFile,
-        text: bytes,
-        now: float,
-        forced: bool,  # noqa: FBT001 - handed on
-    ) -> tuple[LockState[FileClaim], bytes]:
+    def _load(self, record: _Record, text: bytes, now: Instant, forced: bool) -> tuple[State, bytes]:  # noqa: FBT001
         """Parse a record; repair it if it is damaged."""
         try:
-            state, boot, text = file.read(text)
+            text = _read(record.fd, text)
+            state, boot = decode(text, record.escaped)
         except VersionError as error:
             message = (
-                f"{file.path} was written by another version of lockkit (record version {error}): "
+                f"{record.path} was written by another version of lockkit (record version {error}): "
                 "use that version, or remove the file when nobody uses the lock"
             )
             raise ConfigurationError(message) from error
         except DamagedError as error:
-            if not (is_ours(text) or self._directory.made):
+            if not (is_ours(text) or self._directory.read_marker()[0]):
                 message = (
-                    f"{file.path} is not a record: another program made it, and lockkit leaves it as it is. Use a "
+                    f"{record.path} is not a record: another program made it, and lockkit leaves it as it is. Use a "
                     "directory of its own for the locks, or another name; if it was a record, remove it"
                 )
                 raise ConfigurationError(message) from error
-            state, boot = self._repaired(file, error, now, forced=forced), file.boot
-            text = file.replace(state)
-        if boot != file.boot:
-            self._free_after_boot(file, state)
+            state, boot = self._repaired(record, error, now, forced=forced), boot_id()
+            text = encode(state, record.escaped, boot)
+            record.write(text)  # now: it stays even if the rest of the operation fails
+        if boot != boot_id():
+            self._free_after_boot(record, state)
         # Read after the record was made: what another client removed before that has raised it.
-        state.token = state.token or self._directory.token_floor
+        state.token = state.token or self._directory.read_marker()[1]
         holder = state.holder
         if holder is not None and not holder.client and now < state.until and not forced:
             message = (
-                f"the record {file.path} was found damaged; the lock is free in {state.until - now:.1f} s, when every "
-                f"lease that it may have held has ended. If nobody holds the lock: lockkit break {shown(file.name)}"
+                f"the record {record.path} was found damaged; the lock is free in {state.until - now:.1f} s, when "
+                "every lease that it may have held has ended. If nobody holds the lock: lockkit break "
+                f"{shown(record.name)}"
             )
             raise BackendUnavailable(message)
         return state, text
 
-    def _repaired(self, file: RecordFile, error: DamagedError, now: float, *, forced: bool) -> LockState[FileClaim]:
+    def _repaired(self, record: _Record, error: DamagedError, now: Instant, *, forced: bool) -> State:
         """
         Give the state to write into a damaged record: held by nobody until the last possible lease has ended.
 
         The token starts again from the wall clock, which is above all tokens before.
         """
-        state: LockState[FileClaim] = LockState()
+        state = State()
         if forced:
             state.until = now + 1.0  # any time will do: the lock is about to be freed
         else:
-            try:
-                state.until = now + live_ttl_max(self._directory)
-            except ValueError as unknown:
+            ttl_max = self._directory.live_ttl_max()
+            if ttl_max is None:
                 message = (
-                    f"the record {file.path} is damaged ({error}), and lockkit cannot tell when its lease ends "
-                    f"({unknown}). If nobody holds the lock: lockkit break {shown(file.name)}"
+                    f"the record {record.path} is damaged ({error}), and lockkit cannot tell when its lease ends: a "
+                    f"file in {self._directory.clients} is damaged too. If nobody holds the lock: lockkit break "
+                    f"{shown(record.name)}"
                 )
                 raise BackendUnavailable(message) from error
+            state.until = now + ttl_max
             warning = "the record %s is damaged (%s); the lock is free in %.1f s"
-            self._warnings.append((warning, file.path, str(error), state.until - now))
+            self._warnings.append((warning, record.path, str(error), state.until - now))
         if state.until > now:
-            state.holder = FileClaim(DAMAGED, 0.0, "", '{"text":"the record was damaged"}')
+            state.holder = _DAMAGED
         return state
 
-    def _free_after_boot(self, file: RecordFile, state: LockState[FileClaim]) -> None:
+    def _free_after_boot(self, record: _Record, state: State) -> None:
         """Free a lock that was held when the machine was shut down."""
         for claim in state.claims:
-            if claim.client and not self._client_file.dead(claim):
+            if claim.client and not self.dead(claim):
                 message = (
-                    f"{file.path} is in use under another kernel or time namespace, whose times mean nothing here: "
+                    f"{record.path} is in use under another kernel or time namespace, whose times mean nothing here: "
                     "name a directory that only this machine uses, or use a backend for several machines"
                 )
                 raise ConfigurationError(message)
@@ -343,92 +459,193 @@ class RecordStore:
     def _path(self, name: str) -> str:
         return f"{self._directory.path}/{record_name(name)[1]}"
 
-    def _open(self, name: str, *, create: bool) -> bool:
-        """Open a record, and close another if too many are open; False if it is missing and must not be made."""
+    def _open(self, name: str, *, create: bool) -> _Record | None:
+        """Open a record, and close another if too many are open; None if it is missing and must not be made."""
         escaped, file_name = record_name(name)
-        path = f"{self._directory.path}/{file_name}"
-        made = False
+        path, made = f"{self._directory.path}/{file_name}", False
+        if len(self._records) >= OPEN_RECORDS_MAX:
+            self.close()
         with self._mutex:
-            if name in self._files:
-                return True
+            if name in self._records:
+                return self._records[name]
             try:
-                fd = open_record(path)
+                fd, status = self._directory.open(path)
             except FileNotFoundError:
                 if not create:
-                    return False
-                made = make_record(self._directory, path, escaped, self._runtime.owner())
-                fd = open_record(path)
-            file = self._files[name] = RecordFile(fd, name, escaped, path, group=self._directory.trusted)
-            file.single_use = made and name not in self._recent
+                    return None
+                made = self._make(path, escaped)
+                fd, status = self._directory.open(path)
+            single_use = made and name not in self._recent
+            record = self._records[name] = _Record(name, escaped, path, fd, status, status.st_size, single_use)
             if made:
-                self._note_made(name)
+                self._made_count += 1
+                self._recent[name] = None
+                if len(self._recent) > RECENT_NAMES_MAX:
+                    del self._recent[next(iter(self._recent))]
             # Another program may have replaced the directory since the last check, and with it the client file.
-            self._client_file.check_soon()
-            if len(self._files) > OPEN_RECORDS_MAX:
-                self._close_one()
-        return True
+            self._directory.check_soon()
+        return record
 
-    def _note_made(self, name: str) -> None:
-        self._cleanup.made += 1
-        self._recent[name] = None
-        if len(self._recent) > RECENT_NAMES_MAX:
-            del self._recent[next(iter(self._recent))]
+    def _make(self, path: str, escaped: str) -> bool:
+        """
+        Make a record under another name and link it, complete, to its own: no process ever sees an empty one.
 
-    def remove_single_use(self, name: str) -> None:
-        """Remove the record of a lock that was released, if it is unused and its name is not one that comes again."""
-        file = self._files.get(name)
-        if file is None or not file.single_use:
-            return
+        Its block is filled, so that most later records need no free disk space. Returns False if another process makes
+        it at the same time.
+        """
+        directory = self._directory
+        hidden = f"{directory.path}/.new-{self._runtime.owner()}"
+        content = encode(State(), escaped, boot_id()).ljust(4096, b"\n")
         try:
-            removed = self._cleanup.remove(file.path)
+            fd = directory.create(hidden, content)
+        except FileNotFoundError:
+            directory.prepare()  # another program removed it while this client used it
+            fd = directory.create(hidden, content)
+        os.close(fd)
+        try:
+            os.link(hidden, path)
+        except FileExistsError:
+            return False
         except OSError as error:
-            log.debug("cleaning %s: %s", self._directory.path, error)  # it goes later
-            return
-        if removed:
-            with file.mutex:
-                file.close()
-            self._drop(name)
-
-    def _close_one(self) -> None:
-        """Close the record that was opened first, of those that no thread uses."""
-        for name, file in self._files.items():
-            if file.mutex.acquire(blocking=False):
-                try:
-                    del self._files[name]
-                    file.close()
-                finally:
-                    file.mutex.release()
-                return
+            if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+                raise
+            message = f"{directory.path} is on a file system without hard links: name another directory"
+            raise ConfigurationError(message) from error
+        finally:
+            unlink(hidden)
+        return True
 
     def _drop(self, name: str) -> None:
         """Forget a record whose file was closed, so that it is opened again."""
         with self._mutex:
-            file = self._files.get(name)
-            if file is not None and file.fd < 0:
-                del self._files[name]
+            record = self._records.get(name)
+            if record is not None and record.fd < 0:
+                del self._records[name]
+
+    # -- cleaning --------------------------------------------------------------------------------------------------
+
+    def remove_single_use(self, name: str) -> None:
+        """Remove the record of a lock that was released, if it is unused and its name is not one that comes again."""
+        record = self._records.get(name)
+        if record is None or not record.single_use:
+            return
+        with suppress(OSError):  # then it goes later
+            if self.remove(record.path):
+                with record.mutex:
+                    record.close()
+                self._drop(name)
+
+    def _clean(self, now: Instant) -> None:
+        """Examine some files if it is time to."""
+        if now < self._clean_at or not self._cleaning.acquire(blocking=False):
+            return
+        try:
+            self._clean_at = now + CLEANUP_SECONDS
+            count, self._made_count = min(max(ENTRIES_MIN, 2 * self._made_count), ENTRIES_MAX), 0
+            for folder in (self._directory.clients, self._directory.path):
+                names = self._entries.get(folder) or os.listdir(folder)  # noqa: PTH208 - names, not paths
+                self._entries[folder] = names[count:]
+                for name in names[:count]:
+                    # Else another client was faster, or the file belongs to another user in a sticky directory.
+                    with suppress(OSError):
+                        self._examine(folder, name)
+        finally:
+            self._cleaning.release()
+
+    def _examine(self, folder: str, name: str) -> None:
+        """Remove the file of a dead client, or a record that no live client uses."""
+        if folder == self._directory.clients:
+            if CLIENT_NAME.fullmatch(name):
+                self._directory.has_ended(name)
+        elif name.endswith(".lock"):
+            path = f"{folder}/{name}"
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and wall_clock_us() / 1e6 - status.st_mtime >= IDLE_SECONDS:
+                self.remove(path)
+
+    def remove(self, path: str) -> bool:
+        """Remove a record that no live client uses; return whether it was one."""
+        fd = open_file(path)
+        try:
+            fcntl.flock(fd, _LOCK)
+            # Another client may have removed it before the flock, and a third made it again and holds it.
+            if is_at(os.fstat(fd), path) and _is_made_here(fd, path) and self._is_unused(fd):
+                os.unlink(path)  # noqa: PTH108
+                return True
+        except (BlockingIOError, ConfigurationError):
+            pass  # in use after all; or the marker is another user's
+        finally:
+            os.close(fd)
+        return False
+
+    def _is_unused(self, fd: int) -> bool:
+        """Mark a record as removed if no live client uses it; return whether it is. Under its flock."""
+        try:
+            state, boot = decode(_read(fd), None)
+        except RemovedError:
+            return True  # the process that wrote REMOVED died before it removed the file
+        noted = state.note is not None and state.note[1] > wall_clock_us()
+        if noted or (boot == boot_id() and not all(map(self.dead, state.claims))):
+            return False
+        self._directory.raise_token_floor(state.token)
+        os.pwrite(fd, REMOVED, 0)
+        return True
+
+    def erase(self) -> None:
+        """Remove all that is lockkit's, in use or not, and the directory itself if lockkit made it."""
+        directory = self._directory
+        made, _ = directory.read_marker()
+        for folder in (directory.clients, directory.path):
+            with suppress(FileNotFoundError):
+                for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
+                    path = f"{folder}/{name}"
+                    if not stat.S_ISREG(os.lstat(path).st_mode):
+                        continue
+                    fd = open_file(path)
+                    try:
+                        if _is_made_here(fd, path):
+                            unlink(path)
+                    finally:
+                        os.close(fd)
+        if made:
+            with suppress(OSError):  # something else is in it, or it is gone already
+                os.rmdir(directory.clients)  # noqa: PTH106
+                unlink(f"{directory.path}/{MARKER}")
+                os.rmdir(directory.path)  # noqa: PTH106
 
 
-def _read(path: str) -> bytes:
-    fd = open_record(path)
-    try:
-        return read_record(fd)
-    finally:
-        os.close(fd)
+def _read(fd: int, text: bytes = b"") -> bytes:
+    """Read a record, of which this may be the beginning, without what may follow after its end."""
+    text = text or _pread(fd, _READ_SIZE, 0)
+    size = size_of(text)
+    return text[:size] if size <= len(text) else _pread(fd, size, 0)
+
+
+def _is_made_here(fd: int, path: str) -> bool:
+    """Tell from its name and its content whether lockkit made a file."""
+    name = os.path.basename(path)  # noqa: PTH119
+    if name.endswith(".lock"):
+        try:
+            text = _read(fd)
+            decode(text, None)
+            return record_name(unescape(recorded_name(text)))[1] == name
+        except RemovedError:
+            return True
+        except (DamagedError, VersionError, ConfigurationError):
+            return False
+    return CLIENT_NAME.fullmatch(name) is not None and CLIENT_CONTENT.match(os.pread(fd, 100, 0)) is not None
 
 
 def _flock_owner(path: str) -> str:
     """Name the process that has a record flocked, for messages."""
-    owner = "a process that this one cannot see"
-    try:
+    with suppress(OSError):  # macOS, or no /proc: the message does without
         inode = Path(path).stat().st_ino
         # proc_locks(5): number, FLOCK, ADVISORY, WRITE, pid, major:minor:inode, start, end
         for line in Path("/proc/locks").read_text("ascii").splitlines():
             fields = line.split()
             if fields[1] == "FLOCK" and fields[-3].rpartition(":")[2] == str(inode):
-                owner = f"process {fields[-4]}"
-    except OSError:
-        pass  # macOS, or no /proc: the message does without
-    return owner
+                return f"process {fields[-4]}"
+    return "a process that this one cannot see"
 
 
 def _explain(error: OSError, path: str) -> LockError:

@@ -45,10 +45,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
+
+import redis
+import redis.asyncio
 
 from lockkit import validation
 from lockkit.backend import (
@@ -71,11 +75,10 @@ from lockkit.backend import (
     unproven,
 )
 from lockkit.backends.redis import options as redis_options
+from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.keys import KeysByName, fence_milliseconds, ttl_milliseconds
-from lockkit.backends.redlock import addresses
-from lockkit.backends.redlock.addresses import counted
+from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
-from lockkit.backends.redlock.listing import Listing
 from lockkit.backends.redlock.network import NetworkNodes
 from lockkit.backends.redlock.nodes import (
     ABANDON,
@@ -101,14 +104,17 @@ from lockkit.backends.redlock.votes import (
     Held,
     Votes,
     as_renewal,
-    busy,
     find_holder,
 )
-from lockkit.errors import ConfigurationError, LockError, NoQuorum
-from lockkit.units import Instant
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, NoQuorum
+from lockkit.runtime import Kind
+from lockkit.units import Instant, Seconds
 from lockkit.url import Url
 
 log = logging.getLogger("lockkit")
+
+NODES_MAX = 9
+"""Each costs a message per call, and nine already survive the failure of four."""
 
 NODE_TIMEOUT = 0.5
 """Seconds that a node has for an answer. Longer delays callers once when a node hangs; shorter gives up on a busy
@@ -148,31 +154,29 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
     }
 )
 
-_CAPABILITIES = Capabilities(
-    crash_release="ttl",
-    min_ttl=0.01,
-    ttl_granularity=0.001,
-    fair=False,
-    wakeup="push",
-    token_source="max over a majority of (last + 1, server time in µs), written back to a majority",  # noqa: S106
-    survives_node_loss=True,
-    survives_data_loss=True,
-    shared_mode=False,
-    clock_assumption="the nodes' and clients' clocks run at the same rate within 1 %; for tokens after nodes have lost "
-    "data, the nodes' times of day differ by less than the longest ttl",
-    waiters_visible=True,
-    scope="network",
-    caveat="All nodes losing their data together, or clocks that run apart, can lead to a second holder: guard storage "
-    "by token.",
-    listing=True,
-    permits="slots",
-)
-
 
 class RedlockBackend(LockBackend):
     """Processes that reach the same set of independent Redis or Valkey nodes."""
 
-    capabilities = _CAPABILITIES
+    capabilities = Capabilities(
+        crash_release="ttl",
+        min_ttl=0.01,
+        ttl_granularity=0.001,
+        fair=False,
+        wakeup="push",
+        token_source="max over a majority of (last + 1, server time in µs), written back to a majority",  # noqa: S106
+        survives_node_loss=True,
+        survives_data_loss=True,
+        shared_mode=False,
+        clock_assumption="the nodes' and clients' clocks run at the same rate within 1 %; for tokens after nodes have "
+        "lost data, the nodes' times of day differ by less than the longest ttl",
+        waiters_visible=True,
+        scope="network",
+        caveat="All nodes losing their data together, or clocks that run apart, can lead to a second holder: guard "
+        "storage by token.",
+        listing=True,
+        permits="slots",
+    )
     options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, url: str, nodes: Nodes, options: Mapping[str, Any], host: Host) -> None:
@@ -220,18 +224,27 @@ class RedlockBackend(LockBackend):
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
-        targets = addresses.url_targets(url, options, driver, host.runtime.kind)
+        targets = url_targets(url, options, driver, host.runtime.kind)
         return cls(url.safe_text, NetworkNodes(host, targets, options), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedlockBackend | None:
         """See `LockBackend.adopt`: a list of redis-py's clients, sync or async as the runtime."""
+        kind = host.runtime.kind
+        client_class = redis.asyncio.Redis if kind == "asyncio" else redis.Redis
         if not isinstance(client, (list, tuple)):
             return None
-        targets = addresses.adopt_targets(client, options["node_timeout"], host.runtime.kind)
-        if targets is None:
+        redis_options.check_async(client, kind)
+        if not client or not all(isinstance(one, client_class) for one in client):
             return None
-        return cls(addresses.url_of(targets), NetworkNodes(host, targets, options), options, host)
+        # lockkit opens its own connections beside the clients' pools: those have time limits that suit a single server,
+        # and lockkit must know whether a node is up before it sends anything.
+        targets = [Target.lent(one.connection_pool, options["node_timeout"]) for one in client]
+        scheme = "redlocks" if all(target.form == "tls" for target in targets) else "redlock"
+        url = f"{scheme}://{','.join(target.label for target in targets)}"
+        _check_nodes(targets, url)
+        redis_options.warn_of_unverified(targets, kind, url)
+        return cls(url, NetworkNodes(host, targets, options), options, host)
 
     @property
     def url(self) -> str:
@@ -260,9 +273,7 @@ class RedlockBackend(LockBackend):
     def _round_until(self, by: Instant) -> float:
         """Return the time limit of one of several rounds: nodes that hang leave a third of the time to the next."""
         now = self._runtime.now()
-        until = now + seconds_left(by, now) * 2 / 3
-        assert now <= until <= max(now, by)
-        return until
+        return now + seconds_left(by, now) * 2 / 3
 
     async def _attempt(self, request: Request, attempts: Attempts, by: Instant) -> Grant | Busy | Votes:
         """Ask for the votes once. Return the votes if fewer than a majority may vote."""
@@ -279,16 +290,14 @@ class RedlockBackend(LockBackend):
             ACQUIRE, keys, arguments, last_arguments=attempts.entries, until=self._round_until(by)
         )
         votes = Votes(answers)
-        assert len(votes.yes) <= self._nodes_count
         if votes.not_admitted and votes.answered_count >= self._quorum:
             # The others are enough, whatever they say; the caller need not wait for that.
             self._delayed_restart.run_soon()
         if len(votes.yes) < self._quorum:
             await self._take_back(attempts, value, votes, by)
-            return votes if votes.answered_count < self._quorum else busy(attempts, votes, self._quorum, self._runtime)
+            return votes if votes.answered_count < self._quorum else attempts.busy(votes, self._quorum, self._runtime)
         tokens = list(votes.yes.values())
         token, refused = max(tokens), None
-        assert token > 0
         if self._fencing and not (token == proposed and tokens.count(token) >= self._quorum):
             # With the way there, which the next proposal has before it too.
             self._ahead_us = token - now_us
@@ -297,12 +306,11 @@ class RedlockBackend(LockBackend):
             self._nodes.forget(request)
             # A node that did not answer may have voted too, which a renewal may find out.
             state = Held(keys, value, frozenset([*votes.yes, *votes.silent]))
-            assert self._quorum <= len(state.voters) <= self._nodes_count
             return Grant(request.name, request.owner, token, attempts.ttl_ms / 1000, None, state)
         await self._take_back(attempts, value, votes, by)
         if refused.answered_count < self._quorum:
             raise self._no_quorum(refused)
-        return attempts.split(self._runtime, None)
+        return attempts.split(self._runtime)
 
     async def _write_token(self, request: Request, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
@@ -315,17 +323,13 @@ class RedlockBackend(LockBackend):
 
     async def _take_back(self, attempts: Attempts, value: str, votes: Votes, by: Instant) -> None:
         """Take back the votes of an attempt that did not win, also those of nodes that did not answer."""
-        assert value in attempts.values, "taken back twice"
         voted = [*votes.yes, *votes.silent]
         if voted:
             seconds = attempts.ttl_ms / 1000
             # Others may have seen a majority, which they take for a holder who notifies them.
             op = RELEASE if len(voted) >= self._quorum else UNDO
             await self._nodes.ask(op, attempts.keys, (value,), only=voted, send_later_seconds=seconds, until=by)
-            attempts.taken_back(value)
-        else:
-            attempts.unused(value)
-        assert value not in attempts.values
+        attempts.taken_back(value, unused=not voted)
 
     def _majority(self, answers: list[Answer]) -> Count:
         """Count the answers to an operation."""
@@ -337,7 +341,6 @@ class RedlockBackend(LockBackend):
     def _no_quorum(self, count: Count, found: str | None = None) -> LockError:
         """Say which nodes did not answer, and why; `found` is what is known without them."""
         if found is None:
-            assert count.answered_count < self._quorum
             found = f"{count.answered_count} of {counted(self._nodes_count)} answered"
         reasons = (count.why(index, label) for index, label in enumerate(self._nodes.labels))
         message = f"{found}, and a majority of {self._quorum} is needed: {'; '.join(filter(None, reasons))}"
@@ -434,7 +437,6 @@ class RedlockBackend(LockBackend):
         calls = [(held.keys, (held.value,)) for held in (cast("Held", grant.state) for grant in grants)]
         by_node = await self._nodes.ask_many(RELEASE, calls, until=answer_by, last=True)
         counts = [Count(list(answers)) for answers in zip(*by_node, strict=True)]
-        assert len(counts) == len(grants), "a lease that was not released"
         failed = [count for count in counts if count.answered_count < self._quorum]
         if failed:
             raise self._no_quorum(failed[-1])
@@ -445,16 +447,13 @@ class RedlockBackend(LockBackend):
 
     async def _find_holder(self, keys: LockKeys) -> Found | None:
         count = self._majority(await self._nodes.ask(HOLDERS, keys, ()))
-        found = find_holder(count, self._quorum)
-        assert found is None or len(found.replies) <= self._nodes_count, "a node that counts twice"
-        return found
+        return find_holder(count, self._quorum)
 
     async def confirm(self, grant: Grant) -> Gone | None:
         """See `LockBackend.confirm`. Unlike in `holders`, nodes that do not answer do not count."""
         held: Held = grant.state
         value = held.value.encode()
         answers = await self._nodes.ask(HOLDERS, held.keys, ())
-        assert len(answers) == self._nodes_count, "a majority of fewer nodes is none"
         outcome = self._verdict(held, [as_renewal(answer, value) for answer in answers])
         if isinstance(outcome, Unknown):
             raise outcome.error
@@ -482,16 +481,17 @@ class RedlockBackend(LockBackend):
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. Names from the keys of some nodes, each kept if a majority may have a holder."""
-        listing = Listing(self._nodes, self._quorum, self._prefix, prefix) if after is None else after.next
-        candidates = await listing.candidates()
+        listing: _Listing = _Listing(self._nodes, self._prefix, prefix) if after is None else after.next
+        candidates = await listing.read(self._nodes_count - self._quorum + 1)
         calls = [(LockKeys(self._prefix, name), ()) for name in candidates]
         answers = await self._nodes.ask_many(HOLDERS, calls) if calls else []
-        names = []
-        for name, *votes in zip(candidates, *answers, strict=True):
-            if find_holder(self._majority(votes), self._quorum) is not None:
-                names.append(name)
-        listing.accept()
-        return NamesPage(names, None if listing.ended else listing)
+        names = [
+            name
+            for name, *votes in zip(candidates, *answers, strict=True)
+            if find_holder(self._majority(votes), self._quorum) is not None
+        ]
+        listing.candidates = None
+        return NamesPage(names, None if listing.scan is None else listing)
 
     async def erase(self) -> None:
         for space in ("", *(f"+{space}" for space in SPACES)):
@@ -503,6 +503,86 @@ class RedlockBackend(LockBackend):
 
     async def close(self) -> None:
         await self._nodes.close()
+
+
+class _Listing:
+    """
+    One listing: the node whose keys are being read, and the names that are to be voted on.
+
+    A lock that a majority of q of n nodes has is at one of any n - q + 1 nodes. So it is enough to list the keys of so
+    many nodes, and q - 1 may be down.
+
+    Attributes:
+        scan: Of the node whose keys are being read; None when enough nodes were listed.
+        candidates: Names from its last page, until there was a vote on them; None if there are none.
+    """
+
+    def __init__(self, nodes: Nodes, prefix: str, name_prefix: str) -> None:
+        self._nodes = nodes
+        self._prefixes = prefix, name_prefix
+        self._index = 0
+        self._failures: dict[int, BackendUnavailable] = {}  # by the node's index
+        self._seen: set[str] = set()
+        self.candidates: list[str] | None = None
+        self.scan: Scan | None = nodes.scan(0, prefix, name_prefix)
+
+    async def read(self, wanted: int) -> list[str]:
+        """Return the candidates, from some keys of a node if there are none; `wanted`: how many nodes are listed."""
+        if self.candidates is not None:
+            return self.candidates
+        assert self.scan is not None, "enough nodes were listed"
+        count = len(self._nodes.labels)
+        try:
+            page = await self.scan.page()
+            self._failures.pop(self._index, None)
+        except BackendUnavailable as error:
+            page = NamesPage([], None)
+            self._failures[self._index] = error
+            if count - len(self._failures) < wanted:
+                reasons = "; ".join(map(str, self._failures.values()))
+                message = f"the keys of {wanted} of {counted(count)} are needed: {reasons}"
+                raise NoQuorum(message) from error.__cause__ or error
+        self.candidates = [name for name in page.names if name not in self._seen]
+        self._seen.update(self.candidates)
+        if page.next is None:
+            self._index += 1
+            ended = self._index - len(self._failures) == wanted
+            self.scan = None if ended else self._nodes.scan(self._index, *self._prefixes)
+        return self.candidates
+
+
+def url_targets(url: Url, options: Mapping[str, Any], driver: Mapping[str, Any], kind: Kind) -> list[Target]:
+    """
+    Return the nodes of a URL.
+
+    ConfigurationError: The URL is incomplete or has parts that do not belong there, or redis-py does not accept its
+    options.
+    """
+    timeout: Seconds = options["node_timeout"]
+    limits = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+    arguments = {"db": redis_options.database(url, url.path.strip("/"), options), **driver, **limits}
+    targets = [Target.of(host, arguments, tls=url.base == "redlocks") for host in url.hosts]
+    for target in targets[:1]:
+        redis_options.check_arguments(url, target, kind)
+    _check_nodes(targets, url.safe_text)
+    return [replace(target, tls=targets[0].tls) for target in targets]
+
+
+def _check_nodes(targets: Sequence[Target], url: str) -> None:
+    labels = [target.label for target in targets]
+    problem = ""
+    if not 1 <= len(labels) <= NODES_MAX:
+        problem = f"it has {len(labels)} nodes, and must have 1 to {NODES_MAX}, preferably 3 or 5"
+    elif len(set(labels)) < len(labels):
+        repeated = next(label for label in labels if labels.count(label) > 1)
+        problem = f"{repeated} is repeated, and must not vote twice: name independent servers"
+    if problem:
+        raise redis_options.wrong_url(url, problem)
+
+
+def counted(count: int) -> str:
+    """Give a number of nodes for people."""
+    return f"{count} node{'' if count == 1 else 's'}"
 
 
 def _reason(answer: LockError) -> LockError:

@@ -4,7 +4,7 @@ Which nodes of a Redlock may vote: delayed restart.
 A node that comes back without its data would vote for a second holder. So each node has a *mark*, which it loses with
 its data, and which contains the run id of the server that wrote it. ``acquire.lua`` compares it in the same atomic step
 as the vote, so a node that was just emptied (FLUSHALL) or restarted does not vote, whatever any client believed of it.
-Without ``durable=1``, a server that does not tell its run id does not vote at all (`lockkit.backends.redlock.node`).
+Without ``durable=1``, a server that does not tell its run id does not vote at all (`lockkit.backends.redis.handshake`).
 This module decides when such a node votes again.
 
 ====================================================  ==================================================================
@@ -91,12 +91,7 @@ class _Look(NamedTuple):
 
 
 class DelayedRestart:
-    """
-    Decides for one client when a node may vote.
-
-    Attributes:
-        ttl_ms: Longest ttl that this client has asked for.
-    """
+    """Decides for one client when a node may vote; `ttl_ms` is the longest ttl that this client has asked for."""
 
     def __init__(self, nodes: Nodes, keys: LockKeys, runtime: Runtime, *, durable: bool) -> None:
         self.ttl_ms = 0
@@ -113,56 +108,40 @@ class DelayedRestart:
         assert ttl_ms > 0, "a node would vote before this lease has ended"
         self.ttl_ms = max(self.ttl_ms, ttl_ms)
 
-    async def run(self) -> None:
-        """Ask all nodes for their marks, and mark those that have none of their present run."""
-        looks: dict[int, _Look] = {}
-        for _ in range(LOOKS_MAX):
-            looks = await self._look()
-            unmarked = [index for index, look in looks.items() if look.state != _MARKED]
-            if not unmarked:
-                return
-            if not self._is_first_start_elsewhere(looks):
-                await self._mark(unmarked, looks)
-                return
-            await self._runtime.sleep(self._runtime.random.uniform(0.01, 0.05))
-
     def run_soon(self) -> Event:
         """
-        Do the same in the background; the event is set at its end.
+        Do what `run` does in the background; the event is set at its end.
 
         Not within a caller's time limit: with little time left, a slow node would count as one that does not answer,
         and the others would wait without need.
         """
         return self._looking.start()
 
-    async def _look(self) -> dict[int, _Look]:
-        answers = await self._nodes.ask(LOOK, self._keys, ())
-        looks = {
-            index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if isinstance(answer, list)
-        }
-        assert len(looks) <= self._nodes_count
-        assert all(look.wait_ms >= 0 and look.ttl_ms >= 0 for look in looks.values())
-        return looks
+    async def run(self) -> None:
+        """Ask all nodes for their marks, and mark those that have none of their present run."""
+        for _ in range(LOOKS_MAX):
+            answers = await self._nodes.ask(LOOK, self._keys, ())
+            looks = {
+                index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if type(answer) is list
+            }
+            unmarked = [index for index, look in looks.items() if look.state != _MARKED]
+            if not unmarked:
+                return
+            marked = [look for look in looks.values() if look.state != _BLANK]
+            starting = not self._durable and len(looks) == self._nodes_count
+            if not starting or not marked or not all(look.votes and look.age_ms < FIRST_START_MS for look in marked):
+                await self._mark(unmarked, looks, at_once=self._durable or (starting and not marked))
+                return
+            # The first start of another client is under way.
+            await self._runtime.sleep(self._runtime.random.uniform(0.01, 0.05))
 
-    def _is_first_start(self, looks: dict[int, _Look]) -> bool:
-        return len(looks) == self._nodes_count and all(look.state == _BLANK for look in looks.values())
-
-    def _is_first_start_elsewhere(self, looks: dict[int, _Look]) -> bool:
-        if self._durable or len(looks) < self._nodes_count:
-            return False
-        marked = [look for look in looks.values() if look.state != _BLANK]
-        return bool(marked) and all(look.votes and look.age_ms < FIRST_START_MS for look in marked)
-
-    async def _mark(self, unmarked: list[int], looks: dict[int, _Look]) -> None:
-        assert unmarked, "no node to mark"
+    async def _mark(self, unmarked: list[int], looks: dict[int, _Look], *, at_once: bool) -> None:
         assert all(looks[index].state != _MARKED for index in unmarked)
         ttl_ms = max(self.ttl_ms, *(look.ttl_ms for look in looks.values()))
         wait_ms = 0
-        if not self._durable and not self._is_first_start(looks):
-            wait_ms = ttl_ms
-            if sum(look.votes for look in looks.values()) < self._nodes_count - self._quorum + 1:
-                wait_ms = max(wait_ms, FORGOTTEN_MS)
-            wait_ms = wait_milliseconds(wait_ms)
+        if not at_once:
+            few = sum(look.votes for look in looks.values()) < self._nodes_count - self._quorum + 1
+            wait_ms = wait_milliseconds(max(ttl_ms, FORGOTTEN_MS) if few else ttl_ms)
             assert wait_ms > ttl_ms, "a node that votes before what it forgot has ended"
         answers = await self._nodes.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=unmarked)
         for index in unmarked:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from lockkit.backends.redis.examine import RedisServer, examine_server
 from lockkit.backends.redis.keys import ttl_milliseconds
-from lockkit.backends.redlock.addresses import counted, url_targets
-from lockkit.backends.redlock.backend import OPTIONS
+from lockkit.backends.redlock.backend import OPTIONS, counted, url_targets
 from lockkit.backends.redlock.delayed_restart import wait_milliseconds
 from lockkit.backends.redlock.nodes import LockKeys
 from lockkit.doctor import timing
@@ -81,7 +82,11 @@ async def examine(examination: Examination) -> None:
             if options["durable"]:
                 await _examine_durability(server)
             elif "run_id" not in server.facts:
-                _find_run_hidden(server)
+                user = server.target.arguments.get("username") or "default"
+                seen = "INFO does not show this user the run_id of the server."
+                server.find(
+                    RUN_HIDDEN, seen, f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses data"
+                )
         if not options["durable"]:
             await _examine_votes(examination, reachable)
         _judge_independence(examination, reachable)
@@ -98,12 +103,10 @@ async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> li
     for server in servers:
         try:
             await server.look()
+            reachable.append(server)
         except BackendUnavailable as error:
             problems.append(str(error))
-            seen = f"The node does not answer: {error}."
-            server.find(NODE_DOWN, seen, "Start it, or check its log.")
-        else:
-            reachable.append(server)
+            server.find(NODE_DOWN, f"The node does not answer: {error}.", "Start it, or check its log.")
     if len(reachable) <= len(servers) // 2:
         safe_url = examination.url.safe_text
         answered = f"{len(reachable)} of {counted(len(servers))} of {safe_url} answered, which is no majority"
@@ -112,22 +115,20 @@ async def _reach(examination: Examination, servers: Sequence[RedisServer]) -> li
 
 
 def _judge_number(examination: Examination, count: int) -> None:
-    where = examination.url.safe_text
+    where, seen = examination.url.safe_text, f"The URL names {counted(count)}."
     if count < NODES_MIN:
-        examination.find(FEW, where, f"The URL names {counted(count)}.", "Use 3 or 5 nodes on different machines.")
+        examination.find(FEW, where, seen, "Use 3 or 5 nodes on different machines.")
     elif count % 2 == 0:
-        advice = f"Use {count - 1} or {count + 1} nodes."
-        examination.find(EVEN, where, f"The URL names {count} nodes.", advice)
+        examination.find(EVEN, where, seen, f"Use {count - 1} or {count + 1} nodes.")
 
 
 def _judge_independence(examination: Examination, servers: Sequence[RedisServer]) -> None:
-    by_run: dict[str, list[str]] = {}
-    by_address: dict[str, list[str]] = {}
+    by_run, by_address = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for server in servers:
         if run_id := server.facts.get("run_id"):
-            by_run.setdefault(run_id, []).append(server.label)
+            by_run[run_id].append(server.label)
         for address in addresses(str(server.target.arguments["host"])):
-            by_address.setdefault(address, []).append(server.label)
+            by_address[address].append(server.label)
     twice = [labels for labels in by_run.values() if len(labels) > 1]
     for labels in twice:
         seen = f"{' and '.join(labels)} are one server: they have the same run_id."
@@ -151,40 +152,24 @@ async def _examine_votes(examination: Examination, servers: Sequence[RedisServer
     wait_seconds = math.ceil(wait_milliseconds(longest_ms) / 1000)
     examination.note("wait between restarts of two nodes", f"{wait_seconds} s")
     for server in servers if known else ():
-        mark, run_id = marks[server.label], server.facts.get("run_id", "").encode()
+        mark, run_id, when = marks[server.label], server.facts.get("run_id", "").encode(), ""
         if mark is None or (run_id and mark[1] != run_id):
             when = f"{wait_seconds} s after the next acquisition"
-        elif (left_seconds := await _left_seconds(server, int(mark[3]))) > 0:
-            when = f"again in {math.ceil(left_seconds)} s"
         else:
-            continue
-        seen = f"The node was restarted or has lost its data: it votes {when}."
-        server.find(NOT_VOTING, seen, "Restart no other node until the doctor finds none of these")
-
-
-async def _left_seconds(server: RedisServer, until_us: int) -> float:
-    try:
-        return until_us / 1e6 - await server.clock()
-    except LockError:
-        return 0.0  # the right to TIME is missing, which is a separate finding
-
-
-def _find_run_hidden(server: RedisServer) -> None:
-    user = server.target.arguments.get("username") or "default"
-    server.find(
-        RUN_HIDDEN,
-        "INFO does not show this user the run_id of the server.",
-        f"redis-cli ACL SETUSER {user} +info; or durable=on, if no node loses data",
-    )
+            with suppress(LockError):  # the right to TIME is missing, which is a separate finding
+                left_seconds = int(mark[3]) / 1e6 - await server.clock()
+                when = f"again in {math.ceil(left_seconds)} s" if left_seconds > 0 else ""
+        if when:
+            seen = f"The node was restarted or has lost its data: it votes {when}."
+            server.find(NOT_VOTING, seen, "Restart no other node until the doctor finds none of these")
 
 
 async def _examine_durability(server: RedisServer) -> None:
-    appendfsync = await server.setting("appendfsync")
-    kept = server.facts.get("aof_enabled", "1") == "1" and appendfsync in {"always", None}
-    if not kept:
+    appendfsync, enabled = await server.setting("appendfsync"), server.facts.get("aof_enabled", "1") == "1"
+    if not enabled or appendfsync not in {"always", None}:
         server.find(
             NOT_DURABLE,
-            f"appendonly is {'yes' if server.facts.get('aof_enabled') == '1' else 'no'}, appendfsync is {appendfsync}.",
+            f"appendonly is {'yes' if enabled else 'no'}, appendfsync is {appendfsync}.",
             "redis-cli CONFIG SET appendonly yes, CONFIG SET appendfsync always, CONFIG REWRITE; or leave out durable=",
         )
 
@@ -192,8 +177,6 @@ async def _examine_durability(server: RedisServer) -> None:
 async def _compare_clocks(examination: Examination, servers: Sequence[RedisServer]) -> None:
     offsets = {}
     for server in servers:
-        try:
+        with suppress(LockError):  # as above
             offsets[server.label] = await timing.clock_offset(examination.runtime, server.clock)
-        except LockError:
-            continue  # the right to TIME is missing, which is a separate finding
     timing.judge_clocks(examination, offsets)

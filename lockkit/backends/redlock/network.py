@@ -1,44 +1,77 @@
 """
-Calls to several Redis nodes at the same time, on one thread.
+The nodes of a Redlock on the network: calls to several of them at the same time, on one thread.
 
 A command is sent to all nodes that are up before any answer is read, and all answers have one deadline.
-Which nodes are up is known before the call (`lockkit.backends.redlock.node`).
+
+Which nodes are up is known before the call. Connections to the others are opened in the background, with a back-off. A
+node that fails or does not answer in time is down until a new connection has been opened *and* has answered. So a node
+that is stopped (it accepts connections and does not answer) costs its time limit once, and then nothing.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice, repeat
+from functools import partial
 from math import inf
 from typing import Any, TypeAlias, cast
 
 from lockkit.backend import CALL_SECONDS, Host, Request
 from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.connection import Connection, Sent
-from lockkit.backends.redis.errors import DRIVER_ERRORS, translate
+from lockkit.backends.redis.errors import DRIVER_ERRORS, lacks_script, translate
+from lockkit.backends.redis.handshake import Handshake
 from lockkit.backends.redis.keys import Pack
 from lockkit.backends.redis.listing import Scan
-from lockkit.backends.redis.node import BATCH, delete_keys
+from lockkit.backends.redis.node import BATCH, RedisNode, delete_keys
 from lockkit.backends.redis.resp import Reply, ServerSaid, bulk
 from lockkit.backends.redis.wakeup import warn_of_polling
-from lockkit.backends.redlock.addresses import counted
-from lockkit.backends.redlock.node import ClientState, RedlockNode
-from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Nodes, Op
-from lockkit.errors import BackendUnavailable, LockError
+from lockkit.backends.redlock.nodes import (
+    TOLD_THE_RUN,
+    Answer,
+    Argument,
+    LockKeys,
+    NodeConnecting,
+    NodeDown,
+    Nodes,
+    Op,
+)
+from lockkit.background import SingleRun
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import Event
 from lockkit.units import Instant, Seconds
+
+log = logging.getLogger("lockkit")
 
 CONNECT_SHARE = 0.75
 """Share of a call's time for connecting, which takes several round trips, while the call itself takes one. More leaves
 too little time for the call; less gives up on nodes that are far away."""
 
+FIRST_CONNECT_SECONDS = 2.0
+"""Wait for the first connection to a node. Longer delays the first call when a node cannot be reached; shorter leaves
+nodes out of it when the machine is busy starting."""
+
+RECONNECT_SECONDS_MIN = 0.05
+"""First pause after a connection that failed. Shorter tries a dead port more often."""
+
+RECONNECT_SECONDS_MAX = 2.0
+"""Longest pause. Longer finds a node that is back later."""
+
+RECONNECT_IDLE_SECONDS = 60.0
+"""A client without calls for so long stops reconnecting to lost nodes. Longer keeps a dropped client's threads."""
+
+OPENING_TIMEOUTS = 3
+"""Time for connecting and logging in, in node timeouts: each message has one. More delays the next attempt."""
+
+UNSENT_MAX = 1000
+"""Commands kept for a node that is down. Fewer leaves keys to their ttl; more takes memory."""
+
 CLOSE_SECONDS = 0.2
 """How long closing waits for connections that are being opened. Longer delays the end when a node hangs; shorter leaves
 sockets to be closed with their event loop."""
 
-_EMPTY = bulk("")
+_UNKNOWN_RUN = bulk("")
+_ERRORS: tuple[type[BaseException], ...] = (LockError, *DRIVER_ERRORS)
 
 Answers: TypeAlias = "list[Reply] | LockError"
 """Of one node to a batch."""
@@ -50,21 +83,31 @@ class NetworkNodes(Nodes):
 
     Attributes:
         all: The nodes.
-        client: What they share.
+        host: The engine's side.
         timeout: Seconds for an answer, and for a connection.
+        durable: The nodes lose no data, so their restarts do not matter.
+        used: Client monotonic time of the last call that found a node down.
+        ending: The last call was made to close the client, perhaps because its event loop ends: start nothing that
+            outlives it, until there is another call.
+        closed: The client is closed.
+        keeping: Held while a connection is taken into use.
     """
 
     def __init__(self, host: Host, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
         """Connect to nothing yet; `options` are the backend's."""
-        self.client = ClientState(host, durable=options["durable"])
-        self.timeout: Seconds = options["node_timeout"]
-        self.labels = [target.label for target in targets]
-        self.all = [RedlockNode(self.client, index, target, options["prefix"]) for index, target in enumerate(targets)]
-        self.client.nodes = self.all
+        self.host = host
         self._runtime = host.runtime
+        self._now = host.runtime.now
+        self.timeout: Seconds = options["node_timeout"]
+        self.durable: bool = options["durable"]
+        self.used = self._now()
+        self.ending = False
+        self.closed = False
+        self.keeping = host.runtime.mutex()
+        self.labels = [target.label for target in targets]
+        self.all = [RedlockNode(self, index, target, options["prefix"]) for index, target in enumerate(targets)]
         self._subscribed_before = False
         self._warned_of_polling = False
-        self._turns: deque[Event] = deque()  # of threads that wait for connections, in their order
 
     async def ask(
         self,
@@ -77,25 +120,23 @@ class NetworkNodes(Nodes):
         send_later_seconds: float = 0.0,
         until: Instant = inf,
     ) -> list[Answer]:
-        self.client.ending = False
+        self.ending = False
         assert last_arguments is None or len(last_arguments) == len(self.all)
         assert only is None or len(set(only)) == len(only), "a node asked twice"
-        until = min(until, self._runtime.now() + CALL_SECONDS)
-        body = keys.body(op, *arguments)
+        until = min(until, self._now() + CALL_SECONDS)
         asked = self.all if only is None else [self.all[index] for index in only]
-        if last_arguments is None or not any(last_arguments):
-            # The same for all: packed once.
-            bodies = [[body if last_arguments is None else body + _EMPTY]] * len(asked)
+        body = keys.body(op, *arguments)
+        if last_arguments is None:
+            bodies = [[body]] * len(asked)
         else:
-            bodies = [[body + bulk(last_arguments[node.index])] for node in asked]
+            own = {last: [body + bulk(last)] for last in set(last_arguments)}
+            bodies = [own[last_arguments[node.index]] for node in asked]
         found = await self._run(op, asked, bodies, until)
         answers: list[Answer] = [None] * len(self.all)
-        for node, (answer,) in zip(asked, found, strict=True):
+        for node, (answer,), (sent,) in zip(asked, found, bodies, strict=True):
             answers[node.index] = answer
-        if send_later_seconds:
-            for node, (own,) in zip(asked, bodies, strict=True):
-                if isinstance(answers[node.index], LockError):
-                    node.send_later(send_later_seconds, op.loading_command(own))
+            if send_later_seconds and isinstance(answer, LockError):
+                node.send_later(send_later_seconds, op.loading_command(sent))
         return answers
 
     async def ask_many(
@@ -107,8 +148,8 @@ class NetworkNodes(Nodes):
         last: bool = False,
     ) -> list[list[Answer]]:
         # Threads that connect need no event loop, and a connection that was idle for long must be replaced.
-        self.client.ending = last and self._runtime.kind == "asyncio"
-        now = self._runtime.now
+        self.ending = last and self._runtime.kind == "asyncio"
+        now = self._now
         until = min(until, now() + CALL_SECONDS)
         answers: list[list[Answer]] = [[] for _ in self.all]
         for start in range(0, len(calls), BATCH):
@@ -119,23 +160,21 @@ class NetworkNodes(Nodes):
             by = now() + (until - now()) / 2
             bodies = [keys.body(op, *values) for keys, values in calls[start : start + BATCH]]
             found = await self._run(op, self.all, [bodies] * len(self.all), by)
-            for node, more in zip(self.all, found, strict=True):
-                answers[node.index] += more
-        assert all(len(replies) == len(calls) for replies in answers)
+            answers = [[*replies, *more] for replies, more in zip(answers, found, strict=True)]
         return answers
 
     async def _run(
         self, op: Op, asked: Sequence[RedlockNode], bodies: Sequence[Sequence[bytes]], until: Instant
     ) -> list[list[Answer]]:
         """Run an operation at some nodes, perhaps several times, and load its script where it is missing."""
-        found = await self._ask_each(asked, _messages(op.command, op, bodies), until, with_run_id=op.with_run_id)
-        if all(map(_is_clean, found)):
+        tell_run = op in TOLD_THE_RUN
+        found = await self._ask_each(asked, _messages(op.command, op, bodies), until, tell_run=tell_run)
+        if all(type(replies) is list and ServerSaid not in map(type, replies) for replies in found):
             return cast("list[list[Answer]]", found)
-        unknown = [index for index, replies in enumerate(found) if _lacks_script(replies)]
+        unknown = [index for index, said in enumerate(found) if type(said) is list and any(map(lacks_script, said))]
         if unknown:
             messages = _messages(op.loading_command, op, [bodies[index] for index in unknown])
-            nodes = [asked[index] for index in unknown]
-            again = await self._ask_each(nodes, messages, until, with_run_id=op.with_run_id)
+            again = await self._ask_each([asked[index] for index in unknown], messages, until, tell_run=tell_run)
             for index, replies in zip(unknown, again, strict=True):
                 found[index] = replies
         return [
@@ -146,17 +185,17 @@ class NetworkNodes(Nodes):
         ]
 
     async def _ask_each(
-        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, with_run_id: bool
+        self, asked: Sequence[RedlockNode], messages: Sequence[tuple[bytes, int]], until: Instant, *, tell_run: bool
     ) -> list[Answers]:
         """Send each node its commands, all before any answer is read; return its replies, or why there are none."""
         taken: list[Connection | None] = []
         try:
-            # Element by element: what was taken before an interrupt is in the list. Threads that wait come first.
-            now = self._runtime.now()
-            taken += repeat(None, len(asked)) if self._turns else (node.take(now) for node in asked)
+            now = self._now()
+            # Element by element: what was taken before an interrupt is in the list.
+            taken += (node.take(now) for node in asked)
             if None in taken:
-                await self._take_new(asked, taken, self._connect_by(until))
-            return await self._exchange(asked, taken, messages, until, with_run_id=with_run_id)
+                await self._open_missing(asked, taken, now + (until - now) * CONNECT_SHARE)
+            return await self._exchange(asked, taken, messages, until, tell_run=tell_run)
         except BaseException:
             # On Ctrl-C, anywhere: half an answer must not remain for the next caller.
             for connection in taken:
@@ -164,33 +203,23 @@ class NetworkNodes(Nodes):
                     connection.close()
             raise
 
-    async def _take_new(self, asked: Sequence[RedlockNode], taken: list[Connection | None], until: Instant) -> None:
+    async def _open_missing(self, asked: Sequence[RedlockNode], taken: list[Connection | None], until: Instant) -> None:
         """
-        Take from each node the next connection that is opened, or given back by another thread.
+        Wait for nodes that may be up soon, and open the connections of this call.
 
-        Threads take turns: if each kept some connections while it waits for the rest, few would get all.
+        Those that are not up are connected in the background, all at the same time; the others answer at once.
         """
+        self.used = self._now()
+        for node in asked:
+            node.connect_soon()
+        await self._runtime.sleep(0)  # a task that tries again and again must let the event loop connect
+        for node in asked:
+            if not (node.up or self.ending):
+                await node.settled.wait(max(0.0, min(node.wait_until, until) - self._now()))
+        until = min(until, self._now() + self.timeout)
         for index, node in enumerate(asked):
-            connection, taken[index] = taken[index], None
-            if connection is not None:
-                node.give_back(connection)
-        await self._connect([node for node in asked if not node.up], until)
-        until = min(until, self._runtime.now() + self.timeout)
-        turn = self._runtime.event()
-        try:
-            self._turns.append(turn)
-            if self._turns[0] is not turn:
-                await turn.wait(max(0.0, until - self._runtime.now()))
-            for node in asked:
-                if node.up and not node.server.idle and node.server.shared is None:
-                    node.extend_soon()  # at all nodes at the same time
-            for index, node in enumerate(asked):
-                taken[index] = await node.take_next(until)
-        finally:
-            with suppress(ValueError):
-                self._turns.remove(turn)
-            for following in islice(tuple(self._turns), 1):
-                following.set()
+            if taken[index] is None:
+                taken[index] = await node.take_or_open(until)
 
     async def _exchange(
         self,
@@ -199,74 +228,36 @@ class NetworkNodes(Nodes):
         messages: Sequence[tuple[bytes, int]],
         until: Instant,
         *,
-        with_run_id: bool,
+        tell_run: bool,
     ) -> list[Answers]:
         """Send, then receive. Connections that are kept or closed again are removed from `taken`."""
-        answers: list[Answers] = [node.not_asked for node in asked]
+        answers: list[Answers] = [
+            node.not_asked if connection is None else [] for node, connection in zip(asked, taken, strict=True)
+        ]
         sent: list[Sent | None] = [None] * len(asked)
         for index, connection in enumerate(taken):
             if connection is not None:
                 packed, count = messages[index]
                 try:
-                    sent[index] = connection.send(packed + connection.run_id if with_run_id else packed, count, until)
+                    sent[index] = connection.send(packed + connection.run_id if tell_run else packed, count, until)
                 except DRIVER_ERRORS as error:
-                    asked[index].lost(error, connection=connection)
-                    taken[index] = None
-                    answers[index] = asked[index].error
-        by = self._runtime.now() + self.timeout
+                    answers[index], taken[index] = asked[index].lost(error, connection), None
+        by = self._now() + self.timeout
         patient = until >= by  # not by a difference, which a rounded sum would make too small
         until = min(until, by)
-        for index, (node, connection) in enumerate(zip(asked, taken, strict=True)):
-            one = sent[index]
+        for index, (node, connection, one) in enumerate(zip(asked, taken, sent, strict=True)):
             if connection is None or one is None:
                 continue
             try:
                 # One deadline for all: two slow nodes must not take twice the time. A shared connection has its own.
                 answers[index] = await connection.answer(one, inf if patient and connection.shared else until)
-            except TimeoutError as error:
-                answers[index] = self._too_slow(node, connection, error, patient=patient)
             except DRIVER_ERRORS as error:
-                node.lost(error, connection=connection)
-                answers[index] = node.error
+                answers[index] = node.failed(error, connection, patient=patient)
             else:
                 node.give_back(connection)
             taken[index] = None
         assert not any(taken), "a connection that is neither kept nor closed"
-        assert len(answers) == len(asked)
         return answers
-
-    def _too_slow(self, node: RedlockNode, connection: Connection, error: TimeoutError, *, patient: bool) -> LockError:
-        """Close the connection. A node is down only if it has had its time, and not if this caller had less."""
-        if patient:
-            node.lost(error, connection=connection)
-            return node.error
-        if not connection.shared:
-            connection.close()
-            node.extend_soon()  # which finds out whether it answers
-        return translate(error, node.label)
-
-    def _connect_by(self, until: Instant) -> Instant:
-        """Return when connecting must end, so that the call itself has some time left."""
-        now = self._runtime.now()
-        return now + (until - now) * CONNECT_SHARE
-
-    async def _connect(self, missing: Sequence[RedlockNode], until: Instant) -> None:
-        """
-        Have nodes connected in the background, all at the same time, and wait until they are.
-
-        It does not wait for nodes that are known to be down.
-        """
-        self.client.used = now = self._runtime.now()
-        waits = []
-        for node in missing:
-            node.connect_soon()
-            if not (node.up or node.settled.is_set() or self.client.ending):
-                waits.append((node, max(now + self.timeout, node.wait_until)))
-        await self._runtime.sleep(0)  # a task that tries again and again must let the event loop connect
-        for node, limit in waits:
-            left_seconds = max(0.0, min(limit, until) - self._runtime.now())
-            if not await node.settled.wait(left_seconds) and self._runtime.now() >= limit:
-                node.settled.set()
 
     def queue_entries(self, request: Request) -> list[str]:
         found = []
@@ -277,20 +268,19 @@ class NetworkNodes(Nodes):
             elif node.up and self._subscribed_before:
                 node.subscribe_soon()  # back after a restart: the next attempt enters the queue there
             found.append("" if channel is None else f"{request.owner} 0 {channel}")
-        assert len(found) == len(self.all)
         return found
 
     async def listen(self, until: Instant) -> bool:
         """See `Nodes.listen`. At all nodes at the same time; one that hangs is given the time for an answer."""
-        until = min(until, self._runtime.now() + self.timeout)
-        opened = [node.subscribe_soon() for node in self.all if node.up]
+        until = min(until, self._now() + self.timeout)
+        opened = [node.subscribe_soon() for node in self.all if node.up and node.listener.channel is None]
         for event in opened:
-            await event.wait(max(0.0, until - self._runtime.now()))
+            await event.wait(max(0.0, until - self._now()))
         self._subscribed_before = any(node.listener.channel is not None for node in self.all)
         denied = next((node.listener.denied for node in self.all if node.listener.denied is not None), None)
         if denied is not None and not self._warned_of_polling:
             self._warned_of_polling = True
-            warn_of_polling(counted(len(self.all)), denied)
+            warn_of_polling(", ".join(self.labels), denied)
         return self._subscribed_before
 
     def forget(self, request: Request) -> None:
@@ -305,38 +295,265 @@ class NetworkNodes(Nodes):
             await delete_keys(node.server, prefix)
 
     async def close(self) -> None:
-        self.client.closed = True
+        self.closed = True
         for node in self.all:
             node.close()
         if self._runtime.kind == "asyncio":
             # Tasks that are connecting close what they open; if the event loop ended before, that would stay open.
-            until = self._runtime.now() + CLOSE_SECONDS
-            while any(node.opening for node in self.all) and self._runtime.now() < until:
+            until = self._now() + CLOSE_SECONDS
+            while any(node.opening for node in self.all) and self._now() < until:
                 await self._runtime.sleep(0.001)
         for node in self.all:
             await node.server.close()
-        # An event loop closes sockets in its next round: without this they would stay open until the program ends.
-        await self._runtime.sleep(0)
+
+
+class RedlockNode:
+    """
+    One node, as one client knows it: whether it is up, its connections, and what it still has to be sent.
+
+    Attributes:
+        index: Its number.
+        label: ``host:port``, for messages.
+        up: Connected, and has answered the last call.
+        error: Why it is down, if it is.
+        run_id: The packed run id of the server, as told on the last connection.
+        server: Its connections.
+        listener: The subscription there.
+        settled: Set when an attempt to connect has succeeded or failed.
+        wait_until: Until then, an attempt to connect is worth waiting for; infinite before the first one.
+    """
+
+    def __init__(self, nodes: NetworkNodes, index: int, target: Target, prefix: str) -> None:
+        self._nodes = nodes
+        self._runtime = runtime = nodes.host.runtime
+        self.index = index
+        self.label = target.label
+        self.up = False
+        self.error: LockError = BackendUnavailable(f"{target.label} has not been reached yet")
+        self.run_id = b""
+        self.server = RedisNode(runtime, target, prefix, Handshake(nodes.host, votes=True, durable=nodes.durable))
+        self.listener = self.server.listener
+        self.settled = runtime.event()
+        self.wait_until = inf
+        self._closing = runtime.event()
+        self._mutex = runtime.mutex()
+        self._unsent: dict[bytes, Instant] = {}  # and until when it is of use
+        self._has_new_unsent = False
+        self._connecting = SingleRun(runtime, "lockkit-redlock-connect", self._reconnect)
+        self._subscribing = SingleRun(runtime, "lockkit-redlock-listen", self._subscribe)
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+
+    @property
+    def not_asked(self) -> NodeDown:
+        """The answer to a call that was not sent."""
+        if self.up or self._runtime.now() < self.wait_until:
+            return NodeConnecting(BackendUnavailable(f"no connection to {self.label} was opened in time"))
+        return NodeDown(self.error)
+
+    @property
+    def opening(self) -> bool:
+        """Whether a connection is being opened in the background."""
+        return self._connecting.under_way or self._subscribing.under_way
+
+    def connect_soon(self) -> None:
+        """Connect in the background, unless the node is up or that is in progress."""
+        if self.up or self._nodes.closed or self._nodes.ending:
+            return
+        if self.wait_until == inf:
+            self.wait_until = self._runtime.now() + max(FIRST_CONNECT_SECONDS, self._nodes.timeout)
+        self._connecting.start()
+
+    async def _reconnect(self) -> None:
+        """Open one connection, the first or one more, however often that takes; send what is unsent."""
+        nodes, pause_seconds = self._nodes, RECONNECT_SECONDS_MIN
+        try:
+            while not nodes.closed:
+                self._has_new_unsent = False
+                try:
+                    await self._open(inf)
+                except _ERRORS as error:
+                    self.lost(error)
+                else:
+                    if self._has_new_unsent:
+                        continue
+                    return
+                now = self._runtime.now()
+                unsent = any(until > now for until in tuple(self._unsent.values()))
+                if now - nodes.used > RECONNECT_IDLE_SECONDS and not unsent:
+                    return
+                await self._closing.wait(pause_seconds * self._runtime.random.uniform(0.5, 1.0))
+                pause_seconds = min(2 * pause_seconds, RECONNECT_SECONDS_MAX)
+        finally:
+            self.settled.set()
+
+    async def _open(self, until: Instant) -> None:
+        """Open a connection to a server that tells its run id, send what is unsent, and take it into use for calls."""
+        opening = OPENING_TIMEOUTS * self.server.target.timeout
+        connection = await self.server.connect(min(until, self._runtime.now() + opening))
+        try:
+            connection.used = self._runtime.now()
+            await self._flush(connection)
+            self._keep(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _keep(self, connection: Connection) -> None:
+        """Take a connection into use."""
+        # All nodes share one mutex for this: of two that come up at the same moment, the second finds the first.
+        with self._nodes.keeping, self._mutex:
+            self._refuse_same_server(connection)
+            if self._nodes.closed or (connection.shared and self.up):
+                connection.close()  # the shared one stays: this one was opened to send what was unsent
+                return
+            if connection.shared:
+                if connection.error is not None:
+                    raise connection.error
+                # At once, whether or not there is another call: something may be unsent.
+                connection.on_lost = partial(self._ended, connection)
+            self.run_id = connection.run_id
+            self.up = True
+            self.server.keep_new(connection)
+        self.settled.set()
+
+    def _refuse_same_server(self, connection: Connection) -> None:
+        for other in self._nodes.all:
+            if other is not self and other.up and other.run_id == connection.run_id != _UNKNOWN_RUN:
+                message = (
+                    f"{self.label} is the same server as {other.label}: it must not vote twice. "
+                    "Give the addresses of independent servers"
+                )
+                raise ConfigurationError(message)
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def take(self, now: Instant) -> Connection | None:
+        """Take an idle connection that is still open, as far as is known; tasks share the only one."""
+        return self.server.kept(now) if self.up else None
+
+    async def take_or_open(self, until: Instant) -> Connection | None:
+        """Take an idle connection, or open one more; None if the node is down, or does not answer in time."""
+        while self.up:
+            now = self._runtime.now()
+            connection = self.take(now)
+            if connection is not None or now >= until:
+                return connection
+            try:
+                await self._open(until)  # which another thread may take first
+            except _ERRORS as error:
+                self.failed(error, None, patient=False)
+        return None
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection that has no call in progress for the next caller."""
+        if connection.shared:
+            return
+        if self.up:
+            self.server.give_back(connection)
+        else:
+            connection.close()
+
+    def failed(self, error: BaseException, connection: Connection | None, *, patient: bool) -> LockError:
+        """
+        Judge the node after a call that failed, and return the error.
+
+        It is down only if it has had its time, and not if this caller had less. A connection that tasks share ends by
+        itself when the node has had its time, and goes on if only this caller gives up.
+        """
+        if connection is not None and connection.shared:
+            return translate(error, self.label)
+        if patient or not isinstance(error, TimeoutError):
+            return self.lost(error, connection)
+        if connection is not None:
+            connection.close()
+        self._connecting.start()  # which finds out whether it answers
+        return translate(error, self.label)
+
+    def _ended(self, connection: Connection, error: BaseException) -> None:
+        if self.up and connection is self.server.shared:
+            self.lost(error, connection)
+
+    def lost(self, error: BaseException, connection: Connection | None = None) -> LockError:
+        """Mark the node as down, and reconnect in the background; return why it is down."""
+        # A server that ended its connections may be back already, and connecting shows that at once: the next call
+        # waits for that. It does not wait again for a server that did not answer.
+        hopeful = connection is not None and isinstance(error, ConnectionError)
+        said = error if isinstance(error, LockError) else translate(error, self.label)
+        said.__cause__ = error.__cause__ if said is error else error
+        # It is kept: a traceback refers to the frames of all callers, and so to the leases that they hold.
+        kept: BaseException | None = said
+        while kept is not None:
+            kept = kept.with_traceback(None).__cause__
+        with self._mutex:
+            self.up, self.error = False, said
+            self.wait_until = self._runtime.now() + self._nodes.timeout if hopeful else 0.0
+            (self.settled.clear if hopeful else self.settled.set)()
+        # Not under the mutex: closing an async connection calls `_ended` at once.
+        if connection is not None:
+            connection.close()
+        self.server.close_idle(self.server.shared)
+        log.debug("lost %s: %s", self.label, said)
+        self.connect_soon()
+        return said
+
+    # -- subscribing -----------------------------------------------------------------------------------------------
+
+    def subscribe_soon(self) -> Event:
+        """Subscribe in the background; the event is set when that has succeeded or failed."""
+        return self._subscribing.start()
+
+    async def _subscribe(self) -> None:
+        try:
+            await self.listener.open()
+        except LockError as error:
+            log.debug("cannot subscribe at %s: %s", self.label, error)
+
+    # -- sending later ---------------------------------------------------------------------------------------------
+
+    def send_later(self, seconds: Seconds, packed: bytes) -> None:
+        """
+        Send a command when the node is reached next, if that is within so many seconds.
+
+        An error reply does not confirm it: then it is sent again with the next connection.
+        """
+        assert seconds > 0, "a command that would never be sent"
+        with self._mutex:
+            self._unsent.pop(packed, None)  # to the end
+            self._unsent[packed] = self._runtime.now() + seconds
+            if len(self._unsent) > UNSENT_MAX:
+                del self._unsent[next(iter(self._unsent))]
+            self._has_new_unsent = True
+            up = self.up
+        if up and not self._nodes.closed:
+            self._connecting.start()  # the node came back before this was noted
+
+    async def _flush(self, connection: Connection) -> None:
+        """Send what is unsent, oldest first, and forget what the node confirms."""
+        now = self._runtime.now()
+        with self._mutex:
+            self._unsent = {packed: until for packed, until in self._unsent.items() if until > now}
+            unsent = list(self._unsent.items())
+        for start in range(0, len(unsent), BATCH):
+            batch = unsent[start : start + BATCH]
+            replies = await connection.call_many(b"".join(packed for packed, _ in batch), len(batch))
+            with self._mutex:
+                for (packed, until), reply in zip(batch, replies, strict=True):
+                    # Else the server is loading its data, is out of memory, or denies a right.
+                    if not isinstance(reply, ServerSaid) and self._unsent.get(packed) == until:
+                        del self._unsent[packed]
+
+    def close(self) -> None:
+        """End the background work, and the subscription."""
+        assert self._nodes.closed, "connections that are being opened would be kept"
+        self._closing.set()
+        self.listener.close()
+        with self._mutex:
+            self.up, self.wait_until = False, 0.0
 
 
 def _messages(pack_first: Pack, op: Op, bodies: Sequence[Sequence[bytes]]) -> list[tuple[bytes, int]]:
     """Pack the calls of each node, once for nodes that have the same; `pack_first` packs the first of them."""
-    messages: list[tuple[bytes, int]] = []
-    before: Sequence[bytes] | None = None
-    for own in bodies:
-        if own is before:
-            messages.append(messages[-1])
-        else:
-            messages.append((b"".join([pack_first(own[0]), *map(op.command, own[1:])]), len(own)))
-        before = own
-    return messages
-
-
-def _is_clean(replies: Answers) -> bool:
-    return type(replies) is list and ServerSaid not in map(type, replies)
-
-
-def _lacks_script(replies: Answers) -> bool:
-    return not isinstance(replies, LockError) and any(
-        isinstance(reply, ServerSaid) and reply.code == "NOSCRIPT" for reply in replies
-    )
+    different = {id(own): own for own in bodies}
+    packed = {key: b"".join([pack_first(own[0]), *map(op.command, own[1:])]) for key, own in different.items()}
+    return [(packed[id(own)], len(own)) for own in bodies]

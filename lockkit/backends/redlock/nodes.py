@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from functools import partial
 from math import inf
 from typing import TypeAlias
 
@@ -24,14 +25,27 @@ Argument: TypeAlias = "bytes | str | int"
 Answer: TypeAlias = "Reply | LockError"
 """Of one node: what its script returned, or why there is no answer; None if the node was not asked."""
 
+Op: TypeAlias = Script
+"""What a node does in one atomic step: a Lua file, whose first lines describe the result."""
+
+_script = partial(Script, package=__package__)
+ACQUIRE: Op = _script("acquire", keys=["lock", "fence", "queue", "mark"], arguments=7)
+FENCE: Op = _script("fence", keys=["lock", "fence", "queue"], arguments=4)
+RENEW: Op = _script("renew", keys=["lock", "fence", "broken", "mark"], arguments=3)
+RELEASE: Op = _script("release", keys=["lock", "fence", "queue"], arguments=1)
+UNDO: Op = _script("undo", keys=["lock"], arguments=1)
+ABANDON: Op = _script("abandon", keys=["lock", "queue"], arguments=1)
+BREAK: Op = _script("break", keys=["lock", "fence", "broken", "queue"], arguments=2)
+LOOK: Op = _script("look", keys=["mark"], arguments=1)
+ADMIT: Op = _script("admit", keys=["mark"], arguments=3)
+HOLDERS: Op = Script("holders", keys=["lock", "fence", "queue"], arguments=0)
+
+TOLD_THE_RUN = frozenset({ACQUIRE, LOOK, ADMIT})
+"""Their last argument is the run id of the server, as told on the connection."""
+
 
 class NodeDown(BackendUnavailable):
-    """
-    Stands for the answer of a node that was down, to which nothing was sent.
-
-    Attributes:
-        reason: Why it is down.
-    """
+    """Stands for the answer of a node that was down, to which nothing was sent; `reason` says why it is down."""
 
     def __init__(self, reason: LockError) -> None:
         super().__init__(str(reason))
@@ -40,42 +54,6 @@ class NodeDown(BackendUnavailable):
 
 class NodeConnecting(NodeDown):
     """Stands for the answer of a node that may be up: no connection to it was opened in time."""
-
-
-class Op(Script):
-    """
-    An operation that a node does in one atomic step: a Lua file, whose first lines describe the result.
-
-    Attributes:
-        with_run_id: The last argument is the run id of the server, as told on the connection.
-    """
-
-    __slots__ = ("with_run_id",)
-
-    def __init__(
-        self,
-        name: str,
-        keys: Sequence[str],
-        arguments: int,
-        *,
-        with_run_id: bool = False,
-        package: str = __package__,
-    ) -> None:
-        assert len(set(keys)) == len(keys), "a key given twice"
-        super().__init__(name, keys=keys, arguments=arguments, package=package)
-        self.with_run_id = with_run_id
-
-
-ACQUIRE = Op("acquire", ["lock", "fence", "queue", "mark"], 7, with_run_id=True)
-FENCE = Op("fence", ["lock", "fence", "queue"], 4)
-RENEW = Op("renew", ["lock", "fence", "broken", "mark"], 3)
-RELEASE = Op("release", ["lock", "fence", "queue"], 1)
-UNDO = Op("undo", ["lock"], 1)
-ABANDON = Op("abandon", ["lock", "queue"], 1)
-BREAK = Op("break", ["lock", "fence", "broken", "queue"], 2)
-LOOK = Op("look", ["mark"], 1, with_run_id=True)
-ADMIT = Op("admit", ["mark"], 3, with_run_id=True)
-HOLDERS = Op("holders", ["lock", "fence", "queue"], 0, package="lockkit.backends.redis")
 
 
 class LockKeys(redis_keys.LockKeys):
@@ -94,12 +72,7 @@ class LockKeys(redis_keys.LockKeys):
 
 
 class Nodes(ABC):
-    """
-    All nodes of a Redlock.
-
-    Attributes:
-        labels: Of each node, for messages.
-    """
+    """All nodes of a Redlock; `labels` name each in messages."""
 
     labels: Sequence[str]
 
@@ -113,12 +86,13 @@ class Nodes(ABC):
         last_arguments: Sequence[Argument] | None = None,
         only: Collection[int] | None = None,
         send_later_seconds: float = 0.0,
-        until: float = inf,
+        until: Instant = inf,
     ) -> list[Answer]:
         """
         Run an operation on several nodes at the same time, with one deadline for all answers.
 
-        It does not wait for nodes that are not connected.
+        It does not wait for nodes that are known to be down. With `send_later_seconds`, a node that does not answer
+        gets it when it is reached again within that time.
         """
 
     @abstractmethod
@@ -130,7 +104,7 @@ class Nodes(ABC):
         until: Instant = inf,
         last: bool = False,
     ) -> list[list[Answer]]:
-        """Run an operation for many locks on all nodes, pipelined, as long as there is time."""
+        """Run an operation for many locks on all nodes, pipelined, as long as there is time; `last` before the end."""
 
     @abstractmethod
     def queue_entries(self, request: Request) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple, cast
 
 from lockkit.backend import Busy, Holder, decode_metadata, granted_at
@@ -30,21 +30,6 @@ NOT_ADMITTED, WAITING = -1, -2  # acquire.lua, of a node that may not vote
 OWNED, FREE, TAKEN, BROKEN = 1, 0, -1, -2  # renew.lua, of a lock
 
 _OWN_VALUE = re.compile(r"([0-9a-f]{32})\.\d+")
-
-
-class Refusal(NamedTuple):
-    """
-    A node's "busy".
-
-    Attributes:
-        left_seconds: So long the key lives on.
-        value: Value of its holder.
-        kind: `OURS`, `FOREIGN` or `UNSURE`: the kind of its client.
-    """
-
-    left_seconds: float
-    value: str
-    kind: int
 
 
 class Count:
@@ -73,25 +58,29 @@ class Count:
                 if answer > 0:
                     self.yes[index] = answer
             elif isinstance(answer, list):
-                self._count_list(answer)
+                self.answered_count += self._is_vote(answer)
             elif isinstance(answer, NodeDown):
                 self.down.append(index)
             elif answer is not None:
                 self.silent.append(index)
-        assert len(self.yes) <= self.answered_count <= len(answers)
-        assert len({*self.yes, *self.silent, *self.down}) == len(self.yes) + len(self.silent) + len(self.down), (
-            "a node counted twice"
-        )
 
-    def _count_list(self, answer: list[Any]) -> None:
+    def _is_vote(self, answer: list[Any]) -> bool:
         del answer
-        self.answered_count += 1
+        return True
 
     def why(self, index: int, label: str) -> str:
         """Return why a node did not answer; empty if it did."""
         del label
         answer = self.answers[index]
         return str(answer) if isinstance(answer, LockError) else ""
+
+
+class Refusal(NamedTuple):
+    """A node's "busy": how long the key lives on, the value of its holder, and the kind of its client."""
+
+    left_seconds: float
+    value: str
+    kind: int
 
 
 class Votes(Count):
@@ -116,23 +105,21 @@ class Votes(Count):
         """Whether some node was left out only because there was no time to connect."""
         return any(isinstance(answer, NodeConnecting) for answer in self.answers)
 
-    def _count_list(self, answer: list[Any]) -> None:
-        if answer[0] == NOT_ADMITTED:
-            self.not_admitted = True
-        elif answer[0] != WAITING:
-            self.answered_count += 1
-            _, left_ms, value, kind = answer
-            left_seconds = math.inf if left_ms < 0 else left_ms / 1000
-            self.busy.append(Refusal(left_seconds, value.decode("utf-8", "replace"), kind))
+    def _is_vote(self, answer: list[Any]) -> bool:
+        if answer[0] in {NOT_ADMITTED, WAITING}:
+            self.not_admitted = self.not_admitted or answer[0] == NOT_ADMITTED
+            return False
+        _, left_ms, value, kind = answer
+        self.busy.append(Refusal(_seconds(left_ms), value.decode("utf-8", "replace"), kind))
+        return True
 
     def why(self, index: int, label: str) -> str:
         """Return why a node did not answer or may not vote; empty if it voted."""
         answer = self.answers[index]
-        if isinstance(answer, list) and answer[0] == NOT_ADMITTED:
-            return f"{label} was restarted or has lost its data, and may not vote yet"
-        if isinstance(answer, list) and answer[0] == WAITING:
-            left_seconds = cast("int", answer[1]) / 1000
-            return f"{label} was restarted or has lost its data, and votes again in {left_seconds:.1f} s"
+        if isinstance(answer, list) and answer[0] in {NOT_ADMITTED, WAITING}:
+            left_seconds = cast("int", answer[-1]) / 1000
+            when = "may not vote yet" if answer[0] == NOT_ADMITTED else f"votes again in {left_seconds:.1f} s"
+            return f"{label} was restarted or has lost its data, and {when}"
         return super().why(index, label)
 
 
@@ -153,10 +140,7 @@ class Held:
 
     def unknown_count(self, count: Count) -> int:
         """Return how many nodes may still have its value and did not answer."""
-        unknown_count = sum(index in self.voters for index in (*count.silent, *count.down))
-        assert unknown_count <= len(self.voters)
-        assert unknown_count + len(count.yes) <= len(count.answers), "a node counted twice"
-        return unknown_count
+        return sum(index in self.voters for index in (*count.silent, *count.down))
 
 
 class Attempts:
@@ -189,25 +173,33 @@ class Attempts:
         self.values.append(value)
         return value
 
-    def taken_back(self, value: str) -> None:
-        """Note that nothing is left of an attempt, or will be when the nodes are reached."""
+    def taken_back(self, value: str, *, unused: bool = False) -> None:
+        """Note that nothing is left of an attempt, or will be when the nodes are reached; `unused`: nor ever was."""
         if value in self.values:
             self.values.remove(value)
+        self._count -= unused  # the next attempt may use it
         assert value not in self.values, "two attempts with the same value"
 
-    def unused(self, value: str) -> None:
-        """Note that no node has or will get the value of an attempt: the next attempt may use it."""
-        self.taken_back(value)
-        self._count -= 1
-        assert self._count >= 0
-
-    def split(self, runtime: Runtime, free_after: float | None) -> Busy:
+    def split(self, runtime: Runtime, free_after: float = inf) -> Busy:
         """Return the answer when no contender has a majority: retry after a random time, or they collide again."""
         longest = min(SPLIT_SECONDS_MAX, SPLIT_SECONDS_MIN * 2.0**self.splits)
         self.splits = min(self.splits + 1, 20)
-        pause = longest * (0.2 + 0.8 * runtime.random.random())
-        assert 0 < pause <= SPLIT_SECONDS_MAX
-        return Busy(pause if free_after is None else min(pause, free_after))
+        return Busy(min(longest * runtime.random.uniform(0.2, 1.0), free_after))
+
+    def busy(self, votes: Votes, quorum: int, runtime: Runtime) -> Busy:
+        """Return when to retry: when enough of the nodes that refused will be free, at the latest."""
+        lefts = sorted(refusal.left_seconds for refusal in votes.busy)
+        missing = quorum - len(votes.yes)
+        assert lefts, "a majority answered, did not say yes, and did not refuse"
+        seconds = _retry_after(lefts[missing - 1] if len(lefts) >= missing else inf, self.ttl_ms / 1000)
+        (value, supporters), *_ = Counter(refusal.value for refusal in votes.busy).most_common(1)
+        if supporters < quorum:
+            return self.split(runtime, seconds)
+        self.splits = 0
+        kind = min(refusal.kind for refusal in votes.busy if refusal.value == value)
+        if kind == UNSURE:
+            seconds = min(seconds, UNSURE_SECONDS * runtime.random.uniform(0.5, 1.0))
+        return Busy(None if seconds == inf else seconds, poll=kind == FOREIGN, owner=_owner_of(value))
 
 
 class Found(NamedTuple):
@@ -223,19 +215,15 @@ class Found(NamedTuple):
 
     def holder(self, quorum: int) -> Holder:
         """Combine the replies."""
-        assert self.replies
-        assert all(reply[0] == self.value for reply in self.replies)
-        lefts = sorted((math.inf if reply[1] < 0 else reply[1] / 1000 for reply in self.replies), reverse=True)
         # Held as long as a majority has it; nodes that do not answer do not count.
+        lefts = sorted((_seconds(reply[1]) for reply in self.replies), reverse=True)
         left_seconds = lefts[min(quorum, len(lefts)) - 1]
-        tokens = [int(reply[2]) for reply in self.replies if reply[2].isdigit()]
-        metadata = next((reply[3] for reply in self.replies if reply[3]), b"")
-        token = max(tokens) if tokens else None
+        token = max((int(reply[2]) for reply in self.replies if reply[2].isdigit()), default=None)
         return Holder(
             _owner_of(self.value.decode("utf-8", "replace")),
             token,
-            None if left_seconds == math.inf else left_seconds,
-            decode_metadata(metadata),
+            None if left_seconds == inf else left_seconds,
+            decode_metadata(next((reply[3] for reply in self.replies if reply[3]), b"")),
             max(reply[4] for reply in self.replies),
             since=granted_at(token),
         )
@@ -249,7 +237,6 @@ def find_holder(count: Count, quorum: int) -> Found | None:
         return None
     held = [cast("list[Any]", reply) for reply in replies if reply]
     (value, supporters), *_ = Counter(reply[0] for reply in held).most_common(1)
-    assert supporters <= len(held) <= len(count.answers)
     # Its other votes may be at nodes that did not answer.
     if supporters + len(count.silent) + len(count.down) < quorum:
         return None
@@ -265,25 +252,6 @@ def as_renewal(answer: Answer, value: bytes) -> Answer:
     return OWNED if answer[0] == value else TAKEN
 
 
-def busy(attempts: Attempts, votes: Votes, quorum: int, runtime: Runtime) -> Busy:
-    """Return when to retry: when enough of the nodes that refused will be free, at the latest."""
-    lefts = sorted(refusal.left_seconds for refusal in votes.busy)
-    missing = quorum - len(votes.yes)
-    assert missing > 0
-    assert lefts, "a majority answered, did not say yes, and did not refuse"
-    free_after = lefts[missing - 1] if len(lefts) >= missing else math.inf
-    seconds = None if free_after == math.inf else _retry_after(free_after, attempts.ttl_ms / 1000)
-    (value, supporters), *_ = Counter(refusal.value for refusal in votes.busy).most_common(1)
-    assert supporters <= len(votes.busy)
-    if supporters < quorum:
-        return attempts.split(runtime, seconds)
-    attempts.splits = 0
-    kind = min(refusal.kind for refusal in votes.busy if refusal.value == value)
-    if kind == UNSURE:
-        seconds = min(math.inf if seconds is None else seconds, UNSURE_SECONDS * runtime.random.uniform(0.5, 1.0))
-    return Busy(seconds, poll=kind == FOREIGN, owner=_owner_of(value))
-
-
 def _retry_after(left_seconds: float, ttl: float) -> float:
     """
     Return after how many seconds a waiter retries that is not woken, when the holder has so many left.
@@ -292,9 +260,11 @@ def _retry_after(left_seconds: float, ttl: float) -> float:
     node's data. A live holder renews at a third, so that is half a ttl at most. But at least a third of the waiter's
     ttl: during the last seconds of a holder that died, it does not retry ever more often.
     """
-    seconds = min(left_seconds, max(left_seconds / 2, ttl / 3))
-    assert left_seconds / 2 <= seconds <= left_seconds
-    return seconds
+    return min(left_seconds, max(left_seconds / 2, ttl / 3))
+
+
+def _seconds(left_ms: int) -> float:
+    return inf if left_ms < 0 else left_ms / 1000
 
 
 def _owner_of(value: str) -> str:

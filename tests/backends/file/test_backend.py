@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Busy, Gone, Renewed
-from lockkit.backends.file import record
+from lockkit.backends.file import record_store
 from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.backends.file.support import Connect
@@ -33,7 +33,7 @@ def test_record_that_another_thread_has_closed_is_opened_again(connect: Connect,
     client, other = connect(frozen), connect(frozen)
     grant = granted(drive(client.try_acquire(frozen.request())))
 
-    client._store._files["x"].close()
+    client._store._records["x"].close()
 
     assert drive(client.renew([grant])) == [Renewed()]
     assert isinstance(drive(other.try_acquire(frozen.request(queue=False))), Busy)
@@ -52,7 +52,7 @@ def test_thread_that_writes_a_record_while_the_client_is_closed_writes_into_no_o
         go_on.wait(PATIENCE)
         return os.pwrite(fd, text, offset)
 
-    monkeypatch.setattr(record, "_pwrite", interrupted)
+    monkeypatch.setattr(record_store, "_pwrite", interrupted)
     thread = threading.Thread(target=lambda: released.append(drive(backend.release(grant))))
     thread.start()
     assert writing.wait(PATIENCE)
@@ -74,7 +74,7 @@ def test_confirmation_says_why_a_lease_is_gone(connect: Connect, frozen: StubHos
     grant = granted(drive(first.try_acquire(frozen.request())))
     assert drive(first.confirm(grant)) is None
 
-    (directory / "clients" / first._client_file.id).unlink()
+    (directory / "clients" / first._directory.client_id).unlink()
     assert drive(second.confirm(grant)) == Gone("gone")
     other = granted(drive(second.try_acquire(frozen.request())))
     assert drive(first.confirm(grant)) == Gone("taken")

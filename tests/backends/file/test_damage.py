@@ -91,21 +91,6 @@ def test_damaged_record_grants_nothing_while_an_old_lease_may_last(
     assert drive(holder.renew([grant])) == [Gone("taken")]
 
 
-def test_damaged_record_of_a_lock_that_we_hold_ourselves(
-    connect: Connect, frozen: StubHost, damage: Callable[[], None]
-) -> None:
-    """Our own leases count too."""
-    backend = connect(frozen)
-    granted(drive(backend.try_acquire(frozen.request(ttl=20.0))))
-
-    damage()
-
-    with pytest.raises(BackendUnavailable, match=r"20\.0 s"):
-        drive(backend.try_acquire(frozen.request()))
-    tick(frozen, 20.0)
-    granted(drive(backend.try_acquire(frozen.request())))
-
-
 @pytest.mark.parametrize("seen", [False, True])
 def test_damaged_record_is_repaired_by_break_lock(
     seen: bool,  # noqa: FBT001
@@ -130,8 +115,8 @@ def test_damaged_record_and_unreadable_client(connect: Connect, frozen: StubHost
     """If lockkit cannot tell how long a lease may last, a person must decide."""
     holder, other = connect(frozen), connect(frozen)
     granted(drive(holder.try_acquire(frozen.request())))
-    assert holder._client_file.fd >= 0
-    Path(holder._client_file.path).write_text("garbage")
+    assert holder._directory.fd >= 0
+    Path(holder._directory.client_path).write_text("garbage")
     (directory / "x.lock").write_text("garbage")
 
     with pytest.raises(BackendUnavailable, match=r"cannot tell.*lockkit break 'x'"):

@@ -12,7 +12,7 @@ import pytest
 
 import lockkit
 from lockkit.backends.file import examine as file_examine
-from lockkit.backends.file.inotify import Inotify
+from lockkit.backends.file.wakeup import Inotify
 from lockkit.doctor import Severity, examine
 from tests.doctor.support import found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Grant, Renewed, Unknown
-from lockkit.backends.file import record
+from lockkit.backends.file import record_store
 from lockkit.backends.file.record_store import OPEN_RECORDS_MAX
 from lockkit.errors import BackendUnavailable
 from lockkit.runtime import drive
@@ -109,7 +109,7 @@ def test_stopped_process_delays_no_other_renewal_and_no_other_release(
     # Five times the same lease.
     stuck = [grants[0]] * 5
     (directory / "hidden").rename(directory / "x.lock")
-    backend._store.reopen()
+    backend._store.close()
 
     watch = Stopwatch()
     renewed = drive(backend.renew([*stuck, *grants[1:]]))
@@ -165,16 +165,16 @@ def test_interrupt_within_an_operation(
     """Ctrl-C between any two system calls: the flock is dropped, and the record decides."""
     backend = connect(host)
     assert drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
-    real = getattr(record, call)
+    real = getattr(record_store, call)
     request = host.request()
 
     def interrupted(*args: object) -> object:
-        monkeypatch.setattr(record, call, real)
+        monkeypatch.setattr(record_store, call, real)
         if moment == "after":
             real(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, call, interrupted)
+    monkeypatch.setattr(record_store, call, interrupted)
     with pytest.raises(KeyboardInterrupt):
         drive(backend.try_acquire(request))
 

@@ -13,7 +13,7 @@ import pytest
 from lockkit.backend import Busy, Gone, Renewed
 from lockkit.backends import lock_state
 from lockkit.backends.file import backend as file
-from lockkit.backends.file import cleanup, record
+from lockkit.backends.file import record_store
 from lockkit.backends.file.record import REMOVED
 from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import drive
@@ -57,8 +57,8 @@ def test_client_file_removed_by_a_stranger(
     holder, other = connect(frozen), connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=5.0))))
     granted(drive(holder.try_acquire(frozen.request("long", ttl=20.0))))
-    assert holder._client_file.fd >= 0
-    Path(holder._client_file.path).unlink()
+    assert holder._directory.fd >= 0
+    Path(holder._directory.client_path).unlink()
     drive(other.ping())
     tick(frozen, 2.0)
 
@@ -86,9 +86,9 @@ def test_waiter_learns_by_itself_what_was_removed(connect: Connect, host: StubHo
     elif lost == "directory":
         directory.rename(directory.with_name("moved"))
     else:
-        former = waiter._client_file.id
-        Path(waiter._client_file.path).unlink()
-        until(lambda: waiter._client_file.id != former)
+        former = waiter._directory.client_id
+        Path(waiter._directory.client_path).unlink()
+        until(lambda: waiter._directory.client_id != former)
         drive(holder.release(grant))
 
     until(lambda: not waiting.is_alive())
@@ -101,7 +101,7 @@ def test_record_from_before_a_reboot_is_free(
     holder = connect(frozen)
     grant = granted(drive(holder.try_acquire(frozen.request(ttl=LONG))))
     drive(holder.close())
-    monkeypatch.setattr(record, "boot_id", lambda: "after-the-reboot")
+    monkeypatch.setattr(record_store, "boot_id", lambda: "after-the-reboot")
     monkeypatch.setattr(file, "wall_clock_us", lambda: 0)
 
     again = granted(drive(connect(frozen).try_acquire(frozen.request())))
@@ -115,7 +115,7 @@ def test_directory_shared_by_two_kernels_is_refused(
 ) -> None:
     """Another boot id, but its client lives: their clocks cannot be compared."""
     granted(drive(connect(frozen).try_acquire(frozen.request())))
-    monkeypatch.setattr(record, "boot_id", lambda: "another-kernel")
+    monkeypatch.setattr(record_store, "boot_id", lambda: "another-kernel")
 
     with pytest.raises(ConfigurationError, match="another kernel"):
         drive(connect(frozen).try_acquire(frozen.request()))
@@ -124,8 +124,8 @@ def test_directory_shared_by_two_kernels_is_refused(
 @pytest.fixture
 def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients examine all files whenever they clean."""
-    monkeypatch.setattr(cleanup, "ENTRIES_MIN", 1000)
-    monkeypatch.setattr(cleanup, "ENTRIES_MAX", 1000)
+    monkeypatch.setattr(record_store, "ENTRIES_MIN", 1000)
+    monkeypatch.setattr(record_store, "ENTRIES_MAX", 1000)
 
 
 def age(directory: Path) -> None:
@@ -142,14 +142,12 @@ def test_unused_records_are_removed(connect: Connect, host: StubHost, directory:
     user = connect(host)
     used = leave_record(user, host, "used")
     granted(drive(user.try_acquire(host.request("held", ttl=LONG))))
-    (directory / f".new-{'0' * 32}").touch()
-    (directory / ".feed").touch()  # nothing in it says whose it is
     age(directory)
     leave_record(user, host, "recent")
 
     drive(connect(host).ping())
 
-    assert {path.name for path in directory.iterdir()} == {"held.lock", "recent.lock", "clients", ".lockkit", ".feed"}
+    assert {path.name for path in directory.iterdir()} == {"held.lock", "recent.lock", "clients", ".lockkit"}
     again = granted(drive(user.try_acquire(host.request("used"))))
     assert again.token > used.token
     assert (directory / "used.lock").exists()
@@ -167,7 +165,7 @@ def test_record_with_a_note_is_kept_until_its_end(
     drive(user.release(grant))
     drive(user.close())
     age(directory)
-    monkeypatch.setattr(record, "boot_id", lambda: "after-the-reboot")
+    monkeypatch.setattr(record_store, "boot_id", lambda: "after-the-reboot")
 
     drive(connect(host).ping())
 
@@ -175,7 +173,7 @@ def test_record_with_a_note_is_kept_until_its_end(
     assert note is not None
     assert note.text == "done"
     wall_us = lock_state.wall_clock_us()
-    monkeypatch.setattr(cleanup, "wall_clock_us", lambda: wall_us + 3601 * 10**6)
+    monkeypatch.setattr(record_store, "wall_clock_us", lambda: wall_us + 3601 * 10**6)
     age(directory)
     drive(connect(host).ping())
     assert not (directory / "x.lock").exists()
@@ -321,9 +319,9 @@ def test_record_that_was_made_anew_is_kept_by_a_cleaner_that_opened_the_former_o
     path.write_bytes(REMOVED)
     path.unlink()
     granted(drive(holder.try_acquire(host.request())))
-    monkeypatch.setattr(cleanup, "open_record", lambda _: former)
+    monkeypatch.setattr(record_store, "open_file", lambda _: former)
 
-    assert not first._store._cleanup.remove(str(path))
+    assert not first._store.remove(str(path))
 
     assert isinstance(drive(connect(host).try_acquire(host.request(queue=False))), Busy)
 
@@ -348,16 +346,13 @@ def test_records_and_files_of_dead_clients_are_removed(connect: Connect, host: S
     drive(cleaner.ping())
 
     assert {path.name for path in directory.glob("*.lock")} == {"awaited.lock"}
-    living_ids = {living._client_file.id, cleaner._client_file.id}
+    living_ids = {living._directory.client_id, cleaner._directory.client_id}
     assert {path.name for path in (directory / "clients").iterdir()} == living_ids
     assert granted(drive(living.try_acquire(host.request("held")))).token > token
 
 
-def test_client_removes_all_unused_records_bit_by_bit(
-    connect: Connect, frozen: StubHost, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_removes_all_unused_records_bit_by_bit(connect: Connect, frozen: StubHost, directory: Path) -> None:
     """Not only when it starts, a few at a time, and however many there are."""
-    monkeypatch.setattr(cleanup, "NAMES_MAX", 50)
     former, backend = connect(frozen), connect(frozen)
     for number in range(200):
         leave_record(former, frozen, f"lock {number}")
@@ -367,10 +362,10 @@ def test_client_removes_all_unused_records_bit_by_bit(
     counts = [200]
 
     while counts[-1]:
-        tick(frozen, cleanup.CLEANUP_SECONDS)
+        tick(frozen, record_store.CLEANUP_SECONDS)
         drive(backend.ping())
         counts.append(len(list(directory.glob("*.lock"))))
-        assert counts[-2] - counts[-1] <= cleanup.ENTRIES_MIN
+        assert counts[-2] - counts[-1] <= record_store.ENTRIES_MIN
         assert len(counts) < 100
 
 
@@ -394,9 +389,9 @@ def test_nothing_is_logged_under_a_mutex(connect: Connect, host: StubHost, direc
     handler = Handler()
     logging.getLogger("lockkit").addHandler(handler)
     try:
-        assert backend._client_file.fd >= 0
-        Path(backend._client_file.path).unlink()
-        backend._client_file.check_soon()
+        assert backend._directory.fd >= 0
+        Path(backend._directory.client_path).unlink()
+        backend._directory.check_soon()
         drive(backend.ping())
         (directory / "x.lock").write_text("garbage")
         with pytest.raises(BackendUnavailable):
@@ -411,12 +406,12 @@ def test_client_that_lives_long_touches_its_file(connect: Connect, frozen: StubH
     """Cleaners of temporary directories would remove it."""
     backend = connect(frozen)
     grant = granted(drive(backend.try_acquire(frozen.request(ttl=1e6))))
-    assert backend._client_file.fd >= 0
-    os.utime(backend._client_file.path, (0, 0))
+    assert backend._directory.fd >= 0
+    os.utime(backend._directory.client_path, (0, 0))
     drive(backend.renew([grant]))
-    assert Path(backend._client_file.path).stat().st_mtime == 0
+    assert Path(backend._directory.client_path).stat().st_mtime == 0
 
     tick(frozen, 2 * 3600.0)
     drive(backend.renew([grant]))
 
-    assert Path(backend._client_file.path).stat().st_mtime > 0
+    assert Path(backend._directory.client_path).stat().st_mtime > 0

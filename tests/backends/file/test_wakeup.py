@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Request
-from lockkit.backends.file import wakeup
-from lockkit.backends.file.client_file import ClientFile, notify
 from lockkit.backends.file.directory import Directory
 from lockkit.backends.file.wakeup import WakeupListener
 from lockkit.runtime import BlockingRuntime, drive
@@ -27,21 +25,21 @@ class Listening:
     def __init__(self, path: Path) -> None:
         """Make both."""
         self.host = StubHost(ScriptedSleep())
-        self.directory = Directory(str(path), group=False)
-        self.client_file = self.other_client()
+        self.path = path
+        self.directory = self.other_client()
         self.requests: dict[str, Request] = {}
-        self.listener = WakeupListener(self.host.runtime, self.directory, self.client_file, self.requests)
+        self.listener = WakeupListener(self.host.runtime, self.directory, self.requests)
 
     def request(self, owner: str) -> Request:
         """A request that waits."""
         self.requests[owner] = self.host.request(owner=owner)
         return self.requests[owner]
 
-    def other_client(self) -> ClientFile:
+    def other_client(self) -> Directory:
         """Another client of the directory."""
-        client_file = ClientFile(self.host.runtime, self.directory, lambda: None)
-        client_file.check(0.0)
-        return client_file
+        client = Directory(self.host.runtime, str(self.path), group=False, on_removed=lambda: None)
+        client.check(0.0)
+        return client
 
 
 class ScriptedSleep(BlockingRuntime):
@@ -67,7 +65,7 @@ def client(tmp_path: Path) -> Iterator[Listening]:
     stopped = client.listener.stop()
     if stopped is not None:
         assert drive(stopped.wait(30))
-    client.client_file.close()
+    client.directory.close()
 
 
 def woken(request: Request) -> bool:
@@ -79,14 +77,14 @@ def test_client_that_ended_before_it_was_watched_is_noticed(client: Listening) -
     """Whether its file is still there or not: no event will ever come."""
     client.request("r")
     other = client.other_client()
-    other_id = other.id
+    other_id = other.client_id
 
     assert client.listener.watch("r", other_id)
     other.forget()
     assert not client.listener.watch("r", "cccc")
     assert not client.listener.watch("r", other_id)
     assert client.listener.watch("r", "")
-    assert client.listener.watch("r", client.client_file.id)
+    assert client.listener.watch("r", client.directory.client_id)
 
 
 def test_waiter_is_woken_only_when_the_flock_is_gone(client: Listening) -> None:
@@ -103,7 +101,8 @@ def test_waiter_is_woken_only_when_the_flock_is_gone(client: Listening) -> None:
             fcntl.flock(other.fd, fcntl.LOCK_UN)
 
     runtime.meanwhile = drop_at_the_third
-    drive(client.listener._client_ended(wakeup._Watched(other.id, {"r", "gone meanwhile"})))
+    assert client.listener.watch("r", other.client_id)
+    drive(client.listener._client_ended(other.client_id))
 
     assert seen == [False] * 3
     assert request.wake.is_set()
@@ -122,7 +121,7 @@ def test_listener_that_fails_wakes_all_requests(
     monkeypatch.setattr(client.listener._inotify, "read", fail)
     request = client.request("r")
     assert client.listener.start()
-    notify(client.directory, client.client_file.id)
+    client.directory.notify(client.directory.client_id)
 
     assert woken(request)
     assert not client.listener.start()

@@ -23,11 +23,11 @@ from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis.connection import Connection
 from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
-from lockkit.backends.redlock import node as redlock_node
+from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
 from lockkit.backends.redlock.network import NetworkNodes
-from lockkit.backends.redlock.nodes import ACQUIRE, FENCE, RELEASE, RENEW, UNDO, Answer, LockKeys, Op
+from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, RELEASE, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
@@ -474,7 +474,7 @@ async def test_what_is_unsent_is_sent_without_another_call(
     nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """A client that has nothing else to do goes on looking for the node."""
-    monkeypatch.setattr(redlock_node, "RECONNECT_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(network, "RECONNECT_IDLE_SECONDS", 0.0)
     node = nodes.nodes[2]
 
     async with redlock(nodes, host, node_timeout=0.2) as backend:
@@ -858,8 +858,8 @@ async def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
     async with redlock(nodes, host) as backend:
         node = nodes_of(backend).all[0]
         monkeypatch.setattr(Connection, "call_many", answer)
-        with pytest.raises(BackendUnavailable, match="long script"):
-            await node._connect()
+        with pytest.raises(ServerSaid, match="BUSY"):
+            await node._open(inf)
 
 
 def test_first_start_by_many_clients_at_once(nodes: RedisNodes) -> None:
@@ -882,13 +882,18 @@ async def test_first_start_with_a_missing_node_waits(nodes: RedisNodes, host: St
         assert "votes again in" in await refused(backend, host.request())
 
 
-async def test_late_first_start_does_not_shorten_a_wait(nodes: RedisNodes, host: StubHost) -> None:
+async def test_late_first_start_does_not_shorten_a_wait(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two clients that decide at the same time the first one's decision stands."""
     async with redlock(nodes, host) as backend:
-        delayed_restart = backend._delayed_restart
-        looks = await delayed_restart._look()
-        on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
-        await delayed_restart._mark(list(looks), looks)
+
+        async def decide(op: Op) -> None:
+            if op is ADMIT:
+                on(nodes.nodes[0])("SET", MARK, str(Mark(_run_id(nodes.nodes[0]), 1, 1, 10**16)))
+
+        intercept(monkeypatch, backend, before=decide)
+        await backend._delayed_restart.run()
 
         assert mark_of(nodes.nodes[0]).until_us == 10**16
         assert on(nodes.nodes[1])("EXISTS", MARK) == 1
@@ -970,15 +975,6 @@ async def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, hos
         for node in nodes.nodes[3:]:
             on(node)("DEL", LOCK)
         assert await backend.confirm(grant) == Gone("gone")
-
-
-async def test_renewals_of_many_leases(nodes: RedisNodes, host: StubHost) -> None:
-    """More than go into one batch, also when the nodes have forgotten the script."""
-    async with redlock(nodes, host) as backend:
-        grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
-        on(nodes.nodes[3])("SCRIPT", "FLUSH")
-        on(nodes.nodes[4])("DEL", *(f"lockkit:{number}" for number in range(600)))
-        assert await backend.renew(grants) == [Renewed()] * 600
 
 
 async def test_renewal_keeps_the_counter(nodes: RedisNodes, host: StubHost) -> None:
@@ -1087,34 +1083,6 @@ async def test_too_few_answers_are_no_answer(
         with pytest.raises(NoQuorum, match="2 of 5"):
             await backend.try_acquire(host.request(ttl=600.0))
         assert not any(has_lock(node) for node in nodes.nodes[:3])
-
-
-@pytest.mark.parametrize("slow", [ACQUIRE, FENCE, RENEW], ids=["round one", "round two", "renewal"])
-async def test_validity_counts_from_before_anything_was_sent(
-    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch, slow: Op
-) -> None:
-    """However long the rounds take."""
-    async with redlock(nodes, host) as backend:
-        granted(await backend.try_acquire(host.request("warm")))
-        backend._ahead_us = None  # so that there is a round two
-        run = backend._nodes._run  # type: ignore[attr-defined]
-
-        async def run_slowly(op: Op, *arguments: Any) -> list[list[Answer]]:
-            answers: list[list[Answer]] = await run(op, *arguments)
-            await host.runtime.sleep(0.2 if op is slow else 0.0)
-            return answers
-
-        monkeypatch.setattr(backend._nodes, "_run", run_slowly)
-        started = host.runtime.now()
-        grant = granted(await backend.try_acquire(host.request(ttl=30.0)))
-        # None: the engine takes the time before the call.
-        assert grant.anchor is None or grant.anchor <= started + 0.1
-        assert grant.ttl == 30.0
-        started = host.runtime.now()
-        (renewed,) = await backend.renew([grant])
-        assert isinstance(renewed, Renewed)
-        assert renewed.anchor is None or renewed.anchor <= started + 0.1
-        assert renewed.ttl in {None, 30.0}
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ All of them end:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.storage import load
@@ -112,8 +112,7 @@ def with_retry(
         ConfigurationError: The key holds a value that is not a string, or an argument is wrong.
     """
     update = load("redis", "lockkit.optimistic").StringUpdate(BlockingRuntime(), client, key, fn, ttl)
-    result: V = drive(update.run(attempts, timeout))
-    return result
+    return cast("V", drive(update.run(attempts, timeout)))
 
 
 async def with_retry_async(
@@ -135,8 +134,7 @@ async def with_retry_async(
             without its ``WATCH``, so it could overwrite another writer's change.
     """
     update = load("redis", "lockkit.optimistic").StringUpdate(AsyncioRuntime(), client, key, fn, ttl)
-    result: V = await update.run(attempts, timeout)
-    return result
+    return cast("V", await update.run(attempts, timeout))
 
 
 def transact(
@@ -182,8 +180,7 @@ def transact(
         ConfigurationError: An argument is wrong.
     """
     update = load("sql.update", "lockkit.optimistic").TransactionRetry(BlockingRuntime(), source, fn)
-    result: T = drive(update.run(attempts, timeout))
-    return result
+    return cast("T", drive(update.run(attempts, timeout)))
 
 
 async def transact_async(
@@ -199,8 +196,7 @@ async def transact_async(
     The same as `transact`, with an `AsyncEngine` or an `async_sessionmaker`.
     """
     update = load("sql.update", "lockkit.optimistic").TransactionRetry(AsyncioRuntime(), source, fn)
-    result: T = await update.run(attempts, timeout)
-    return result
+    return cast("T", await update.run(attempts, timeout))
 
 
 def update_key(
@@ -236,8 +232,7 @@ def update_key(
         ConfigurationError: An argument is wrong, or `fn` returned a value of another type.
     """
     update = load("etcd", "lockkit.optimistic").KeyUpdate(BlockingRuntime(), client, key, fn)
-    result: K = drive(update.run(attempts, timeout))
-    return result
+    return cast("K", drive(update.run(attempts, timeout)))
 
 
 async def update_key_async(
@@ -254,8 +249,7 @@ async def update_key_async(
     The same as `update_key`, and `fn` may be ``async def``.
     """
     update = load("etcd", "lockkit.optimistic").KeyUpdate(AsyncioRuntime(), client, key, fn)
-    result: K = await update.run(attempts, timeout)
-    return result
+    return cast("K", await update.run(attempts, timeout))
 
 
 def update_row(
@@ -299,8 +293,7 @@ def update_row(
     update = load("sql.update", "lockkit.optimistic").RowUpdate(
         BlockingRuntime(), source, fn, table=table, key=key, version=version
     )
-    result: R = drive(update.run(attempts, timeout))
-    return result
+    return cast("R", drive(update.run(attempts, timeout)))
 
 
 async def update_row_async(
@@ -321,8 +314,7 @@ async def update_row_async(
     update = load("sql.update", "lockkit.optimistic").RowUpdate(
         AsyncioRuntime(), source, fn, table=table, key=key, version=version
     )
-    result: R = await update.run(attempts, timeout)
-    return result
+    return cast("R", await update.run(attempts, timeout))
 
 
 def update_node(
@@ -359,8 +351,7 @@ def update_node(
         ConfigurationError: An argument is wrong, the parent is missing, or the node to delete has children.
     """
     update = load("zookeeper", "lockkit.optimistic").NodeUpdate(BlockingRuntime(), client, path, fn)
-    result: N = drive(update.run(attempts, timeout))
-    return result
+    return cast("N", drive(update.run(attempts, timeout)))
 
 
 async def update_node_async(
@@ -377,8 +368,7 @@ async def update_node_async(
     The same as `update_node`, with the same ``KazooClient``, and `fn` may be ``async def``.
     """
     update = load("zookeeper", "lockkit.optimistic").NodeUpdate(AsyncioRuntime(), client, path, fn)
-    result: N = await update.run(attempts, timeout)
-    return result
+    return cast("N", await update.run(attempts, timeout))
 
 
 def versioned(statement: S, expected: int | None, *, version: ColumnElement[int] | None = None) -> S:

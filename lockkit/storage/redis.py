@@ -221,9 +221,12 @@ class AsyncRedisGuard:
             message = f"redis-py cannot send this to {name!r}: {error}"
             raise ConfigurationError(message, name=name) from error
         except DRIVER_ERRORS as error:
-            refusal = self._refusal(error, token, name, shared=shared)
-            if refusal is not None:
-                raise refusal from None
+            code, _, last = str(error).partition(" ")
+            if code == "STALETOKEN":
+                what, label = "the read" if shared else "the change", label_of(self._client)
+                raise stale_token(what, token, int(last.split()[0]), name=name, backend=label) from None
+            if code == "BADMARK":
+                raise self._bad_mark(name) from None
             if type(error) is redis.ResponseError and not _SERVER_CODES.search(str(error)):
                 raise  # from the application's script, and not from the server or for missing rights
             raise data_error(error, self._client, scope) from error
@@ -246,14 +249,6 @@ class AsyncRedisGuard:
 
     def _marks(self, scope: Key) -> list[Key]:
         return [mark_of(self._prefix, scope), mark_of(self._prefix, scope, "guard-read")]
-
-    def _refusal(self, error: BaseException, token: int, name: str, *, shared: bool) -> LockError | None:
-        """Make the error for a refusal by guard.lua; None if it did not refuse."""
-        code, _, last = str(error).partition(" ")
-        if code == "STALETOKEN":
-            what, label = "the read" if shared else "the change", label_of(self._client)
-            return stale_token(what, token, int(last.split()[0]), name=name, backend=label)
-        return self._bad_mark(name) if code == "BADMARK" else None
 
     def _bad_mark(self, name: str) -> ConfigurationError:
         label = label_of(self._client)

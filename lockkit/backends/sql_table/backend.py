@@ -407,9 +407,10 @@ class SqlTableBackend(SqlBackend):
         statement = self._statements.names if end is None else self._statements.names_below
         rows = (await self._run(statement, (begin, BATCH) if end is None else (begin, BATCH, end))).rows
         # The last row of one page is the first of the next, if it is still held.
-        keys = [key for row in rows if (key := _key_text(row[0])) is not None and (after is None or key != begin)]
-        names = [name for key in keys if (name := name_of_key(key)) is not None and in_space(name, prefix)]
-        last = text(rows[-1][0]) if len(rows) == BATCH else begin
+        keys = [text(key) for (key,) in rows]
+        found = [name_of_key(key) for key in keys if after is None or key != begin]
+        names = [name for name in found if name is not None and in_space(name, prefix)]
+        last = keys[-1] if len(keys) == BATCH else begin
         return NamesPage(names, last if last != begin else None)
 
     async def read_note(self, name: str) -> Note | None:
@@ -511,14 +512,6 @@ class SqlTableBackend(SqlBackend):
 
 def _may_be_alone(grant: Grant) -> bool:
     return grant.state not in {"share", "alone"}
-
-
-def _key_text(value: str | bytes | bytearray) -> str | None:
-    """Read a key; None for one of a foreign client that no lock of lockkit can have."""
-    try:
-        return value.decode() if isinstance(value, bytes | bytearray) else value
-    except UnicodeDecodeError:
-        return None
 
 
 def _microseconds(ttl: Seconds) -> int:

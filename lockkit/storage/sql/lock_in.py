@@ -292,7 +292,7 @@ class _InnoDB(_Locker):
         return token
 
     def _insert_row(self) -> None:
-        known = _known_rows.setdefault(self._connection.engine, {})
+        known = _known_rows.setdefault(self._connection.engine, set())
         if (self._table, self._name) in known:
             return
         with spare(self._connection.engine) as own:
@@ -301,9 +301,9 @@ class _InnoDB(_Locker):
             own.execution_options(isolation_level="AUTOCOMMIT")
             if own.execute(self._sql["read"], self._given).first() is None:
                 own.execute(self._sql["insert"], self._given)
-        while len(known) >= _KNOWN_ROWS_MAX:
-            known.pop(next(iter(tuple(known)), ("", "")), None)  # a copy: threads add others meanwhile
-        known[self._table, self._name] = None
+        if len(known) >= _KNOWN_ROWS_MAX:
+            known.clear()
+        known.add((self._table, self._name))
 
     def _lock(self, wait: Seconds | None) -> Any:  # noqa: ANN401 - a row
         """
@@ -338,7 +338,7 @@ class _InnoDB(_Locker):
     def _found(self, step: str) -> Any:  # noqa: ANN401 - a row
         row = self._ask(step).first()
         if row is None:
-            _known_rows.get(self._connection.engine, {}).pop((self._table, self._name), None)
+            _known_rows.get(self._connection.engine, set()).discard((self._table, self._name))
             message = f"the row of {self._name!r} at {self.label} was removed meanwhile"
             raise self._start_again(f"{message}: roll back and run the transaction again")
         return row
@@ -369,8 +369,8 @@ class _InnoDB(_Locker):
 # Transactions that the server has rolled back, but their applications have not.
 _rolled_back: weakref.WeakSet[Any] = weakref.WeakSet()
 _RAISED = "lockkit: tokens raised"
-# Tables and names that are known to have a row, by engine; the dict is an ordered set.
-_known_rows: weakref.WeakKeyDictionary[Engine, dict[tuple[str, str], None]] = weakref.WeakKeyDictionary()
+# Tables and names that are known to have a row, by engine.
+_known_rows: weakref.WeakKeyDictionary[Engine, set[tuple[str, str]]] = weakref.WeakKeyDictionary()
 
 
 class _SQLite(_Locker):

@@ -98,7 +98,7 @@ class TransactionRetry(OptimisticUpdate):
         except sa.exc.DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-            raise unknown_outcome(self.name, self.label, error.orig) from error
+            raise unknown_outcome(self.name, self.label, "to COMMIT") from error
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -152,16 +150,6 @@ def test_timeout_leaves_the_transaction_as_it_was(engine: sa.Engine, base: Base)
             waiter.execute(sa.text("INSERT INTO notes VALUES ('kept')"))
         waiter.commit()
     assert base.rows("SELECT text FROM notes") == [("kept",)]
-
-
-def test_first_use_in_a_process_does_not_wait_for_the_holder(base: Base, engine: sa.Engine) -> None:
-    """Whatever is made or looked for at first; MariaDB would wait for 50 s by itself."""
-    with engine.begin() as connection:
-        lock_in(connection, "x")
-        started = time.monotonic()
-        with base.engine() as fresh:
-            assert taken(fresh, "x")
-        assert time.monotonic() - started < 45
 
 
 def test_first_use_in_a_process_does_not_wait_at_serializable(server: Base) -> None:
@@ -705,49 +693,6 @@ def test_tokens_grow_over_a_crash_of_the_server(kind: str) -> None:
                 engine.dispose()
             with engine.begin() as connection:
                 tokens.append(lock_in(connection, "x").token)
-
-    assert tokens == sorted(set(tokens))
-
-
-def has_ended(connection: sa.Connection) -> bool:
-    """Tell whether the server has ended a session."""
-    try:
-        connection.execute(sa.text("SELECT 1"))
-    except exc.DBAPIError:
-        return True
-    return False
-
-
-def test_tokens_grow_when_one_process_of_the_server_crashes() -> None:
-    """
-    PostgreSQL then ends all sessions and recovers, but does not start anew: the kernel may do that, short of memory.
-
-    It writes down 32 numbers of a sequence in advance, and what it wrote last may be lost.
-    """
-    require("postgresql", local=True)
-    with PostgresServer() as running:
-        base = Base("postgresql", running.url.partition("://")[2])
-        with base.engine() as engine:
-
-            def drawn() -> int | None:
-                try:
-                    with engine.begin() as connection:
-                        return lock_in(connection, "x").token
-                except (lockkit.BackendUnavailable, exc.DBAPIError):  # still recovering
-                    engine.dispose()
-                    return None
-
-            tokens = [until(drawn)]
-            for _ in range(3):
-                with engine.connect() as connection, engine.connect() as victim:
-                    pid = victim.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
-                    tokens += [lock_in(connection, f"x{number}").token for number in range(40)]
-                    os.kill(pid, signal.SIGKILL)
-                    until(partial(has_ended, connection))  # before, the server grants locks as if nothing had happened
-                    connection.invalidate()
-                    victim.invalidate()
-                engine.dispose()
-                tokens.append(until(drawn))
 
     assert tokens == sorted(set(tokens))
 

@@ -33,7 +33,7 @@ matters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -93,11 +93,6 @@ class Share(Generic[C]):
     until: float
     token: int
     slot: int | None = None
-
-
-def offer_seconds(claim: Claim) -> float:
-    """How long an offer to this waiter lasts, seconds: ``min(ttl / 2, OFFER_SECONDS_MAX)``."""
-    return min(claim.ttl / 2, OFFER_SECONDS_MAX)
 
 
 def wall_clock_us() -> int:
@@ -275,7 +270,7 @@ class LockState(Generic[C]):
         if self.shares and not self._fits_beside(head):
             self.until = inf
             return self.queue[:1]  # it may watch the client of a share that has ended now
-        self.until = now + offer_seconds(head)
+        self.until = now + min(head.ttl / 2, OFFER_SECONDS_MAX)
         # The second too: if the first is stopped, the second must look when the offer ends, not when the ttl of the
         # former holder would have ended. Of those that exclude one another nobody else, so that 100 waiters do not wake
         # at once.
@@ -302,11 +297,16 @@ class LockState(Generic[C]):
         self.holder, self.shares[owner] = None, share  # in one step also for Ctrl-C
         return True, self._offer(now)
 
+    @property
+    def _leases(self) -> Mapping[str, Share[C]]:
+        """The leases, by owner: also the only one of a holder."""
+        if self.holder is None:
+            return self.shares
+        return {self.holder.owner: Share(self.holder, self.until, self.token)}
+
     def held(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held."""
-        if self.shares:
-            return any(now < share.until and not dead(share.claim) for share in self.shares.values())
-        return self.holder is not None and now < self.until and not dead(self.holder)
+        return any(now < lease.until and not dead(lease.claim) for lease in self._leases.values())
 
     def in_use(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held or waited for."""
@@ -314,19 +314,15 @@ class LockState(Generic[C]):
 
     def holders(self, now: float, dead: Callable[[C], bool] = _never) -> Sequence[Holder]:
         """Describe the holders, if there are any."""
-        if not self.held(now, dead):
-            return []
         waiters = sum(not dead(waiter) for waiter in self.queue)
-        if self.holder is not None:
-            about, since = decode_metadata(self.holder.metadata), granted_at(self.token)
-            return [Holder(self.holder.owner, self.token, self.until - now, about, waiters, since=since)]
         return [
             Holder(
-                owner, share.token, share.until - now, decode_metadata(share.claim.metadata), waiters,
-                mode="shared" if share.slot is None else "permit", slot=share.slot, since=granted_at(share.token),
+                owner, lease.token, lease.until - now, decode_metadata(lease.claim.metadata), waiters,
+                mode="exclusive" if self.holder is not None else "shared" if lease.slot is None else "permit",
+                slot=lease.slot, since=granted_at(lease.token),
             )
-            for owner, share in self.shares.items()
-            if now < share.until and not dead(share.claim)
+            for owner, lease in self._leases.items()
+            if now < lease.until and not dead(lease.claim)
         ]  # fmt: skip
 
     def renew(self, owner: str, ttl: Seconds, now: float) -> Renewal:
@@ -356,11 +352,10 @@ class LockState(Generic[C]):
 
     def confirm(self, owner: str, now: float, dead: Callable[[C], bool] = _never) -> Gone | None:
         """Say why `owner` does not hold the lock; None if it does."""
-        share = self.shares.get(owner)
-        claim, until = (self.holder, self.until) if share is None else (share.claim, share.until)
-        if claim is None or claim.owner != owner or now >= until:
+        lease = self._leases.get(owner)
+        if lease is None or now >= lease.until:
             return self._gone(owner)
-        return Gone("gone") if dead(claim) else None
+        return Gone("gone") if dead(lease.claim) else None
 
     def _gone(self, owner: str) -> Gone:
         if owner in self.broken:
@@ -402,7 +397,7 @@ class LockState(Generic[C]):
             return False, ()
         held = self.held(now, dead)
         if held:
-            self.broken = tuple(self.shares) if self.holder is None else (self.holder.owner,)
+            self.broken = tuple(self._leases)
         self.shares.clear()
         return held, self._free(now)
 
@@ -438,8 +433,7 @@ class LockState(Generic[C]):
     @property
     def claims(self) -> Sequence[C]:
         """All who hold the lock or wait for it."""
-        holding = [share.claim for share in self.shares.values()] if self.holder is None else [self.holder]
-        return [*holding, *self.queue]
+        return [*(lease.claim for lease in self._leases.values()), *self.queue]
 
     @property
     def idle(self) -> bool:

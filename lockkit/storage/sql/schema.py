@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, exc, inspect, text
@@ -126,21 +127,16 @@ def create_at(target: object, **tables: str | None) -> Awaitable[None] | None:
         with translating(connection):
             create(connection, **tables)
 
-    async def make_there(engine: AsyncEngine) -> None:
-        async with engine.begin() as connection:
+    async def make_there(target: AsyncEngine | AsyncConnection) -> None:
+        async with target.begin() if isinstance(target, AsyncEngine) else nullcontext(target) as connection:
             await connection.run_sync(make)
 
-    if isinstance(target, Engine):
-        with target.begin() as connection:
+    if isinstance(target, (AsyncEngine, AsyncConnection)):
+        return make_there(target)
+    if isinstance(target, (Engine, Connection)):
+        with target.begin() if isinstance(target, Engine) else nullcontext(target) as connection:
             make(connection)
         return None
-    if isinstance(target, Connection):
-        make(target)
-        return None
-    if isinstance(target, AsyncEngine):
-        return make_there(target)
-    if isinstance(target, AsyncConnection):
-        return target.run_sync(make)
     message = f"target must be a SQLAlchemy engine or connection, not {type(target).__name__}"
     raise ConfigurationError(message)
 

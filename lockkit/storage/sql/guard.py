@@ -336,24 +336,23 @@ def _statements(family: Family, table: str) -> Mapping[str, sa.TextClause]:
     """
     Return what accepts a token, and what reads the marks.
 
-    A stale token leaves the marks, and so do the statements return them, or MariaDB and MySQL then read them: without
-    RETURNING, and ``locked``, because the transaction's snapshot may be older.
+    A stale token changes nothing, and the marks that come back show it. MariaDB and MySQL have no RETURNING: there
+    ``locked`` reads them, with a lock, because the transaction's snapshot may be older.
     """
     scope = KEYS[family].format("scope")
     last = f"SELECT token, read_token FROM {table} WHERE scope = {scope}"
     if family == "mysql":
-        old, into, conflict, returning = "", table, "ON DUPLICATE KEY UPDATE", ""
+        into, written, read, token = table, "token", "read_token", "CAST(:token AS SIGNED)"
+        conflict, returning = "ON DUPLICATE KEY UPDATE", ""
     else:
-        old, into, conflict, returning = (
-            "held.", f"{table} AS held", "ON CONFLICT (scope) DO UPDATE SET", " RETURNING token, read_token",
-        )  # fmt: skip
-    token = "CAST(:token AS {})".format("SIGNED" if family == "mysql" else "BIGINT")
-    written, read = f"{old}token", f"{old}read_token"
+        into, written, read, token = f"{table} AS held", "held.token", "held.read_token", "CAST(:token AS BIGINT)"
+        conflict, returning = "ON CONFLICT (scope) DO UPDATE SET", " RETURNING token, read_token"
+    newer = f"CASE WHEN {written} <= {token} AND {read} < {token} THEN {token}"
     sql = {
-        "write": f"INSERT INTO {into} (scope, token) VALUES ({scope}, :token) {conflict} token = "
-        f"CASE WHEN {written} <= {token} AND {read} < {token} THEN {token} ELSE {written} END{returning}",
-        "read": f"INSERT INTO {into} (scope, token, read_token) VALUES ({scope}, 0, :token) {conflict} read_token = "
-        f"CASE WHEN {written} <= {token} AND {read} < {token} THEN {token} ELSE {read} END{returning}",
+        "write": f"INSERT INTO {into} (scope, token) VALUES ({scope}, :token)"
+        f" {conflict} token = {newer} ELSE {written} END{returning}",
+        "read": f"INSERT INTO {into} (scope, token, read_token) VALUES ({scope}, 0, :token)"
+        f" {conflict} read_token = {newer} ELSE {read} END{returning}",
         "last": last,
         "locked": f"{last} FOR UPDATE",
     }
@@ -385,13 +384,13 @@ def _marks_of(statement: sa.Update | sa.Delete, column: Any) -> sa.Select[Any]: 
 
 def _refuse_any(marks: Iterable[Any], token: int, name: str, connection: sa.Connection, *, shared: bool = False) -> int:
     """Refuse a token that is older than marks of writers and readers allow; return how many rows have such marks."""
-    count = 0
-    for count, (written, seen) in enumerate(marks, 1):  # noqa: B007 - the last is returned
+    rows = list(marks)
+    for written, seen in rows:
         last = max(written or 0, 0 if shared else seen or 0)
         if last > token or (not shared and (seen or 0) >= token):
             what = "the read" if shared else "the change"
             raise stale_token(what, token, last, name=name, backend=label_of(connection))
-    return count
+    return len(rows)
 
 
 def _scope(scope: object) -> str:

@@ -34,8 +34,8 @@ from lockkit.storage.tokens import TOKEN_MAX, check_token, stale_token
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lockkit.storage.etcd.guard import AsyncEtcdGuard, EtcdGuard
-    from lockkit.storage.redis.guard import AsyncRedisGuard, RedisGuard
+    from lockkit.storage.etcd import AsyncEtcdGuard, EtcdGuard
+    from lockkit.storage.redis import AsyncRedisGuard, RedisGuard
     from lockkit.storage.sql.guard import AsyncSqlGuard, FenceMixin, SqlGuard, fenced
 
 __all__ = [
@@ -53,15 +53,15 @@ __all__ = [
     "stale_token",
 ]
 
-_STORES = {
+_MODULES = {
     "AsyncEtcdGuard": "etcd",
     "EtcdGuard": "etcd",
     "AsyncRedisGuard": "redis",
     "RedisGuard": "redis",
-    "AsyncSqlGuard": "sql",
-    "FenceMixin": "sql",
-    "SqlGuard": "sql",
-    "fenced": "sql",
+    "AsyncSqlGuard": "sql.guard",
+    "FenceMixin": "sql.guard",
+    "SqlGuard": "sql.guard",
+    "fenced": "sql.guard",
 }
 
 
@@ -169,10 +169,10 @@ class TokenGuard:
 
 def __getattr__(name: str) -> object:
     """Load the guard of a store, with its driver, on its first use (PEP 562)."""
-    if name not in _STORES:
+    if name not in _MODULES:
         message = f"module 'lockkit.fencing' has no attribute {name!r}"
         raise AttributeError(message)
-    value: object = getattr(load(_STORES[name], "guard", f"lockkit.fencing.{name}"), name)
+    value: object = getattr(load(_MODULES[name], f"lockkit.fencing.{name}"), name)
     globals()[name] = value
     return value
 

@@ -29,7 +29,7 @@ All of them end:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit.storage import load
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
-    from lockkit.storage.redis.client import AsyncClient, Key, SyncClient, Value
+    from lockkit.storage.redis import AsyncClient, Key, SyncClient, Value
     from lockkit.units import Seconds
 
 __all__ = [
@@ -111,9 +111,8 @@ def with_retry(
             then does *not* try again, because a second try could make it twice.
         ConfigurationError: The key holds a value that is not a string, or an argument is wrong.
     """
-    update = load("redis", "update", "lockkit.optimistic").StringUpdate(BlockingRuntime(), client, key, fn, ttl)
-    result: V = drive(update.run(attempts, timeout))
-    return result
+    update = load("redis", "lockkit.optimistic").StringUpdate(BlockingRuntime(), client, key, fn, ttl)
+    return cast("V", drive(update.run(attempts, timeout)))
 
 
 async def with_retry_async(
@@ -134,9 +133,8 @@ async def with_retry_async(
         Unsupported: The client is a `redis.asyncio.RedisCluster`: after a lost connection it sends a transaction again
             without its ``WATCH``, so it could overwrite another writer's change.
     """
-    update = load("redis", "update", "lockkit.optimistic").StringUpdate(AsyncioRuntime(), client, key, fn, ttl)
-    result: V = await update.run(attempts, timeout)
-    return result
+    update = load("redis", "lockkit.optimistic").StringUpdate(AsyncioRuntime(), client, key, fn, ttl)
+    return cast("V", await update.run(attempts, timeout))
 
 
 def transact(
@@ -181,9 +179,8 @@ def transact(
             lockkit then does *not* try again, because a second try could make the change twice.
         ConfigurationError: An argument is wrong.
     """
-    update = load("sql", "update", "lockkit.optimistic").TransactionRetry(BlockingRuntime(), source, fn)
-    result: T = drive(update.run(attempts, timeout))
-    return result
+    update = load("sql.update", "lockkit.optimistic").TransactionRetry(BlockingRuntime(), source, fn)
+    return cast("T", drive(update.run(attempts, timeout)))
 
 
 async def transact_async(
@@ -198,9 +195,8 @@ async def transact_async(
 
     The same as `transact`, with an `AsyncEngine` or an `async_sessionmaker`.
     """
-    update = load("sql", "update", "lockkit.optimistic").TransactionRetry(AsyncioRuntime(), source, fn)
-    result: T = await update.run(attempts, timeout)
-    return result
+    update = load("sql.update", "lockkit.optimistic").TransactionRetry(AsyncioRuntime(), source, fn)
+    return cast("T", await update.run(attempts, timeout))
 
 
 def update_key(
@@ -235,9 +231,8 @@ def update_key(
             then does *not* try again.
         ConfigurationError: An argument is wrong, or `fn` returned a value of another type.
     """
-    update = load("etcd", "update", "lockkit.optimistic").KeyUpdate(BlockingRuntime(), client, key, fn)
-    result: K = drive(update.run(attempts, timeout))
-    return result
+    update = load("etcd", "lockkit.optimistic").KeyUpdate(BlockingRuntime(), client, key, fn)
+    return cast("K", drive(update.run(attempts, timeout)))
 
 
 async def update_key_async(
@@ -253,9 +248,8 @@ async def update_key_async(
 
     The same as `update_key`, and `fn` may be ``async def``.
     """
-    update = load("etcd", "update", "lockkit.optimistic").KeyUpdate(AsyncioRuntime(), client, key, fn)
-    result: K = await update.run(attempts, timeout)
-    return result
+    update = load("etcd", "lockkit.optimistic").KeyUpdate(AsyncioRuntime(), client, key, fn)
+    return cast("K", await update.run(attempts, timeout))
 
 
 def update_row(
@@ -296,11 +290,10 @@ def update_row(
         BackendUnavailable: See `transact`.
         ConfigurationError: An argument is wrong, or `fn` returned a value of another type.
     """
-    update = load("sql", "update", "lockkit.optimistic").RowUpdate(
+    update = load("sql.update", "lockkit.optimistic").RowUpdate(
         BlockingRuntime(), source, fn, table=table, key=key, version=version
     )
-    result: R = drive(update.run(attempts, timeout))
-    return result
+    return cast("R", drive(update.run(attempts, timeout)))
 
 
 async def update_row_async(
@@ -318,11 +311,10 @@ async def update_row_async(
 
     The same as `update_row`, and `fn` may be ``async def``.
     """
-    update = load("sql", "update", "lockkit.optimistic").RowUpdate(
+    update = load("sql.update", "lockkit.optimistic").RowUpdate(
         AsyncioRuntime(), source, fn, table=table, key=key, version=version
     )
-    result: R = await update.run(attempts, timeout)
-    return result
+    return cast("R", await update.run(attempts, timeout))
 
 
 def update_node(
@@ -358,9 +350,8 @@ def update_node(
             lockkit then does *not* try again, because a second try could make it twice.
         ConfigurationError: An argument is wrong, the parent is missing, or the node to delete has children.
     """
-    update = load("zookeeper", "update", "lockkit.optimistic").NodeUpdate(BlockingRuntime(), client, path, fn)
-    result: N = drive(update.run(attempts, timeout))
-    return result
+    update = load("zookeeper", "lockkit.optimistic").NodeUpdate(BlockingRuntime(), client, path, fn)
+    return cast("N", drive(update.run(attempts, timeout)))
 
 
 async def update_node_async(
@@ -376,9 +367,8 @@ async def update_node_async(
 
     The same as `update_node`, with the same ``KazooClient``, and `fn` may be ``async def``.
     """
-    update = load("zookeeper", "update", "lockkit.optimistic").NodeUpdate(AsyncioRuntime(), client, path, fn)
-    result: N = await update.run(attempts, timeout)
-    return result
+    update = load("zookeeper", "lockkit.optimistic").NodeUpdate(AsyncioRuntime(), client, path, fn)
+    return cast("N", await update.run(attempts, timeout))
 
 
 def versioned(statement: S, expected: int | None, *, version: ColumnElement[int] | None = None) -> S:
@@ -401,5 +391,5 @@ def versioned(statement: S, expected: int | None, *, version: ColumnElement[int]
     Raises:
         ConfigurationError: There is no such column, or it is another kind of statement.
     """
-    guarded: S = load("sql", "update", "lockkit.optimistic").versioned(statement, expected, version=version)
+    guarded: S = load("sql.update", "lockkit.optimistic").versioned(statement, expected, version=version)
     return guarded

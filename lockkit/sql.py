@@ -117,8 +117,8 @@ def lock_in(
         ConfigurationError: Wrong name, timeout or target, no transaction, a missing table or right.
         Unsupported: The database is not PostgreSQL, MariaDB, MySQL or SQLite.
     """
-    transaction: ApplicationTransaction = load("sql", "client", "lockkit.sql").ApplicationTransaction(target)
-    acquire = load("sql", "lock_in", "lockkit.sql").acquire
+    transaction: ApplicationTransaction = load("sql.client", "lockkit.sql").ApplicationTransaction(target)
+    acquire = load("sql.lock_in", "lockkit.sql").acquire
 
     async def locked() -> TransactionLock:
         return TransactionLock(*await acquire(transaction, name, timeout, table=table, auto_create=auto_create))
@@ -152,7 +152,7 @@ def create_tables(target: Any, *, locks: str | None = TABLE, fences: str | None 
         ConfigurationError: A right is missing, or `target` is neither an engine nor a connection.
         BackendUnavailable: The database gave no usable answer.
     """
-    return load("sql", "schema", "lockkit.sql").create_at(target, locks=locks, fences=fences)
+    return load("sql.schema", "lockkit.sql").create_at(target, locks=locks, fences=fences)
 
 
 def ddl(dialect: str, *, locks: str | None = TABLE, fences: str | None = FENCES) -> list[str]:
@@ -167,6 +167,6 @@ def ddl(dialect: str, *, locks: str | None = TABLE, fences: str | None = FENCES)
     Raises:
         Unsupported: lockkit does not support that database.
     """
-    schema = load("sql", "schema", "lockkit.sql")
+    schema = load("sql.schema", "lockkit.sql")
     statements: list[str] = schema.ddl(schema.family_of(dialect), locks=locks, fences=fences)
     return statements

@@ -33,7 +33,7 @@ matters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -49,9 +49,6 @@ BROKEN_MAX = 100
 """Owners of broken permits that are remembered. More takes space in each record; an owner that was forgotten learns
 that its permit is gone, and not why."""
 
-_RENEWED = Renewed()
-"""One for all: the garbage collector goes through all objects of a client the sooner, the more are made."""
-
 
 class Claim(Protocol):
     """One acquisition that wants a lock."""
@@ -59,27 +56,22 @@ class Claim(Protocol):
     @property
     def owner(self) -> str:
         """Its random id."""
-        ...
 
     @property
     def ttl(self) -> float:
         """The ttl that it asked for, seconds."""
-        ...
 
     @property
     def metadata(self) -> str:
         """JSON text for `Holder.metadata`."""
-        ...
 
     @property
     def mode(self) -> Mode:
         """Beside whom it fits."""
-        ...
 
     @property
     def limit(self) -> int:
         """Of a permit: how many may be held at the same time, itself included."""
-        ...
 
 
 C = TypeVar("C", bound=Claim)
@@ -101,11 +93,6 @@ class Share(Generic[C]):
     until: float
     token: int
     slot: int | None = None
-
-
-def offer_seconds(claim: Claim) -> float:
-    """How long an offer to this waiter lasts, seconds: ``min(ttl / 2, OFFER_SECONDS_MAX)``."""
-    return min(claim.ttl / 2, OFFER_SECONDS_MAX)
 
 
 def wall_clock_us() -> int:
@@ -249,16 +236,12 @@ class LockState(Generic[C]):
 
     def _take(self, claim: C, now: float, token_min: int) -> Sequence[C]:
         notify: Sequence[C] = ()
-        if self.queue:
-            if self._is_next(claim):
-                self.queue = [waiter for waiter in self.queue if waiter.owner != claim.owner]
-            else:
-                # The head missed its offer. The waiter behind it watched it, and has another predecessor now.
-                self.queue = [waiter for waiter in self.queue[1:] if waiter.owner != claim.owner]
-                notify = self.queue[:1]
-        self.token += 1
-        if self.token < token_min:  # noqa: PLR1730 - every acquisition comes here, and max() takes three times as long
-            self.token = token_min
+        # If it is not this claim's turn, the head missed its offer. The waiter behind it watched it.
+        missed = bool(self.queue) and not self._is_next(claim)
+        self.queue = [waiter for waiter in self.queue[missed:] if waiter.owner != claim.owner]
+        if missed:
+            notify = self.queue[:1]  # it has another predecessor now
+        self.token = max(self.token + 1, token_min)
         if claim.mode == "exclusive":
             self.holder = claim
             self.until = now + claim.ttl
@@ -275,9 +258,6 @@ class LockState(Generic[C]):
     def _free(self, now: float) -> Sequence[C]:
         """Free the lock, or offer it to the head of the queue; return the waiters to notify."""
         self.holder = None
-        if not self.queue:
-            self.until = 0.0
-            return ()
         return self._offer(now)
 
     def _offer(self, now: float) -> Sequence[C]:
@@ -290,7 +270,7 @@ class LockState(Generic[C]):
         if self.shares and not self._fits_beside(head):
             self.until = inf
             return self.queue[:1]  # it may watch the client of a share that has ended now
-        self.until = now + offer_seconds(head)
+        self.until = now + min(head.ttl / 2, OFFER_SECONDS_MAX)
         # The second too: if the first is stopped, the second must look when the offer ends, not when the ttl of the
         # former holder would have ended. Of those that exclude one another nobody else, so that 100 waiters do not wake
         # at once.
@@ -327,11 +307,16 @@ class LockState(Generic[C]):
             self.holder, self.until = claim, now + claim.ttl
         return Grant(name, claim.owner, self.token, claim.ttl)
 
+    @property
+    def _leases(self) -> Mapping[str, Share[C]]:
+        """The leases, by owner: also the only one of a holder."""
+        if self.holder is None:
+            return self.shares
+        return {self.holder.owner: Share(self.holder, self.until, self.token)}
+
     def held(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held."""
-        if self.shares:
-            return any(now < share.until and not dead(share.claim) for share in self.shares.values())
-        return self.holder is not None and now < self.until and not dead(self.holder)
+        return any(now < lease.until and not dead(lease.claim) for lease in self._leases.values())
 
     def in_use(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held or waited for."""
@@ -339,20 +324,15 @@ class LockState(Generic[C]):
 
     def holders(self, now: float, dead: Callable[[C], bool] = _never) -> Sequence[Holder]:
         """Describe the holders, if there are any."""
-        holder = self.holder
-        if not self.held(now, dead):
-            return []
         waiters = sum(not dead(waiter) for waiter in self.queue)
-        if holder is not None:
-            about, since = decode_metadata(holder.metadata), granted_at(self.token)
-            return [Holder(holder.owner, self.token, self.until - now, about, waiters, since=since)]
         return [
             Holder(
-                owner, share.token, share.until - now, decode_metadata(share.claim.metadata), waiters,
-                mode="shared" if share.slot is None else "permit", slot=share.slot, since=granted_at(share.token),
+                owner, lease.token, lease.until - now, decode_metadata(lease.claim.metadata), waiters,
+                mode="exclusive" if self.holder is not None else "shared" if lease.slot is None else "permit",
+                slot=lease.slot, since=granted_at(lease.token),
             )
-            for owner, share in self.shares.items()
-            if now < share.until and not dead(share.claim)
+            for owner, lease in self._leases.items()
+            if now < lease.until and not dead(lease.claim)
         ]  # fmt: skip
 
     def renew(self, owner: str, ttl: Seconds, now: float) -> Renewal:
@@ -365,7 +345,7 @@ class LockState(Generic[C]):
             self.until = now + ttl
         else:
             share.until = now + ttl
-        return _RENEWED
+        return Renewed()
 
     def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:
         """Replace the claim of a holder if `owner` still holds the lock; otherwise say why not."""
@@ -378,16 +358,14 @@ class LockState(Generic[C]):
             self.holder = change(self.holder)
         else:
             share.claim = change(share.claim)
-        assert self.confirm(owner, now) is None, "the same claim, with other metadata"
         return None
 
     def confirm(self, owner: str, now: float, dead: Callable[[C], bool] = _never) -> Gone | None:
         """Say why `owner` does not hold the lock; None if it does."""
-        share = self.shares.get(owner)
-        claim, until = (self.holder, self.until) if share is None else (share.claim, share.until)
-        if claim is None or claim.owner != owner or now >= until:
+        lease = self._leases.get(owner)
+        if lease is None or now >= lease.until:
             return self._gone(owner)
-        return Gone("gone") if dead(claim) else None
+        return Gone("gone") if dead(lease.claim) else None
 
     def _gone(self, owner: str) -> Gone:
         if owner in self.broken:
@@ -407,8 +385,7 @@ class LockState(Generic[C]):
             return now < share.until, self._offer(now)
         if self.holder is None or self.holder.owner != owner:
             return False, ()
-        in_time = now < self.until
-        return in_time, self._free(now)
+        return now < self.until, self._free(now)
 
     def abandon(self, owner: str, now: float) -> Sequence[C]:
         """Remove every trace of `owner`; return the waiters to notify."""
@@ -430,7 +407,7 @@ class LockState(Generic[C]):
             return False, ()
         held = self.held(now, dead)
         if held:
-            self.broken = tuple(self.shares) if self.holder is None else (self.holder.owner,)
+            self.broken = tuple(self._leases)
         self.shares.clear()
         return held, self._free(now)
 
@@ -466,8 +443,7 @@ class LockState(Generic[C]):
     @property
     def claims(self) -> Sequence[C]:
         """All who hold the lock or wait for it."""
-        holding = [share.claim for share in self.shares.values()] if self.holder is None else [self.holder]
-        return [*holding, *self.queue]
+        return [*(lease.claim for lease in self._leases.values()), *self.queue]
 
     @property
     def idle(self) -> bool:

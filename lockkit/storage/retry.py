@@ -1,5 +1,5 @@
 """
-What all optimistic updates share: how often to try, how long to pause, and what `fn` may return.
+What stores share: keys, and of optimistic updates how often to try, how long to pause, and what `fn` may return.
 
 See `lockkit.optimistic`, which is the public module.
 """
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final
 
 from lockkit import validation
-from lockkit.errors import ConfigurationError, LockError, LockTimeout
+from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
 
@@ -53,6 +53,7 @@ class OptimisticUpdate(ABC):
 
     Attributes:
         name: What is changed, for errors.
+        label: The server, for errors; without a password.
         values: The types that `fn` may return, besides `DELETE` and None.
         values_named: The same in words.
         missed: What did not happen to `name` when all tries are used up.
@@ -62,27 +63,29 @@ class OptimisticUpdate(ABC):
     values_named: ClassVar[str] = "bytes or a str"
     missed: ClassVar[str] = "changed"
 
-    def __init__(self, runtime: Runtime, fn: object, name: str) -> None:
+    def __init__(self, runtime: Runtime, fn: object, name: str, label: str) -> None:
         """Check the function. No I/O."""
         if not callable(fn):
             message = f"fn must be a function, not {validation.shown(fn)}"
             raise ConfigurationError(message, name=name)
         self.runtime = runtime
         self.name = name
+        self.label = label
         self._fn: Callable[..., Any] = fn
 
-    @property
     @abstractmethod
-    def label(self) -> str:
-        """The server, for errors; without a password."""
-
-    @abstractmethod
-    async def attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
+    async def _attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
         """Read, call `fn`, and write unless another writer was faster; return what `fn` returned."""
 
     async def run(self, attempts: object, timeout: object) -> Any:  # noqa: ANN401 - what `fn` returns
         """Try until a try succeeds, or `attempts` or `timeout` is reached: LockTimeout. None sets no bound."""
-        tries_max, seconds = _bounds(attempts, timeout, self.name)
+        if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
+            message = f"attempts must be a whole number, 1 or more, or None; not {validation.shown(attempts)}"
+            raise ConfigurationError(message, name=self.name)
+        if attempts is None and timeout is None:
+            message = "give attempts or timeout: without a bound the call might never return"
+            raise ConfigurationError(message, name=self.name)
+        seconds = validation.timeout(timeout, name=self.name)
         runtime = self.runtime
         began = runtime.now()
         until = None if seconds is None else began + seconds
@@ -90,12 +93,12 @@ class OptimisticUpdate(ABC):
         while True:
             started = runtime.now()
             try:
-                return await self.attempt()
+                return await self._attempt()
             except Conflict as conflict:
                 tried += 1
                 reason = conflict.__cause__
             now = runtime.now()
-            if tried == tries_max or (until is not None and now >= until):
+            if tried == attempts or (until is not None and now >= until):
                 message = (
                     f"{self.name!r} at {self.label} was not {self.missed}: other writers were faster in all of {tried} "
                     f"tries within {now - began:.3g} s. Try again later, use a shorter fn, or take a lock"
@@ -126,16 +129,28 @@ class OptimisticUpdate(ABC):
         return new
 
 
+def unknown_outcome(name: str, label: str, reason: object) -> BackendUnavailable:
+    """Make the error for a change whose answer was lost: it is not sent again, which could make it twice."""
+    message = (
+        f"the answer to a change of {name!r} at {label} was lost ({reason}), so the change may have been made or not. "
+        "Read the value before you try again"
+    )
+    return BackendUnavailable(message, name=name, backend=label)
+
+
+def as_bytes(value: object, what: str, *, empty: bool = False) -> bytes:
+    """Check a key or a value, and return it as bytes."""
+    if not isinstance(value, (str, bytes)) or not (value or empty):
+        message = f"{what} must be a {'' if empty else 'non-empty '}str or bytes, not {validation.shown(value)}"
+        raise ConfigurationError(message)
+    return value.encode() if isinstance(value, str) else value
+
+
+def text_of(key: str | bytes) -> str:
+    """Return a key as text, for people."""
+    return key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+
+
 async def pause_until(runtime: Runtime, seconds: float, until: Instant | None) -> None:
     """Sleep, but not beyond `until` (client monotonic clock; None: no limit)."""
     await runtime.sleep(seconds if until is None else min(seconds, max(0.0, until - runtime.now())))
-
-
-def _bounds(attempts: object, timeout: object, name: str) -> tuple[int | None, float | None]:
-    if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
-        message = f"attempts must be a whole number, 1 or more, or None; not {validation.shown(attempts)}"
-        raise ConfigurationError(message, name=name)
-    if attempts is None and timeout is None:
-        message = "give attempts or timeout: without a bound the call might never return"
-        raise ConfigurationError(message, name=name)
-    return attempts, validation.timeout(timeout, name=name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from lockkit.errors import ConfigurationError, StaleToken
 from lockkit.validation import shown
 
-__all__ = ["TOKEN_MAX", "check_token", "stale_token"]
-
 TOKEN_MAX = 2**63 - 1
 """Largest token: stores keep it as a signed 64-bit number."""
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from lockkit.backend import Busy, Gone, Grant, Mode, Renewed
-from lockkit.backends.lock_state import OFFER_SECONDS_MAX, LockState, offer_seconds
+from lockkit.backends.lock_state import OFFER_SECONDS_MAX, LockState
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,9 @@ def test_waiter_that_misses_its_offer_blocks_nobody_longer() -> None:
     assert state.release("holder", 1.0) == (True, [sleeper, other])
 
     assert not take(state, Asker("holder again"), 1.001)
-    assert not take(state, later, 1.0 + offer_seconds(sleeper) - 0.001)
+    assert not take(state, later, 1.0 + sleeper.ttl / 2 - 0.001)
     state.abandon("holder again", 1.0)
-    outcome, notify = state.acquire("x", later, 1.0 + offer_seconds(sleeper), 0, queue=True)
+    outcome, notify = state.acquire("x", later, 1.0 + sleeper.ttl / 2, 0, queue=True)
     assert (type(outcome), notify) == (Grant, [other])
 
     assert state.queue == [other]

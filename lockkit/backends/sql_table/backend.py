@@ -22,12 +22,12 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from lockkit import validation
 from lockkit.backend import (
@@ -62,19 +62,23 @@ from lockkit.backends.sql.schema import (
     row_key,
 )
 from lockkit.backends.sql.statement import Parameter, Result, Statement
-from lockkit.backends.sql_table.shares import NO_ROWS, REMARK_SECONDS, Held, Row, Shares, Waiting, rows_of, waiting_of
-from lockkit.backends.sql_table.shares import text as _text
+from lockkit.backends.sql_table.shares import Held, Row, rows_of, text
 from lockkit.backends.sql_table.statements import SHARED, Statements
 from lockkit.background import SingleRun
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
-from lockkit.units import Seconds
+from lockkit.units import Instant, Seconds
 
 __all__ = ["CAPABILITIES", "SqlTableBackend", "lock_table"]
 
 log = logging.getLogger("lockkit")
 
+T = TypeVar("T")
+
 BATCH = 1000
 """Leases renewed by one statement. More makes statements longer, and others wait for more rows at once."""
+
+SHARES_BATCH = 100
+"""Rows of readers and permits that one statement changes. More makes it longer: it compares each row with each name."""
 
 IDLE_TTL = 86_400.0
 """How long a row must have been idle to be removed, if the option ``idle_ttl`` does not say, seconds: a day. Shorter
@@ -92,6 +96,16 @@ REAP_SECONDS = 600.0
 REAP_SHARE = 1 / 256
 """And in this share of its acquisitions: a client that locks more leaves more rows."""
 
+MARK_SECONDS = 5.0
+"""How long a waiting writer stops new readers if it does not say so again, seconds. Longer stops them for longer when
+the writer has died; shorter lets readers in before a writer whose machine is busy."""
+
+REMARK_SECONDS = 2.0
+"""How often it says so again, seconds."""
+
+RETRY_SECONDS = 0.002
+"""Longest pause after another client has changed the row meanwhile, for each time, seconds. Longer delays the call,
+shorter meets the same clients again."""
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
@@ -128,8 +142,38 @@ CAPABILITIES = Capabilities(
 )
 
 
+@dataclass(slots=True)
+class Waiting:
+    """
+    `Request.state`: what a request that waits has left elsewhere.
+
+    Attributes:
+        connection: Where it is woken.
+        marked_at: When it stopped new readers, client monotonic time; None if it has not.
+        seen_held: It found the lock held, so it only looks until that is free.
+    """
+
+    connection: object = None
+    marked_at: Instant | None = None
+    seen_held: bool = False
+
+
+def waiting_of(request: Request) -> Waiting:
+    """Return what a request that waits has left elsewhere."""
+    if request.state is None:
+        request.state = Waiting()
+    waiting: Waiting = request.state
+    return waiting
+
+
 class SqlTableBackend(SqlBackend):
-    """Processes that reach the same table. One subclass for each kind of database."""
+    """
+    Processes that reach the same table. One subclass for each kind of database.
+
+    `Grant.state` says whether a lease may be an exclusive one: not if it is ``share``, beside others, or ``alone``:
+    nobody else had one when it was granted, so while the row has its token nobody has. ``either``: a downgrade has no
+    answer.
+    """
 
     capabilities = CAPABILITIES
     options: ClassVar[Mapping[str, Option]] = OPTIONS
@@ -141,26 +185,29 @@ class SqlTableBackend(SqlBackend):
         self.tables = [locks(options["table"])]
         self._auto_create: bool = options["auto_create"]
         self._statements = self._statements_class(self.tables[0].quoted(database.dialect.name), database.dialect.now_us)
-        self._shares = Shares(self._run, database.run, self._statements, host.runtime)
         self._idle_us = _microseconds(options["idle_ttl"])
         self._reap_seconds = min(REAP_SECONDS, options["idle_ttl"])
         self._reap_at = 0.0
         self._reaping = SingleRun(host.runtime, "lockkit-sql-reap", self.reap)
-        self._ttl_us = (0.0, 0)
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         waiting: Waiting | None = request.state
         try:
             outcome = await self._attempt(request)
         except MissingTable as error:
-            await self._make_table(error, request.answer_by)
+            if not self._auto_create:
+                message = f"{error}. Create it with lockkit migrate, or keep auto_create on"
+                raise ConfigurationError(message, backend=self.url) from error.__cause__
+            await create(self.database, self.tables, request.answer_by)
             outcome = await self._attempt(request)
         if type(outcome) is Grant:
             if waiting is not None and waiting.marked_at is not None:
                 with suppress(BackendUnavailable):  # then the mark ends by itself
-                    await self._shares.unmark(self._key(request.name), request.owner, request.answer_by)
-            if self._runtime.random.random() < REAP_SHARE:
-                self._reap_soon()
+                    await self._unmark(request)
+            now = self._runtime.now()
+            if now >= self._reap_at and self._runtime.random.random() < REAP_SHARE:
+                self._reap_at = now + self._reap_seconds
+                self._reaping.start()
         return outcome
 
     @abstractmethod
@@ -169,20 +216,19 @@ class SqlTableBackend(SqlBackend):
 
     def _parameters(self, request: Request) -> tuple[Parameter, ...]:
         """Return those of what takes the lock."""
-        return (self._key(request.name), request.owner, self._ttl_of(request), request.metadata)
-
-    def _ttl_of(self, request: Request) -> int:
-        ttl, ttl_us = self._ttl_us
-        if ttl != request.ttl:
-            ttl_us = _microseconds(request.ttl)
-            self._ttl_us = (request.ttl, ttl_us)
-        return ttl_us
+        return (self._key(request.name), request.owner, _microseconds(request.ttl), request.metadata)
 
     async def _ask_for_share(self, request: Request, *, want: bool = False) -> Grant | Held:
-        found = await self._shares.acquire(request, self._key(request.name), self._ttl_of(request), want=want)
-        if isinstance(found, Grant):
-            found.name, found.ttl = request.name, request.ttl  # it has the key, and µs
-        return found
+        """Try to get a reader's lease or a permit. With `want`, the row is marked if it is held: a release notifies."""
+        ttl_us, until = _microseconds(request.ttl), request.answer_by
+        while True:
+            outcome, row = await self._change_one(
+                request.name, lambda row: (row.acquire(request, ttl_us), row), answer_by=until, acquiring=True
+            )
+            if isinstance(outcome, Grant) or not want or row.wanted:
+                return outcome
+            if (await self._run(self._statements.want, (row.key, *row.version), answer_by=until)).changed:
+                return outcome
 
     async def _busy(self, request: Request, held: Held, *, poll: bool, left: float = inf) -> Busy:
         """Make the answer; a writer that waits where there may be readers stops later ones first."""
@@ -196,27 +242,26 @@ class SqlTableBackend(SqlBackend):
             now = self._runtime.now()
             if waiting.marked_at is None or now >= waiting.marked_at + REMARK_SECONDS / 2:
                 waiting.marked_at = now  # before: its answer may be lost
-                await self._shares.mark(self._key(request.name), request.owner, request.answer_by)
+                parameters = (self._key(request.name), request.owner, int(MARK_SECONDS * 1e6))
+                await self._run(self._statements.mark, parameters, answer_by=request.answer_by)
             left = min(left, REMARK_SECONDS)
         return Busy(left, poll=poll, owner=holder)
 
-    async def _make_table(self, error: MissingTable, answer_by: float) -> None:
-        if not self._auto_create:
-            message = f"{error}. Create it with lockkit migrate, or keep auto_create on"
-            raise ConfigurationError(message, backend=self.url) from error.__cause__
-        await create(self.database, self.tables, answer_by)
+    async def _unmark(self, request: Request) -> None:
+        """Let readers in again."""
+        parameters = (self._key(request.name), request.owner)
+        await self._run(self._statements.unmark, parameters, answer_by=request.answer_by)
 
     async def abandon(self, request: Request) -> None:
         waiting: Waiting | None = request.state
         self._forget(request)
         request.state = waiting  # until all is undone
-        name, owner, answer_by = self._key(request.name), request.owner, request.answer_by
         if request.uncertain and request.mode == "exclusive":
-            await self._release(name, owner, answer_by, again=True)
+            await self._release(self._key(request.name), request.owner, request.answer_by, again=True)
         elif request.uncertain:
-            await self._shares.release_many({name: [owner]}, answer_by)
+            await self._release_shares({self._key(request.name): [request.owner]}, request.answer_by)
         if waiting is not None and waiting.marked_at is not None:
-            await self._shares.unmark(name, owner, answer_by)
+            await self._unmark(request)
         request.state = None
 
     def _forget(self, request: Request) -> None:
@@ -224,34 +269,42 @@ class SqlTableBackend(SqlBackend):
         request.state = None
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        name, owner = self._key(grant.name), grant.owner
+        key, owner = self._key(grant.name), grant.owner
         if _may_be_alone(grant):
-            released = await self._release(name, owner, answer_by, again=False)
+            released = await self._release(key, owner, answer_by, again=False)
             if released or grant.state is None:
                 return released
-        return await self._shares.release(grant, name, answer_by)
+        elif grant.state == "alone":
+            parameters = (key, grant.token)
+            if (await self._run(self._statements.free_alone, parameters, again=False, answer_by=answer_by)).changed:
+                return True
+        return (await self._release_shares({key: [owner]}, answer_by, again=False))[key][0]
 
-    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
-        result = await self._run(self._statements.release, (name, owner), again=again, answer_by=answer_by)
+    async def _release(self, key: str, owner: str, answer_by: float, *, again: bool) -> bool:
+        result = await self._run(self._statements.release, (key, owner), again=again, answer_by=answer_by)
         return result.changed == 1
+
+    async def _release_shares(
+        self, owners: Mapping[str, Sequence[str]], answer_by: float, *, again: bool = True
+    ) -> dict[str, list[bool]]:
+        """Release readers' leases and permits, by key; return which of them were held."""
+
+        def ask(row: Row) -> list[bool]:
+            return [row.state.release(owner, row.now_us)[0] for owner in owners[row.key]]
+
+        return await self._change(list(owners), ask, again=again, answer_by=answer_by)
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One statement for each thousand."""
         failed: BackendUnavailable | None = None
-        alone = [grant for grant in grants if _may_be_alone(grant)]
-        beside = self._owners([grant for grant in grants if grant.state is not None])
-        batches = (alone[start : start + BATCH] for start in range(0, len(alone), BATCH))
-        for release in (*(partial(self._free, some) for some in batches), partial(self._shares.release_many, beside)):
+        for some in _batches([grant for grant in grants if _may_be_alone(grant)]):
             try:
-                await release(answer_by)
+                await self._run(self._statements.free(len(some)), self._for_many(some), answer_by=answer_by)
             except BackendUnavailable as error:
                 failed = error
+        await self._release_shares(self._owners([grant for grant in grants if grant.state is not None]), answer_by)
         if failed is not None:
             raise failed
-
-    async def _free(self, grants: Sequence[Grant], answer_by: float) -> None:
-        statement = self._statements.free(len(grants))
-        await self._run(statement, self._for_many(grants), again=True, answer_by=answer_by)
 
     def _owners(self, grants: Sequence[Grant]) -> dict[str, list[str]]:
         """Return the owners of leases, by key."""
@@ -261,95 +314,95 @@ class SqlTableBackend(SqlBackend):
         return owners
 
     def _for_many(self, grants: Sequence[Grant]) -> list[Parameter]:
-        return self._statements.many(self._keys(grants), [grant.owner for grant in grants])
+        return self._statements.many([self._key(grant.name) for grant in grants], [grant.owner for grant in grants])
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         """See `LockBackend.renew`. One statement for each ttl and thousand."""
         outcomes: dict[str, Renewal] = {}
-        for group in _grouped(grants):
-            outcomes |= await self._renew_group(group)
+        by_ttl: dict[float, list[Grant]] = {}
+        for grant in grants:
+            by_ttl.setdefault(grant.ttl, []).append(grant)
+        for ttl, group in by_ttl.items():
+            for some in _batches(group):
+                outcomes |= await self._renew(some, _microseconds(ttl))
         return [outcomes[grant.owner] for grant in grants]
 
-    async def _renew_group(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
+    async def _renew(self, grants: Sequence[Grant], ttl_us: int) -> dict[str, Renewal]:
         """Renew leases of one ttl."""
         outcomes: dict[str, Renewal] = {}
         alone = [grant for grant in grants if _may_be_alone(grant)]
         if alone:
-            outcomes |= await self._renew_alone(alone)
-        beside = [
-            grant for grant in grants
-            if grant.state is not None and not isinstance(outcomes.get(grant.owner), Renewed)
-        ]  # fmt: skip
-        return outcomes | await self._shares.renew(self._owners(beside), _microseconds(grants[0].ttl))
+            parameters = (ttl_us, *self._for_many(alone))
+            renewed = (await self._run(self._statements.renew(len(alone)), parameters, urgent=True)).changed
+            # If not all were, the rows say which: a lease that had expired does not come back.
+            gone = {} if renewed == len(alone) else await self._gone(alone)
+            outcomes = {grant.owner: gone.get(grant.owner) or Renewed() for grant in alone}
+        owners = self._owners(
+            [grant for grant in grants if grant.state is not None and type(outcomes.get(grant.owner)) is not Renewed]
+        )
 
-    async def _renew_alone(self, grants: Sequence[Grant]) -> dict[str, Renewal]:
-        renewed = await self._renew(_microseconds(grants[0].ttl), grants)
-        outcomes: dict[str, Renewal] = {owner: Renewed() for owner in renewed}
-        missing = [grant for grant in grants if grant.owner not in outcomes]
-        if missing:
-            states = await self._states(self._keys(missing))
-            outcomes |= {
-                grant.owner: states[self._key(grant.name)].gone(grant.owner) or Gone("gone") for grant in missing
-            }
+        def ask(row: Row) -> dict[str, Renewal]:
+            return {owner: row.state.renew(owner, ttl_us, row.now_us) for owner in owners[row.key]}
+
+        for shares in (await self._change(list(owners), ask, urgent=True)).values():
+            outcomes |= shares
         return outcomes
 
-    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        """Renew, and return the owners whose leases were renewed."""
-        return [_text(owner) for (owner,) in (await self._run_renewal(ttl_us, grants)).rows]
-
-    async def _run_renewal(self, ttl_us: int, grants: Sequence[Grant]) -> Result:
-        statement = self._statements.renew(len(grants))
-        return await self._run(statement, (ttl_us, *self._for_many(grants)), again=True, urgent=True)
-
-    async def _states(self, names: Sequence[str]) -> dict[str, Row]:
-        statement = self._statements.state(len(names))
-        result = await self._run(statement, self._statements.many(names), again=True, urgent=True)
-        return {row.name: row for row in rows_of(names, result)}
+    async def _gone(self, grants: Sequence[Grant]) -> dict[str, Gone | None]:
+        """Say of each owner of an exclusive lease why it does not hold its lock; None if it does."""
+        keys = [self._key(grant.name) for grant in grants]
+        statement, parameters = self._statements.state(len(keys)), self._statements.many(keys)
+        rows = rows_of(keys, await self._run(statement, parameters, urgent=True))
+        return {grant.owner: row.gone(grant.owner) for grant, row in zip(grants, rows, strict=True)}
 
     async def holders(self, name: str) -> Sequence[Holder]:
         row = await self._look(self._key(name))
         if row is None:
             return []
-        if _text(row[0]) == SHARED:
-            return await self._shares.holders(self._key(name))
         owner, left_us, token, metadata, metadata_owner = row
-        ours = owner == metadata_owner
-        if not ours:
-            return [Holder(_text(owner), None, left_us / 1e6)]
-        return [Holder(_text(owner), token, left_us / 1e6, decode_metadata(metadata), since=granted_at(token))]
+        if text(owner) == SHARED:
+            found = await self._change_one(name, lambda row: row.state.holders(row.now_us))
+            return [replace(one, remaining=(one.remaining or 0) / 1e6, waiters=None) for one in found]
+        if owner != metadata_owner:
+            return [Holder(text(owner), None, left_us / 1e6)]
+        return [Holder(text(owner), token, left_us / 1e6, decode_metadata(metadata), since=granted_at(token))]
 
-    async def _look(self, name: Parameter, answer_by: float = inf) -> tuple[Any, ...] | None:
-        rows = (await self._run(self._statements.look, (name,), again=True, answer_by=answer_by)).rows
+    async def _look(self, key: str, answer_by: float = inf) -> tuple[Any, ...] | None:
+        rows = (await self._run(self._statements.look, (key,), answer_by=answer_by)).rows
         return rows[0] if rows else None
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         parameters = (metadata, self._key(grant.name), grant.owner)
-        if _may_be_alone(grant) and (await self._run(self._statements.update, parameters, again=True)).changed == 1:
+        if _may_be_alone(grant) and (await self._run(self._statements.update, parameters)).changed == 1:
             return None
-        if grant.state is not None:
-            return await self._shares.update(self._key(grant.name), grant.owner, metadata)
-        return await self.confirm(grant)  # MariaDB and MySQL do not count a row that has the same metadata already
+        if grant.state is None:
+            return await self.confirm(grant)  # MariaDB and MySQL do not count a row that has the same metadata already
+
+        def ask(row: Row) -> Gone | None:
+            return row.state.update(grant.owner, lambda claim: claim._replace(metadata=metadata), row.now_us)
+
+        return await self._change_one(grant.name, ask)
 
     async def confirm(self, grant: Grant) -> Gone | None:
-        name, owner = self._key(grant.name), grant.owner
         if _may_be_alone(grant):
-            gone = (await self._states([name]))[name].gone(owner)
+            gone = (await self._gone([grant]))[grant.owner]
             if gone is None or grant.state is None:
                 return gone
-        return await self._shares.confirm(name, owner)
+        return await self._change_one(grant.name, lambda row: row.gone(grant.owner), urgent=True)
 
     async def downgrade(self, grant: Grant) -> bool:
         grant.state = "either"  # until there is an answer
-        held = await self._shares.downgrade(self._key(grant.name), grant.owner)
+        held, _ = await self._change_one(grant.name, lambda row: row.state.downgrade(grant.owner, row.now_us))
         if held:
             grant.state = "share"
         return held
 
     async def break_lock(self, name: str) -> bool:
-        return (await self._run(self._statements.break_lock, (self._key(name),))).changed == 1
+        return (await self._run(self._statements.break_lock, (self._key(name),), again=False)).changed == 1
 
     async def break_permit(self, name: str, slot: int) -> bool:
-        return await self._shares.break_permit(self._key(name), slot)
+        held, _ = await self._change_one(name, lambda row: row.state.break_permit(slot, row.now_us), again=False)
+        return held
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """
@@ -360,32 +413,29 @@ class SqlTableBackend(SqlBackend):
         first, end = range_of(prefix, self.database.dialect.name)
         begin = first if after is None else after.next
         statement = self._statements.names if end is None else self._statements.names_below
-        rows = (await self._run(statement, (begin, BATCH) if end is None else (begin, BATCH, end), again=True)).rows
+        rows = (await self._run(statement, (begin, BATCH) if end is None else (begin, BATCH, end))).rows
         # The last row of one page is the first of the next, if it is still held.
-        keys = [key for row in rows if (key := _key_text(row[0])) is not None and (after is None or key != begin)]
-        names = [name for key in keys if (name := name_of_key(key)) is not None and in_space(name, prefix)]
-        last = _text(rows[-1][0]) if len(rows) == BATCH else begin
+        keys = [text(key) for (key,) in rows]
+        found = [name_of_key(key) for key in keys if after is None or key != begin]
+        names = [name for name in found if name is not None and in_space(name, prefix)]
+        last = keys[-1] if len(keys) == BATCH else begin
         return NamesPage(names, last if last != begin else None)
 
     async def read_note(self, name: str) -> Note | None:
-        rows = (await self._run(self._statements.read_note, (self._key(name),), again=True)).rows
-        return Note(_text(rows[0][0]), rows[0][1] / 1e6) if rows else None
+        rows = (await self._run(self._statements.read_note, (self._key(name),))).rows
+        return Note(text(rows[0][0]), rows[0][1] / 1e6) if rows else None
 
     async def write_note(self, grant: Grant, text: str, keep: Seconds, answer_by: float = inf) -> bool:
         parameters = (text, _microseconds(keep), self._key(grant.name), grant.owner)
-        result = await self._run(self._statements.write_note, parameters, again=True, answer_by=answer_by)
-        return result.changed == 1
+        return (await self._run(self._statements.write_note, parameters, answer_by=answer_by)).changed == 1
 
     async def clock(self) -> float:
-        ((now_us,),) = (await self._run(self._statements.clock, (), again=True)).rows
+        ((now_us,),) = (await self._run(self._statements.clock, ())).rows
         return float(now_us) / 1e6
 
     def _key(self, name: str) -> str:
         """Give the key of a lock's row: its name, and for what lives apart a key that no lock can have."""
         return row_key(name, self.database.dialect.name)
-
-    def _keys(self, grants: Sequence[Grant]) -> list[str]:
-        return [self._key(grant.name) for grant in grants]
 
     async def close(self) -> None:
         """See `LockBackend.close`. It waits for the reaper: a driver with threads answers to an event loop."""
@@ -393,63 +443,83 @@ class SqlTableBackend(SqlBackend):
             await self._reaping.start().wait(CLOSE_SECONDS)
         await self.database.close()
 
-    def _reap_soon(self) -> None:
-        """Remove idle rows in the background, now and then."""
-        now = self._runtime.now()
-        if now >= self._reap_at:
-            self._reap_at = now + self._reap_seconds
-            self._reaping.start()
-
     async def reap(self) -> None:
         """Remove rows that were not used for ``idle_ttl``, and have no note."""
         try:
-            await self._reap()
+            while idle := (await self._run(self._statements.idle, (self._idle_us, BATCH))).rows:
+                names = [name for (name,) in idle]
+                parameters = (self._idle_us, *self._statements.many(names))
+                await self._run(self._statements.reap(len(names)), parameters)
         except LockError as error:
             log.debug("could not remove idle rows at %s: %s", self.url, error)
-
-    async def _reap(self) -> None:
-        while idle := (await self._run(self._statements.idle, (self._idle_us, BATCH), again=True)).rows:
-            names = [name for (name,) in idle]
-            parameters = (self._idle_us, *self._statements.many(names))
-            await self._run(self._statements.reap(len(names)), parameters, again=True)
-
-    async def _run_for(self, request: Request, statement: Statement, parameters: Sequence[Parameter]) -> Result:
-        """Run a statement of an acquisition, which may find that the table is not there."""
-        return await self.database.run(statement, parameters, again=True, answer_by=request.answer_by)
 
     async def _run(
         self,
         statement: Statement,
         parameters: Sequence[Parameter],
         *,
-        again: bool = False,
+        again: bool = True,
         answer_by: float = inf,
         urgent: bool = False,
+        acquiring: bool = False,
     ) -> Result:
-        """See `Database.run`. A table that is not there, or was dropped, has no rows: an acquisition makes it."""
+        """
+        See `Database.run`.
+
+        A table that is not there, or was dropped, has no rows; only an acquisition gets `MissingTable`, and makes it.
+        """
         try:
             return await self.database.run(statement, parameters, again=again, answer_by=answer_by, urgent=urgent)
         except MissingTable:
-            return NO_ROWS
+            if acquiring:
+                raise
+            return Result([], 0, 0)
+
+    async def _change_one(self, name: str, ask: Callable[[Row], T], **how: Any) -> T:
+        """See `_change`."""
+        key = self._key(name)
+        return (await self._change([key], ask, **how))[key]
+
+    async def _change(
+        self, keys: Sequence[str], ask: Callable[[Row], T], *, again: bool = True, acquiring: bool = False, **how: Any
+    ) -> dict[str, T]:
+        """
+        Read rows, ask each, and write what has changed unless others have changed it meanwhile; then begin anew.
+
+        `again`: the change may be sent twice. For the rest see `_run`. Return the answers by key.
+        """
+        answers: dict[str, T] = {}
+        met = 0
+        while keys:
+            some = keys[:SHARES_BATCH]
+            statement, parameters = self._statements.rows(len(some)), self._statements.many(some)
+            rows = rows_of(some, await self._run(statement, parameters, acquiring=acquiring, **how))
+            before = [row.content() for row in rows]
+            answers |= {row.key: ask(row) for row in rows}
+            changes = [row for row, content in zip(rows, before, strict=True) if row.content() != content]
+            if not changes or await self._write(changes, again=again, **how):
+                keys, met = keys[SHARES_BATCH:], 0
+            else:
+                met += 1
+                await self._runtime.sleep(self._runtime.random.uniform(0.0, met * RETRY_SECONDS))
+        return answers
+
+    async def _write(self, rows: Sequence[Row], *, again: bool, **how: Any) -> bool:
+        """Write the content of rows; False: another client has changed one meanwhile, or it was not there."""
+        new = [row for row in rows if not row.exists]
+        for row in new:
+            await self._run(self._statements.make_row, (row.key,), **how)
+        if new:
+            return False
+        parameters: list[Parameter] = [int(any(row.has_room for row in rows))]
+        for row in rows:
+            parameters += [row.key, *row.version, *(row.content() or ())]
+        statement = self._statements.change(len(rows))
+        return (await self._run(statement, parameters, again=again, **how)).changed == len(rows)
 
 
 def _may_be_alone(grant: Grant) -> bool:
-    """
-    Tell by ``Grant.state`` whether a lease may be an exclusive one.
-
-    - ``share``: it is beside others.
-    - ``alone``: nobody else had one when it was granted, so while the row has its token nobody has.
-    - ``either``: a downgrade has no answer.
-    """
     return grant.state not in {"share", "alone"}
-
-
-def _key_text(value: str | bytes | bytearray) -> str | None:
-    """Read a key; None for one of a foreign client that no lock of lockkit can have."""
-    try:
-        return value.decode() if isinstance(value, bytes | bytearray) else value
-    except UnicodeDecodeError:
-        return None
 
 
 def _microseconds(ttl: Seconds) -> int:
@@ -457,11 +527,5 @@ def _microseconds(ttl: Seconds) -> int:
     return math.ceil(ttl * 1e6 - 1e-3)
 
 
-def _grouped(grants: Sequence[Grant]) -> Iterable[Sequence[Grant]]:
-    """Put leases of one ttl together, at most `BATCH` of them."""
-    by_ttl: dict[float, list[Grant]] = {}
-    for grant in grants:
-        by_ttl.setdefault(grant.ttl, []).append(grant)
-    for group in by_ttl.values():
-        for start in range(0, len(group), BATCH):
-            yield group[start : start + BATCH]
+def _batches(grants: Sequence[Grant]) -> Iterable[Sequence[Grant]]:
+    return (grants[start : start + BATCH] for start in range(0, len(grants), BATCH))

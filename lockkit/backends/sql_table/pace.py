@@ -30,23 +30,15 @@ HELD_SECONDS = 0.1
 """A lock that was in the same hands for so long does not change hands, seconds: those that wait for it look as rarely
 as for any other. Longer looks in vain more often; shorter has clients wait for longer after a holder that was slow."""
 
-RATE_FIRST = 100.0
-"""Looks per second to begin with."""
+RATE_FIRST, RATE_MIN, RATE_MAX = 100.0, 8.0, 200.0
+"""Looks per second: to begin with; as rarely as those that wait for a lock that stays in the same hands; and at most:
+more would use up the server for looks, fewer leave the lock free for longer."""
 
-RATE_MIN = 8.0
-"""As rarely as those that wait for a lock that stays in the same hands."""
-
-RATE_MAX = 200.0
-"""More would use up the server for looks; fewer leave the lock free for longer."""
+RATE_STEP, RATE_FACTOR = 4.0, 0.99
+"""Looks per second that a grant adds, and what a look in vain leaves of the rate."""
 
 ENGINE_SECONDS = 0.0055
 """What the engine adds to the pause on average, see `lockkit.engine.acquisition`."""
-
-RATE_STEP = 4.0
-"""Looks per second that a grant adds."""
-
-RATE_FACTOR = 0.99
-"""What a look in vain leaves of the rate."""
 
 
 class Pace:

@@ -12,7 +12,7 @@ statement       parameters                                  returns
 ``release``     name, owner                                 one row changed, if that owner held it
 ``free``        names, owners                               releases many, one row changed for each
 ``break_lock``  name                                        one row changed, if it was held
-``renew``       ttl in µs, names, owners                    the owners that held theirs; MariaDB and MySQL: how many
+``renew``       ttl in µs, names, owners                    one row changed for each that was held
 ``update``      metadata, name, owner                       one row changed, if that owner holds it and it differs
 ``read_note``   name                                        of a note whose life is not over: the text, µs left
 ``write_note``  text, life in µs, name, owner               one row changed, if that owner held the lock
@@ -45,6 +45,9 @@ from lockkit.backends.sql.statement import Parameter, Statement
 SHARED = "+shared"
 """Owner of a row that readers or permits hold. No lease of lockkit has it: those are hexadecimal digits."""
 
+_HELD = "owner IS NOT NULL AND expires_at_us > {now}"
+_IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1 AND note_until_us < {now}"
+
 
 class Statements(ABC):
     """The statements on one table."""
@@ -58,35 +61,44 @@ class Statements(ABC):
     def __init__(self, table: str, now_us: str) -> None:
         """Keep what stands for ``{table}``, ``{now}`` and ``{channel}``."""
         self._words = {"{table}": table, "{now}": now_us, "{channel}": table.rpartition(".")[2].strip('"`')}
-        self.look = self._written(
+        written, for_many, among, freeing = self._written, self._for_many, self._among, self._freeing
+        self.look = written(
             "SELECT owner, expires_at_us - {now}, token, metadata, metadata_owner FROM {table}"
-            " WHERE name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
+            f" WHERE name = $1 AND {_HELD}"
         )
-        self.release = self._written(self._freeing("owner = NULL", "name = $1 AND owner = $2"))
-        self.break_lock = self._written(
-            self._freeing(
-                "broken_owner = owner, owner = NULL", "name = $1 AND owner IS NOT NULL AND expires_at_us > {now}"
-            )
-        )
-        self.update = self._written(
+        self.release = written(freeing("owner = NULL", "name = $1 AND owner = $2"))
+        self.break_lock = written(freeing("broken_owner = owner, owner = NULL", f"name = $1 AND {_HELD}"))
+        self.update = written(
             "UPDATE {table} SET metadata = $1 WHERE name = $2 AND owner = $3 AND expires_at_us > {now}"
         )
-        self.clock = self._written("SELECT {now}")
-        self.read_note = self._written(
+        self.clock = written("SELECT {now}")
+        self.read_note = written(
             "SELECT note, note_until_us - {now} FROM {table} WHERE name = $1 AND note_until_us > {now}"
         )
-        self.write_note = self._written(
+        self.write_note = written(
             "UPDATE {table} SET note = $1, note_until_us = {now} + $2"
             " WHERE name = $3 AND owner = $4 AND expires_at_us > {now}"
         )
-        self.idle = self._written(f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT $2")
-        held = "SELECT name FROM {table} WHERE owner IS NOT NULL AND expires_at_us > {now} AND name >= $1"
-        self.names = self._written(f"{held} ORDER BY name LIMIT $2")
-        self.names_below = self._written(f"{held} AND name < $3 ORDER BY name LIMIT $2")
-        self.renew = self._for_many(self._renew_text)
-        self.free = self._for_many(self._free_text)
-        self.state = self._for_many(self._state_text)
-        self.reap = self._for_many(self._reap_text)
+        self.idle = written(f"SELECT name FROM {{table}} WHERE {_IDLE} LIMIT $2")
+        held = f"SELECT name FROM {{table}} WHERE {_HELD} AND name >= $1"
+        self.names = written(f"{held} ORDER BY name LIMIT $2")
+        self.names_below = written(f"{held} AND name < $3 ORDER BY name LIMIT $2")
+        self.renew = for_many(
+            lambda count: (
+                "UPDATE {table} SET expires_at_us = {now} + $1"
+                f" WHERE {among('name', 0, count, 1)} AND {among('owner', 1, count, 1)} AND expires_at_us > {{now}}"
+            )
+        )
+        self.free = for_many(
+            lambda count: freeing("owner = NULL", f"{among('name', 0, count)} AND {among('owner', 1, count)}")
+        )
+        self.state = for_many(
+            lambda count: (
+                "SELECT name, owner, metadata, metadata_owner, broken_owner, NULL, token, expires_at_us, 0,"
+                f" wanted, '', {{now}} FROM {{table}} WHERE {among('name', 0, count)}"
+            )
+        )
+        self.reap = for_many(lambda count: f"DELETE FROM {{table}} WHERE {_IDLE} AND {among('name', 0, count, 1)}")
         self._write_acquire()
         self._write_shares()
 
@@ -96,29 +108,25 @@ class Statements(ABC):
 
     def _write_shares(self) -> None:
         """Write what is for readers and permits."""
-        self.rows = self._for_many(self._rows_text)
+        self.rows = self._for_many(
+            lambda count: (
+                "SELECT name, owner, metadata, metadata_owner, broken_owner, writer, token, expires_at_us,"
+                f" writer_until_us, wanted, {self._shares_text}, {{now}} FROM {{table}}"
+                f" WHERE {self._among('name', 0, count)}"
+            ),
+        )
         self.change = self._for_many(self._change_text)
         self.make_row = self._written(f"INSERT INTO {{table}} (name) VALUES ($1) {self._keep_row}")
         self.want = self._written(f"UPDATE {{table}} SET wanted = true WHERE {self._unchanged(1)}")
-        self.free_alone = self._written(
-            self._freeing(
-                "owner = NULL, shares = NULL",
-                f"name = $1 AND owner = '{SHARED}' AND token = $2 AND expires_at_us > {{now}}",
-            ),
-        )
+        newest = f"name = $1 AND owner = '{SHARED}' AND token = $2 AND expires_at_us > {{now}}"
+        self.free_alone = self._written(self._freeing("owner = NULL, shares = NULL", newest))
         self.mark = self._written(
-            "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3 WHERE name = $1"
-            " AND owner IS NOT NULL AND expires_at_us > {now} AND (writer = $2 OR writer_until_us <= {now})"
+            "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3"
+            f" WHERE name = $1 AND {_HELD} AND (writer = $2 OR writer_until_us <= {{now}})"
         )
         # Readers whom the mark has stopped are notified, also when the writer's grant has taken their own mark away.
         unmark = "UPDATE {table} SET writer_until_us = 0, wanted = true WHERE name = $1 AND writer = $2"
         self.unmark = self._written(self._notifying(unmark))
-
-    def _rows_text(self, count: int) -> str:
-        return (
-            "SELECT name, owner, metadata, metadata_owner, broken_owner, writer, token, expires_at_us, writer_until_us,"
-            f" wanted, {self._shares_text}, {{now}} FROM {{table}} WHERE {self._among('name', 0, count)}"
-        )
 
     def _unchanged(self, first: int) -> str:
         """Tell whether a row has this name and version: the parameters from `first` on, see `Row.version`."""
@@ -130,17 +138,13 @@ class Statements(ABC):
         width = 11
         firsts = range(2, 2 + count * width, width)
 
-        def chosen(column: str, place: int) -> str:
+        def chosen(place: int, otherwise: str) -> str:
             by_name = " ".join([f"WHEN ${first} THEN ${first + place}" for first in firsts])
-            return f"CASE name {by_name}{f' ELSE {column}' if column else ''} END"
+            return f"CASE name {by_name}{otherwise} END"
 
-        content = ", ".join(
-            [
-                f"{column} = {chosen(column, place)}"
-                for place, column in enumerate(("owner", "token", "expires_at_us", "wanted"), 6)
-            ]
-        )
-        shares = self._as_json.format(chosen("", 10))
+        columns = enumerate(("owner", "token", "expires_at_us", "wanted"), 6)
+        content = ", ".join([f"{column} = {chosen(place, f' ELSE {column}')}" for place, column in columns])
+        shares = self._as_json.format(chosen(10, ""))
         which = " OR ".join([f"({self._unchanged(first)})" for first in firsts])
         return self._notifying(
             f"UPDATE {{table}} SET {content}, shares = {shares}, metadata = NULL, metadata_owner = '{SHARED}'"
@@ -149,70 +153,34 @@ class Statements(ABC):
         )
 
     def _freeing(self, owners: str, which: str) -> str:
-        """Give what frees locks."""
         return self._notifying(f"UPDATE {{table}} SET {owners}, expires_at_us = 0 WHERE {which}")
-
-    def _renew_text(self, count: int) -> str:
-        return (
-            "UPDATE {table} SET expires_at_us = {now} + $1"
-            f" WHERE {self._among('name', 0, count, 1)} AND {self._among('owner', 1, count, 1)}"
-            " AND expires_at_us > {now}"
-        )
-
-    def _free_text(self, count: int) -> str:
-        return self._freeing("owner = NULL", f"{self._among('name', 0, count)} AND {self._among('owner', 1, count)}")
-
-    def _state_text(self, count: int) -> str:
-        return (
-            "SELECT name, owner, metadata, metadata_owner, broken_owner, NULL, token, expires_at_us, 0, wanted, '',"
-            f" {{now}} FROM {{table}} WHERE {self._among('name', 0, count)}"
-        )
-
-    def _reap_text(self, count: int) -> str:
-        return f"DELETE FROM {{table}} WHERE {_IDLE} AND {self._among('name', 0, count, 1)}"
-
-    def _written(self, text: str, *, once: bool = False) -> Statement:
-        for word, meaning in self._words.items():
-            text = text.replace(word, meaning)
-        return Statement(text, once=once)
-
-    def many(self, *lists: Sequence[str]) -> list[Parameter]:
-        """Return the parameters of a statement for many: lists of equal length."""
-        return [value for values in lists for value in values]
-
-    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
-        """Return what gives the statement for so many names; those for few are kept."""
-        if text_of(1) == text_of(2):  # a list is one parameter
-            single = self._written(text_of(1))
-            return lambda _: single
-        kept: dict[int, Statement] = {}
-
-        def statement(count: int) -> Statement:
-            if count > KEPT_MAX:
-                return self._written(text_of(count), once=True)
-            if count not in kept:
-                kept[count] = self._written(text_of(count))
-            return kept[count]
-
-        return statement
 
     def _notifying(self, change: str, wanted: str = "wanted") -> str:
         """Have those notified that wait for the locks that a change frees, where they can be, and are `wanted`."""
         del wanted
         return change
 
+    def _written(self, text: str, *, once: bool = False) -> Statement:
+        for word, meaning in self._words.items():
+            text = text.replace(word, meaning)
+        return Statement(text, once=once)
+
+    def _for_many(self, text_of: Callable[[int], str]) -> Callable[[int], Statement]:
+        """Return what gives the statement for so many names; that for one is kept, and so prepared."""
+        single = self._written(text_of(1))
+        if text_of(1) == text_of(2):  # a list is one parameter
+            return lambda _: single
+        return lambda count: single if count == 1 else self._written(text_of(count), once=True)
+
+    def many(self, *lists: Sequence[str]) -> list[Parameter]:
+        """Return the parameters of a statement for many: lists of equal length."""
+        return [value for values in lists for value in values]
+
     def _among(self, column: str, number: int, count: int, behind: int = 0) -> str:
         """Compare a column with the values of the list of this number (0, 1, …), behind so many other parameters."""
         first = behind + number * count + 1
         values = ", ".join(f"${place}" for place in range(first, first + count))
         return f"{column} IN ({values})"
-
-
-KEPT_MAX = 8
-"""Statements for so many names are kept, and so prepared. More takes memory here and at the server."""
-
-
-_IDLE = "token < {now} - $1 AND expires_at_us < {now} - $1 AND note_until_us < {now}"
 
 
 class PostgresqlStatements(Statements):
@@ -277,9 +245,6 @@ class PostgresqlStatements(Statements):
             " UNION ALL SELECT NULL, owner, left_us, alien, wanted OR EXISTS (SELECT FROM marked) FROM held"
         )
 
-    def _renew_text(self, count: int) -> str:
-        return f"{super()._renew_text(count)} RETURNING owner"
-
 
 class MysqlStatements(Statements):
     """
@@ -330,6 +295,3 @@ class SqliteStatements(Statements):
             " metadata = excluded.metadata, metadata_owner = excluded.owner"
             " WHERE l.owner IS NULL OR l.owner = excluded.owner OR l.expires_at_us <= excluded.token RETURNING token"
         )
-
-    def _renew_text(self, count: int) -> str:
-        return f"{super()._renew_text(count)} RETURNING owner"

@@ -8,8 +8,7 @@ with growing, jittered pauses (`lockkit.backends.sql_table.pace`).
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -19,9 +18,9 @@ from lockkit import validation
 from lockkit.backend import Busy, Grant, Host, Option, Request
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.wakeup import WakeupListener
-from lockkit.backends.sql_table.backend import CAPABILITIES, OPTIONS, SqlTableBackend
-from lockkit.backends.sql_table.pace import Pace, Paces
-from lockkit.backends.sql_table.shares import Held, Waiting, text, waiting_of
+from lockkit.backends.sql_table.backend import CAPABILITIES, OPTIONS, SqlTableBackend, Waiting, waiting_of
+from lockkit.backends.sql_table.pace import Paces
+from lockkit.backends.sql_table.shares import Held, text
 from lockkit.backends.sql_table.statements import MysqlStatements, PostgresqlStatements, SqliteStatements
 from lockkit.units import Instant
 
@@ -67,7 +66,8 @@ class PostgresqlTable(SqlTableBackend):
     async def _ask(self, request: Request, *, listening: bool) -> Grant | Held | None:
         """Try to take the lock; None if it changed hands meanwhile."""
         statement = self._statements.acquire_or_wait if listening else self._statements.acquire
-        rows = (await self._run_for(request, statement, self._parameters(request))).rows
+        parameters = self._parameters(request)
+        rows = (await self._run(statement, parameters, answer_by=request.answer_by, acquiring=True)).rows
         if not rows:
             return None
         token, owner, left_us, alien, settled = rows[0]
@@ -77,14 +77,13 @@ class PostgresqlTable(SqlTableBackend):
 
     def _listen(self, request: Request) -> bool:
         """Have a request that may wait woken; return whether it will be."""
-        listener = self._listener
-        connection = listener.connection if request.queue else None
+        connection = self._listener.connection if request.queue else None
         if connection is None:
             return False
         waiting = waiting_of(request)
         if waiting.connection is not connection:
             waiting.connection = connection
-            listener.expect(request, self._key(request.name))
+            self._listener.expect(request, self._key(request.name))
         return True
 
     def _forget(self, request: Request) -> None:
@@ -117,9 +116,11 @@ class _PollingTable(SqlTableBackend):
         if request.mode != "exclusive":
             found = await self._ask_for_share(request)
             return found if isinstance(found, Grant) else await self._busy(request, found, poll=True)
-        waiting: Waiting | None = request.state
-        pace = self._paces.find(self._key(request.name), self._runtime.now())
-        if pace is not None and waiting is None and self._lets_others_go_first(request, pace):
+        now, waiting = self._runtime.now(), request.state
+        pace = self._paces.find(self._key(request.name), now)
+        # Others go first, but a caller with little time is not kept waiting.
+        leisurely = request.queue and waiting is None and request.answer_by >= now + LEISURE_SECONDS
+        if pace is not None and leisurely and pace.just_released(now):
             waiting_of(request)
             return Busy(pace.pause(self._runtime.random.uniform), poll=True)
         outcome = await self._ask_or_look(request)
@@ -129,16 +130,13 @@ class _PollingTable(SqlTableBackend):
                 pace.granted(outcome.token, self._runtime.now())
         return outcome
 
-    def _lets_others_go_first(self, request: Request, pace: Pace) -> bool:
-        """Tell whether this client has just released the lock. A caller with little time is not kept waiting."""
-        now = self._runtime.now()
-        return request.queue and pace.just_released(now) and request.answer_by >= now + LEISURE_SECONDS
-
     async def _ask_or_look(self, request: Request) -> Grant | Busy:
         # A request that found the lock held only reads until it is free: that neither writes nor waits for writers.
         waiting: Waiting | None = request.state
         if waiting is None or not waiting.seen_held or await self._look_for(request) is None:
-            token = await self._ask(request)
+            statement, parameters = self._statements.acquire, self._parameters(request)
+            result = await self._run(statement, parameters, answer_by=request.answer_by, acquiring=True)
+            token = result.rows[0][0] if result.rows else result.last_id
             if token:
                 return Grant(request.name, request.owner, token, request.ttl)
         found = await self._look_for(request)
@@ -151,19 +149,15 @@ class _PollingTable(SqlTableBackend):
         left = self._until_next_look(request, found.token) if request.queue else inf
         return await self._busy(request, found, poll=True, left=left)
 
-    @abstractmethod
-    async def _ask(self, request: Request) -> int:
-        """Try to take the lock; return the token, or 0 if it is held or the answer did not say it."""
-
     def _until_next_look(self, request: Request, token: int) -> float:
         """Return after how many seconds to look again for a lock that changes hands; without limit if it does not."""
-        name, now = self._key(request.name), self._runtime.now()
-        pace = self._paces.find(name, now) or self._paces.begin(name)
+        key, now = self._key(request.name), self._runtime.now()
+        pace = self._paces.find(key, now) or self._paces.begin(key)
         return pace.pause(self._runtime.random.uniform) if pace.found(token, now) else inf
 
-    async def _release(self, name: str, owner: str, answer_by: float, *, again: bool) -> bool:
-        released = await super()._release(name, owner, answer_by, again=again)
-        pace = self._paces.find(name, self._runtime.now())
+    async def _release(self, key: str, owner: str, answer_by: float, *, again: bool) -> bool:
+        released = await super()._release(key, owner, answer_by, again=again)
+        pace = self._paces.find(key, self._runtime.now())
         if pace is not None:
             pace.released_at = self._runtime.now()
         return released
@@ -189,16 +183,6 @@ class MysqlTable(_PollingTable):
     _dialect = "mysql"
     _statements_class = MysqlStatements
 
-    async def _ask(self, request: Request) -> int:
-        return (await self._run_for(request, self._statements.acquire, self._parameters(request))).last_id
-
-    async def _renew(self, ttl_us: int, grants: Sequence[Grant]) -> Iterable[str]:
-        if (await self._run_renewal(ttl_us, grants)).changed == len(grants):
-            return [grant.owner for grant in grants]
-        # The answer says how many, but not which: those with the same owner that have not expired.
-        states = await self._states(self._keys(grants))
-        return [grant.owner for grant in grants if states[self._key(grant.name)].gone(grant.owner) is None]
-
 
 class SqliteTable(_PollingTable):
     """SQLite, on one machine."""
@@ -221,7 +205,3 @@ class SqliteTable(_PollingTable):
     )
     _dialect = "sqlite"
     _statements_class = SqliteStatements
-
-    async def _ask(self, request: Request) -> int:
-        rows = (await self._run_for(request, self._statements.acquire, self._parameters(request))).rows
-        return rows[0][0] if rows else 0

@@ -30,6 +30,8 @@ from lockkit.validation import shown
 S = TypeVar("S", bound="Update | Delete")
 T = TypeVar("T")
 
+DRIVER_ERRORS = (exc.DBAPIError, exc.TimeoutError)
+
 Blocking: TypeAlias = "Session | scoped_session[Any] | Connection"
 Asynchronous: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
 
@@ -52,37 +54,34 @@ class ApplicationTransaction:
 
     def __init__(self, target: object) -> None:
         """Keep the session or connection. No I/O."""
-        self.runtime: Runtime
         if isinstance(target, (scoped_session, async_scoped_session)):
             target = target()
-        self._target = target
-        if isinstance(target, (Session, Connection)):
-            self.runtime = BlockingRuntime()
-        elif isinstance(target, (AsyncSession, AsyncConnection)):
-            self.runtime = AsyncioRuntime()
-        else:
+        if not isinstance(target, (Session, Connection, AsyncSession, AsyncConnection)):
             hint = ": it has no transaction; use `with engine.begin() as connection` and give that"
             message = (
                 "give a SQLAlchemy Session, Connection, AsyncSession or AsyncConnection, not "
                 f"{type(target).__name__}{hint if isinstance(target, (Engine, AsyncEngine)) else ''}"
             )
             raise ConfigurationError(message)
+        blocking = isinstance(target, (Session, Connection))
+        self.runtime: Runtime = BlockingRuntime() if blocking else AsyncioRuntime()
+        self._target: Any = target
 
-    async def run(self, work: Callable[[Connection], T]) -> T:
-        """Call `work` with the connection of the transaction, which begins if it has not begun yet."""
-        return await self.run_with(lambda _, connection: work(connection))
+    async def run(self, work: Callable[[Session | Connection, Connection], T]) -> T:
+        """
+        Call `work` with the session or connection in its blocking form, and with the connection of its transaction.
 
-    async def run_with(self, work: Callable[[Session | Connection, Connection], T]) -> T:
-        """Do the same, and pass the session or connection that the application gave, too, in its blocking form."""
-        target = self._target
-        if isinstance(target, AsyncSession):
-            return await target.run_sync(lambda session: work(session, refuse_autocommit(_of_session(session))))
-        if isinstance(target, AsyncConnection):
-            return await target.run_sync(lambda connection: work(connection, refuse_autocommit(connection)))
-        if isinstance(target, Session):
-            return work(target, refuse_autocommit(_of_session(target)))
-        connection = cast("Connection", target)
-        return work(connection, refuse_autocommit(connection))
+        The transaction begins if it has not begun yet.
+        """
+
+        def inside(executor: Session | Connection) -> T:
+            connection = _of_session(executor) if isinstance(executor, Session) else executor
+            return work(executor, refuse_autocommit(connection))
+
+        if self.runtime.kind == "blocking":
+            return inside(self._target)
+        found: T = await self._target.run_sync(inside)
+        return found
 
     def ask(self, coroutine: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
         """Run a coroutine to its end, or return it to be awaited if the transaction is asyncio's."""
@@ -98,9 +97,8 @@ def _of_session(session: Session) -> Connection:
     except exc.PendingRollbackError as error:
         message = f"the session's transaction has failed: roll it back first ({error})"
         raise ConfigurationError(message) from error
-    except (exc.DBAPIError, exc.TimeoutError) as error:
-        bind = session.bind
-        raise data_error(error, bind if isinstance(bind, Engine) else None) from error
+    except DRIVER_ERRORS as error:
+        raise data_error(error, session.bind if isinstance(session.bind, Engine) else None) from error
 
 
 def refuse_autocommit(connection: Connection) -> Connection:
@@ -110,26 +108,19 @@ def refuse_autocommit(connection: Connection) -> Connection:
     This asks the driver, which knows it from the server: SQLAlchemy knows only what was set through SQLAlchemy. On
     SQLite the transaction begins here if it has not begun yet: applications may send BEGIN themselves, in an event
     handler.
-
-    Returns:
-        The same connection.
     """
-    engine_wide = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    chosen = connection.get_execution_options().get("isolation_level", engine_wide)
+    label = label_of(connection)
     try:
-        if connection.dialect.name == "sqlite":
-            refused = not _sqlite_begins(connection)
-        else:
-            refused = chosen == "AUTOCOMMIT" or _driver_commits(connection)
+        refused = _sqlite_commits(connection) if connection.dialect.name == "sqlite" else _driver_commits(connection)
     except exc.PendingRollbackError as error:
-        message = f"this connection to {label_of(connection)} was lost: roll its transaction back first"
-        raise ConfigurationError(message, backend=label_of(connection)) from error
+        message = f"this connection to {label} was lost: roll its transaction back first"
+        raise ConfigurationError(message, backend=label) from error
     if refused:
         message = (
-            f"this connection to {label_of(connection)} is in autocommit, so it has no transaction: use one without "
+            f"this connection to {label} is in autocommit, so it has no transaction: use one without "
             "isolation_level='AUTOCOMMIT' and without the driver's autocommit; on SQLite you can also send BEGIN"
         )
-        raise ConfigurationError(message, backend=label_of(connection))
+        raise ConfigurationError(message, backend=label)
     return connection
 
 
@@ -148,15 +139,14 @@ def _driver_commits(connection: Connection) -> bool:
     return bool(connection.exec_driver_sql("SELECT @@autocommit").scalar_one())
 
 
-def _sqlite_begins(connection: Connection) -> bool:
-    """Return whether a transaction is open, or the driver opens one before it writes."""
+def _sqlite_commits(connection: Connection) -> bool:
+    """Return whether no transaction is open, and the driver opens none before it writes."""
     if not connection.in_transaction():
         connection.begin()
     driver: Any = connection.connection.driver_connection
-    if driver.in_transaction:
-        return True
     # Python 3.12 has a second switch: sqlite3, "Transaction control".
-    return getattr(driver, "autocommit", None) is not True and driver.isolation_level is not None
+    automatic = getattr(driver, "autocommit", None) is True or driver.isolation_level is None
+    return not driver.in_transaction and automatic
 
 
 _owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -215,81 +205,60 @@ def _said(error: BaseException) -> BaseException:
     return (error.orig if isinstance(error, exc.DBAPIError) else None) or error
 
 
+STALE = (
+    "this transaction reads {label} as it was before the last holder of {name!r} committed: roll back and run it "
+    "again. Take the lock before you read anything, or use READ COMMITTED"
+)
+
+_DEADLOCK = (
+    "a deadlock at {label}: another transaction holds {what} and waits for what this one holds. Roll back and run the "
+    "transaction again; take locks in the same order everywhere"
+)
+_NEW_TABLE = (
+    "this transaction reads {label} as it was before a table was created or altered: roll back and run it again"
+)
+_LOCKED = (
+    "another transaction at {label} held {what} for longer than the connection's own limit: roll back and run the "
+    "transaction again, or raise that limit"
+)
+_POOL = (
+    "the connection pool for {label} is exhausted: each open transaction uses one connection. Raise pool_size, or end "
+    "transactions sooner"
+)
+_MEANINGS: dict[str, tuple[type[LockError], str]] = {
+    "deadlock": (StartAgain, _DEADLOCK),
+    "stale": (StartAgain, STALE),
+    "new table": (StartAgain, _NEW_TABLE),
+    "locked": (StartAgain, _LOCKED),
+    "no table": (ConfigurationError, "a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine)"),
+    "pool": (BackendUnavailable, _POOL),
+    "aborted": (ConfigurationError, "{label} has aborted this transaction after an earlier error: roll it back first"),
+    "lost": (BackendUnavailable, "the connection to {label} was lost, and the transaction with it: run it again"),
+}
+"""What an application or a retry can handle."""
+
+
 def data_error(error: BaseException, source: Connection | Engine | None, *, name: str | None = None) -> LockError:
-    """Make lockkit's error from a `DBAPIError`, or the pool's `TimeoutError`, at the application's database."""
-    label = label_of(source)
-    said = _said(error)
-    text = _without_password(" ".join(str(said).split()) or type(error).__name__, source)
-    make, message = _reading(error, label, name, text)
-    if make is BackendUnavailable and source is not None and isinstance(said, Exception):
-        general = sql_errors.translate(dialect_named(source.dialect.name).kind(said), text, label)
-        if isinstance(general, ConfigurationError):
-            make, message = ConfigurationError, str(general)
-    return make(message, name=name, backend=label)
-
-
-def _without_password(text: str, source: Connection | Engine | None) -> str:
+    """Make lockkit's error from one of `DRIVER_ERRORS`, at the application's database."""
+    label, said = label_of(source), _said(error)
+    text = " ".join(str(said).split()) or type(error).__name__
     password = None if source is None else source.engine.url.password
-    return text.replace(password, HIDDEN) if password else text
-
-
-def _reading(error: BaseException, label: str, name: str | None, text: str) -> tuple[Callable[..., LockError], str]:
-    """Choose lockkit's error class and its message."""
-    known = _of_kind(kind_of(error), label, name, text)
-    if known is not None:
-        return known
-    if isinstance(error, exc.TimeoutError):
-        message = (
-            f"the connection pool for {label} is exhausted: each open transaction uses one connection. Raise "
-            f"pool_size, or end transactions sooner ({text})"
-        )
-        return BackendUnavailable, message
-    if sql_errors.sqlstate(_said(error)) == "25P02":  # in_failed_sql_transaction
-        message = f"{label} has aborted this transaction after an earlier error: roll it back first ({text})"
-        return ConfigurationError, message
-    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
-        message = f"the connection to {label} was lost, and the transaction with it: run it again ({text})"
-        return BackendUnavailable, message
-    return BackendUnavailable, f"{label} gave no usable answer: {text}"
-
-
-def _of_kind(
-    kind: sql_errors.Kind, label: str, name: str | None, text: str
-) -> tuple[Callable[..., LockError], str] | None:
-    """Do it for what an application or a retry can handle; None for the rest."""
+    text = text.replace(password, HIDDEN) if password else text
+    kind: str = kind_of(error)
+    if kind not in _MEANINGS:
+        if source is not None and isinstance(said, Exception):
+            general = sql_errors.translate(dialect_named(source.dialect.name).kind(said), text, label)
+            if isinstance(general, ConfigurationError):
+                return ConfigurationError(str(general), name=name, backend=label)
+        if isinstance(error, exc.TimeoutError):
+            kind = "pool"
+        elif sql_errors.sqlstate(said) == "25P02":  # in_failed_sql_transaction
+            kind = "aborted"
+        elif isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+            kind = "lost"
+    make, message = _MEANINGS.get(kind, (BackendUnavailable, "{label} gave no usable answer"))
     what = repr(name) if name else "what this one needs"
-    if kind == "deadlock":
-        message = (
-            f"a deadlock at {label}: another transaction holds {what} and waits for what this one holds. "
-            f"Roll back and run the transaction again; take locks in the same order everywhere ({text})"
-        )
-        return StartAgain, message
-    if kind == "stale":
-        return StartAgain, stale_snapshot(label, name, text)
-    if kind == "new table":
-        message = (
-            f"this transaction reads {label} as it was before a table was created or altered: roll back and run it "
-            f"again ({text})"
-        )
-        return StartAgain, message
-    if kind == "no table":
-        message = f"a table of lockkit is missing at {label}: run lockkit.sql.create_tables(engine) ({text})"
-        return ConfigurationError, message
-    if kind == "locked":
-        message = (
-            f"another transaction at {label} held {what} for longer than the connection's own limit: roll back and run "
-            f"the transaction again, or raise that limit ({text})"
-        )
-        return StartAgain, message
-    return None
-
-
-def stale_snapshot(label: str, name: str | None, text: str) -> str:
-    """Return the message for a transaction that began too early to go on."""
-    return (
-        f"this transaction reads {label} as it was before the last holder of {name!r} committed: roll back and run it "
-        f"again. Take the lock before you read anything, or use READ COMMITTED ({text})"
-    )
+    return make(f"{message.format(label=label, what=what, name=name)} ({text})", name=name, backend=label)
 
 
 @contextmanager
@@ -297,7 +266,7 @@ def translating(connection: Connection, name: str | None = None) -> Iterator[Non
     """Convert SQLAlchemy's errors from lockkit's own statements to lockkit's."""
     try:
         yield
-    except (exc.DBAPIError, exc.TimeoutError) as error:
+    except DRIVER_ERRORS as error:
         raise data_error(error, connection, name=name) from error
 
 

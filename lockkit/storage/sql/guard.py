@@ -13,32 +13,17 @@ least the first and more than the second, a reader at least the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Delete,
-    TextClause,
-    Update,
-    case,
-    exc,
-    or_,
-    select,
-    text,
-    update,
-)
-from sqlalchemy import inspect as inspect_mapped
+import sqlalchemy as sa
 from sqlalchemy.orm import InstanceState, Mapped, Session, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import validation
 from lockkit.errors import ConfigurationError
-from lockkit.runtime import drive
+from lockkit.runtime import Kind, drive
 from lockkit.storage.sql import FENCES
 from lockkit.storage.sql.client import (
     ApplicationTransaction,
@@ -46,19 +31,14 @@ from lockkit.storage.sql.client import (
     Blocking,
     column_of,
     data_error,
-    kind_of,
     label_of,
     translating,
     with_value,
 )
-from lockkit.storage.sql.schema import KEYS, Family, ensure, family_of, forget_if_missing, key_of, make_here, quoted
+from lockkit.storage.sql.schema import KEYS, Family, family_of, key_of, quoted, with_table
 from lockkit.storage.tokens import check_token, stale_token
 
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
-
-
-S = TypeVar("S", bound="Update | Delete")
+S = TypeVar("S", bound="sa.Update | sa.Delete")
 T = TypeVar("T")
 
 FENCE = "fence"
@@ -81,10 +61,10 @@ class FenceMixin:
     read/write lock guard the rows, too, add a column ``read_fence`` of the same kind; both are compared then.
     """
 
-    fence: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0", nullable=False)
+    fence: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0", nullable=False)
 
 
-def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None) -> S:
+def fenced(statement: S, token: int, *, fence: sa.ColumnElement[int] | None = None) -> S:
     """
     Restrict an UPDATE or DELETE to rows that no newer holder has touched; an UPDATE stores the token there.
 
@@ -117,151 +97,24 @@ def fenced(statement: S, token: int, *, fence: ColumnElement[int] | None = None)
     return cast("S", with_value(guarded, column, token))
 
 
-def _or_null(column: Any, admitted: ColumnElement[bool]) -> ColumnElement[bool]:  # noqa: ANN401 - a column, mapped or not
-    return or_(column.is_(None), admitted) if getattr(column, "nullable", True) else admitted
+def _or_null(column: Any, admitted: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:  # noqa: ANN401 - a column, mapped or not
+    return sa.or_(column.is_(None), admitted) if getattr(column, "nullable", True) else admitted
 
 
-def _read_column(statement: Update | Delete) -> Any:  # noqa: ANN401 - a column, or None
+def _read_column(statement: sa.Update | sa.Delete) -> Any:  # noqa: ANN401 - a column, or None
     """Return the column with the token of readers, if the table has one."""
     table: Any = statement.table
     return table.c.get(READ_FENCE)
 
 
-class _Guard:
-    """What both guards do, written once: the methods of `AsyncSqlGuard`, for any kind of transaction."""
-
-    def __init__(self, target: object, kind: str, table: str, *, auto_create: bool) -> None:
-        self._transaction = ApplicationTransaction(target)
-        if self._transaction.runtime.kind != kind:
-            other = "AsyncSqlGuard" if kind == "blocking" else "SqlGuard"
-            message = f"{type(target).__name__} is for lockkit.fencing.{other}"
-            raise ConfigurationError(message)
-        quoted("sqlite", table)  # raises if it is not a table name
-        self._table = table
-        self._auto_create = auto_create
-
-    async def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
-        """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
-        column = column_of(statement, fence, FENCE, option="fence")
-        guarded = fenced(statement, token, fence=fence)
-        name = str(statement.table)
-
-        def work(executor: Session | Connection, connection: Connection) -> int:
-            read = _read_column(statement)
-            rows = select(column, column if read is None else read).with_for_update()
-            if statement.whereclause is not None:
-                rows = rows.where(statement.whereclause)
-
-            def refuse_stale() -> int:
-                marks = [(last or 0, 0 if read is None else seen or 0) for last, seen in executor.execute(rows)]
-                for written, seen in marks:
-                    _refuse(written, seen, token, name, connection)
-                return len(marks)
-
-            with _of_application(connection):
-                found = refuse_stale()
-                result: Any = executor.execute(guarded)
-                changed: int = result.rowcount
-                if changed < found:
-                    # SQLite locks no rows: another transaction may have written between the two statements.
-                    refuse_stale()
-            return changed
-
-        return await self._transaction.run_with(work)
-
-    async def accept(self, scope: str, *, token: int, shared: bool = False) -> None:
-        """Accept a token for a scope. See `SqlGuard.accept`."""
-        name = _scope(scope)
-        check_token(token, name=name)
-
-        def work(_: object, connection: Connection) -> None:
-            family = family_of(connection.dialect)
-            accept = _accept_innodb if family == "mysql" else _accept
-            given = {"scope": key_of(family, name), "token": token}
-            step = "read" if shared else "write"
-            written, seen = self._ask(connection, name, lambda sql: accept(connection, sql, step, given))
-            _refuse(written, seen, token, name, connection, shared=shared)
-
-        await self._transaction.run_with(work)
-
-    async def accept_object(self, instance: object, *, token: int, shared: bool = False) -> None:
-        """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
-        state = inspect_mapped(instance, raiseerr=False)
-        if not isinstance(state, InstanceState):
-            message = f"instance must be an object of a mapped class, not {validation.shown(instance)}"
-            raise ConfigurationError(message)
-        name = f"{type(instance).__name__} {state.identity}"
-        check_token(token, name=name)
-        column = _mapped_column(state, name)
-        read: Any = column.table.c.get(READ_FENCE)
-        if shared and read is None:
-            message = f"the table of {name} has no column {READ_FENCE!r}: add one like {FENCE!r}, or use a scope"
-            raise ConfigurationError(message, name=name)
-
-        def work(executor: Session | Connection, connection: Connection) -> None:
-            if not isinstance(executor, Session) or state.session is not executor:
-                message = f"{name} does not belong to the session of this guard"
-                raise ConfigurationError(message, name=name)
-            if state.modified:
-                message = f"{name} has unsaved changes: accept the token first, then read the object and change it"
-                raise ConfigurationError(message, name=name)
-            keys = zip(state.mapper.primary_key, state.identity or (), strict=True)
-            statement = update(column.table).where(*(key == value for key, value in keys))
-            if shared:
-                newest = case((_or_null(read, read < token), token), else_=read)
-                guarded = statement.where(_or_null(column, column <= token)).values({read: newest})
-            else:
-                guarded = fenced(statement, token, fence=column)
-            with translating(connection, name):
-                result: Any = connection.execute(guarded)
-                if result.rowcount == 0:
-                    marks = select(column, column if read is None else read).where(statement.whereclause)  # type: ignore[arg-type] # there is one
-                    row = connection.execute(marks).first()
-                    if row is None:
-                        message = f"the row of {name} is gone"
-                        raise StaleDataError(message)
-                    last = max(row[0] or 0, 0 if shared else row[1] or 0)
-                    what = "the read" if shared else "the change"
-                    raise stale_token(what, token, last, name=name, backend=label_of(connection))
-                # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
-                executor.refresh(instance, with_for_update=True)
-
-        await self._transaction.run_with(work)
-
-    async def last(self, scope: str) -> int | None:
-        """Return the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
-        name = _scope(scope)
-
-        def work(_: object, connection: Connection) -> int | None:
-            given = {"scope": key_of(family_of(connection.dialect), name)}
-            row = self._ask(connection, name, lambda sql: connection.execute(sql["last"], given).first())
-            return None if row is None else max(row)
-
-        return await self._transaction.run_with(work)
-
-    def _ask(self, connection: Connection, name: str, ask: Callable[[Mapping[str, TextClause]], T]) -> T:
-        """Query the table of scopes, and create it if it is missing."""
-        family = family_of(connection.dialect)
-        sql = _statements(family, quoted(family, self._table))
-        with translating(connection, name):
-            if family != "sqlite" and self._auto_create:
-                ensure(connection, "fences", self._table)
-            try:
-                return ask(sql)
-            except exc.DBAPIError as error:
-                forget_if_missing(connection, self._table, error)
-                if family != "sqlite" or kind_of(error) != "no table" or not self._auto_create:
-                    raise
-            make_here(connection, "fences", self._table)
-            return ask(sql)
-
-
-class AsyncSqlGuard(_Guard):
+class AsyncSqlGuard:
     """
     Guards data in a SQL database, with asyncio.
 
     The same as `SqlGuard`, and both may guard the same data; what does I/O is awaited.
     """
+
+    _kind: ClassVar[Kind] = "asyncio"
 
     def __init__(self, target: Asynchronous, *, table: str = FENCES, auto_create: bool = True) -> None:
         """
@@ -272,7 +125,117 @@ class AsyncSqlGuard(_Guard):
             table: See `SqlGuard`.
             auto_create: See `SqlGuard`.
         """
-        super().__init__(target, "asyncio", table, auto_create=auto_create)
+        self._transaction = ApplicationTransaction(target)
+        if self._transaction.runtime.kind != self._kind:
+            other = "AsyncSqlGuard" if self._kind == "blocking" else "SqlGuard"
+            message = f"{type(target).__name__} is for lockkit.fencing.{other}"
+            raise ConfigurationError(message)
+        quoted("sqlite", table)  # raises if it is not a table name
+        self._table = table
+        self._auto_create = auto_create
+
+    async def execute(
+        self, statement: sa.Update | sa.Delete, *, token: int, fence: sa.ColumnElement[int] | None = None
+    ) -> int:
+        """Run an UPDATE or DELETE, unless the token is stale for any of its rows. See `SqlGuard.execute`."""
+        column = column_of(statement, fence, FENCE, option="fence")
+        guarded = fenced(statement, token, fence=fence)
+
+        def work(executor: Session | sa.Connection, connection: sa.Connection) -> int:
+            name, rows = str(statement.table), _marks_of(statement, column).with_for_update()
+            try:
+                found = _refuse_any(executor.execute(rows), token, name, connection)
+                result: Any = executor.execute(guarded)
+                changed: int = result.rowcount
+                if changed < found:
+                    # SQLite locks no rows: another transaction may have written between the two statements.
+                    _refuse_any(executor.execute(rows), token, name, connection)
+            except sa.exc.DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise  # the application's own statement is wrong
+                raise data_error(error, connection) from error
+            return changed
+
+        return await self._transaction.run(work)
+
+    async def accept(self, scope: str, *, token: int, shared: bool = False) -> None:
+        """Accept a token for a scope. See `SqlGuard.accept`."""
+        name = _scope(scope)
+        check_token(token, name=name)
+
+        def work(_: object, connection: sa.Connection) -> None:
+            def ask(sql: Mapping[str, sa.TextClause], given: dict[str, Any]) -> Iterable[Any]:
+                result = connection.execute(sql["read" if shared else "write"], {**given, "token": token})
+                return result if result.returns_rows else connection.execute(sql["locked"], given)
+
+            _refuse_any(self._ask(connection, name, ask), token, name, connection, shared=shared)
+
+        await self._transaction.run(work)
+
+    async def accept_object(self, instance: object, *, token: int, shared: bool = False) -> None:
+        """Accept a token for a mapped object, and read the object again. See `SqlGuard.accept_object`."""
+        state = sa.inspect(instance, raiseerr=False)
+        if not isinstance(state, InstanceState):
+            message = f"instance must be an object of a mapped class, not {validation.shown(instance)}"
+            raise ConfigurationError(message)
+        name = f"{type(instance).__name__} {state.identity}"
+        check_token(token, name=name)
+        column = _mapped_column(state, name)
+        read: Any = column.table.c.get(READ_FENCE)
+        if shared and read is None:
+            message = f"the table of {name} has no column {READ_FENCE!r}: add one like {FENCE!r}, or use a scope"
+            raise ConfigurationError(message, name=name)
+        keys = zip(state.mapper.primary_key, state.identity or (), strict=True)
+        statement = sa.update(column.table).where(*(key == value for key, value in keys))
+        if shared:
+            newest = sa.case((_or_null(read, read < token), token), else_=read)
+            guarded = statement.where(_or_null(column, column <= token)).values({read: newest})
+        else:
+            guarded = fenced(statement, token, fence=column)
+
+        def work(executor: Session | sa.Connection, connection: sa.Connection) -> None:
+            if not isinstance(executor, Session) or state.session is not executor:
+                message = f"{name} does not belong to the session of this guard"
+                raise ConfigurationError(message, name=name)
+            if state.modified:
+                message = f"{name} has unsaved changes: accept the token first, then read the object and change it"
+                raise ConfigurationError(message, name=name)
+            with translating(connection, name):
+                result: Any = connection.execute(guarded)
+                if result.rowcount == 0:
+                    rows = connection.execute(_marks_of(statement, column))
+                    if not _refuse_any(rows, token, name, connection, shared=shared):
+                        message = f"the row of {name} is gone"
+                        raise StaleDataError(message)
+                # With a lock, so that MariaDB and MySQL return the newest row and not that of an earlier snapshot.
+                executor.refresh(instance, with_for_update=True)
+
+        await self._transaction.run(work)
+
+    async def last(self, scope: str) -> int | None:
+        """Return the newest token that was accepted for a scope, as this transaction sees it; None if there is none."""
+        name = _scope(scope)
+
+        def work(_: object, connection: sa.Connection) -> int | None:
+            row = self._ask(connection, name, lambda sql, given: connection.execute(sql["last"], given).first())
+            return None if row is None else max(row)
+
+        return await self._transaction.run(work)
+
+    def _ask(
+        self, connection: sa.Connection, name: str, ask: Callable[[Mapping[str, sa.TextClause], dict[str, Any]], T]
+    ) -> T:
+        """Query the table of scopes."""
+        family = family_of(connection.dialect.name)
+        sql, given = _statements(family, quoted(family, self._table)), {"scope": key_of(family, name)}
+        with translating(connection, name):
+            return with_table(connection, "fences", self._table, lambda: ask(sql, given), auto_create=self._auto_create)
+
+
+class _Blocking(AsyncSqlGuard):
+    """The same on the blocking forms."""
+
+    _kind = "blocking"
 
 
 class SqlGuard:
@@ -304,9 +267,12 @@ class SqlGuard:
                 data.
             auto_create: Create that table if it is missing; without it, see `lockkit.sql.create_tables`.
         """
-        self._guard = _Guard(target, "blocking", table, auto_create=auto_create)
+        blocking: Any = target
+        self._guard = _Blocking(blocking, table=table, auto_create=auto_create)
 
-    def execute(self, statement: Update | Delete, *, token: int, fence: ColumnElement[int] | None = None) -> int:
+    def execute(
+        self, statement: sa.Update | sa.Delete, *, token: int, fence: sa.ColumnElement[int] | None = None
+    ) -> int:
         """
         Run an UPDATE or DELETE, unless the token is stale for any of its rows.
 
@@ -365,65 +331,35 @@ class SqlGuard:
         return drive(self._guard.last(scope))
 
 
-def _accept(connection: Connection, sql: Mapping[str, TextClause], step: str, given: Mapping[str, Any]) -> _Marks:
-    """Write the token unless it is stale; return the marks that it was compared with, or that it made."""
-    row = connection.execute(sql[step], given).first() or connection.execute(sql["last"], given).one()
-    return _Marks(*row)
-
-
-def _accept_innodb(
-    connection: Connection, sql: Mapping[str, TextClause], step: str, given: Mapping[str, Any]
-) -> _Marks:
-    """Do the same without RETURNING."""
-    connection.execute(sql[step], given)
-    return _Marks(*connection.execute(sql["locked"], given).one())
-
-
-class _Marks(NamedTuple):
-    """The newest tokens of a writer and of a reader."""
-
-    written: int
-    seen: int
-
-
 @lru_cache(maxsize=64)
-def _statements(family: Family, table: str) -> Mapping[str, TextClause]:
+def _statements(family: Family, table: str) -> Mapping[str, sa.TextClause]:
+    """
+    Return what accepts a token, and what reads the marks.
+
+    A stale token changes nothing, and the marks that come back show it. MariaDB and MySQL have no RETURNING: there
+    ``locked`` reads them, with a lock, because the transaction's snapshot may be older.
+    """
     scope = KEYS[family].format("scope")
     last = f"SELECT token, read_token FROM {table} WHERE scope = {scope}"
-    steps = _steps_innodb(table, scope) if family == "mysql" else _steps(family, table, scope)
-    return {key: text(sql) for key, sql in {**steps, "last": last, "locked": f"{last} FOR UPDATE"}.items()}
-
-
-def _steps(family: Family, table: str, scope: str) -> dict[str, str]:
-    greatest = "max" if family == "sqlite" else "greatest"
-    return {
-        "write": (
-            f"INSERT INTO {table} AS held (scope, token) VALUES ({scope}, :token) ON CONFLICT (scope) DO UPDATE "
-            "SET token = excluded.token WHERE held.token <= excluded.token AND held.read_token < excluded.token "
-            "RETURNING token, read_token"
-        ),
-        "read": (
-            f"INSERT INTO {table} AS held (scope, token, read_token) VALUES ({scope}, 0, :token) "
-            f"ON CONFLICT (scope) DO UPDATE SET read_token = {greatest}(held.read_token, excluded.read_token) "
-            "WHERE held.token <= excluded.read_token RETURNING token, read_token"
-        ),
+    if family == "mysql":
+        into, written, read, token = table, "token", "read_token", "CAST(:token AS SIGNED)"
+        conflict, returning = "ON DUPLICATE KEY UPDATE", ""
+    else:
+        into, written, read, token = f"{table} AS held", "held.token", "held.read_token", "CAST(:token AS BIGINT)"
+        conflict, returning = "ON CONFLICT (scope) DO UPDATE SET", " RETURNING token, read_token"
+    newer = f"CASE WHEN {written} <= {token} AND {read} < {token} THEN {token}"
+    sql = {
+        "write": f"INSERT INTO {into} (scope, token) VALUES ({scope}, :token)"
+        f" {conflict} token = {newer} ELSE {written} END{returning}",
+        "read": f"INSERT INTO {into} (scope, token, read_token) VALUES ({scope}, 0, :token)"
+        f" {conflict} read_token = {newer} ELSE {read} END{returning}",
+        "last": last,
+        "locked": f"{last} FOR UPDATE",
     }
+    return {key: sa.text(statement) for key, statement in sql.items()}
 
 
-def _steps_innodb(table: str, scope: str) -> dict[str, str]:
-    return {
-        "write": (
-            f"INSERT INTO {table} (scope, token) VALUES ({scope}, :token) ON DUPLICATE KEY UPDATE "
-            "token = IF(token <= VALUES(token) AND read_token < VALUES(token), VALUES(token), token)"
-        ),
-        "read": (
-            f"INSERT INTO {table} (scope, token, read_token) VALUES ({scope}, 0, :token) ON DUPLICATE KEY UPDATE "
-            "read_token = IF(token <= VALUES(read_token), GREATEST(read_token, VALUES(read_token)), read_token)"
-        ),
-    }
-
-
-def _mapped_column(state: InstanceState[Any], name: str) -> Column[Any]:
+def _mapped_column(state: InstanceState[Any], name: str) -> sa.Column[Any]:
     column = state.mapper.columns.get(FENCE)
     if column is None:
         message = (
@@ -439,22 +375,22 @@ def _mapped_column(state: InstanceState[Any], name: str) -> Column[Any]:
     return column
 
 
-@contextmanager
-def _of_application(connection: Connection) -> Iterator[None]:
-    """Let errors of the application's own statement through unchanged, except a lost connection."""
-    try:
-        yield
-    except exc.DBAPIError as error:
-        if not error.connection_invalidated:
-            raise
-        raise data_error(error, connection) from error
+def _marks_of(statement: sa.Update | sa.Delete, column: Any) -> sa.Select[Any]:  # noqa: ANN401 - a column, mapped or not
+    """Read the marks of the rows that a statement changes."""
+    read = _read_column(statement)
+    marks = sa.select(column, sa.literal(0) if read is None else read)
+    return marks if statement.whereclause is None else marks.where(statement.whereclause)
 
 
-def _refuse(written: int, seen: int, token: int, name: str, connection: Connection, *, shared: bool = False) -> None:
-    """Refuse a token that is older than the marks of a writer and of a reader allow."""
-    if written > token or (not shared and seen >= token):
-        what, last = ("the read", written) if shared else ("the change", max(written, seen))
-        raise stale_token(what, token, last, name=name, backend=label_of(connection))
+def _refuse_any(marks: Iterable[Any], token: int, name: str, connection: sa.Connection, *, shared: bool = False) -> int:
+    """Refuse a token that is older than marks of writers and readers allow; return how many rows have such marks."""
+    rows = list(marks)
+    for written, seen in rows:
+        last = max(written or 0, 0 if shared else seen or 0)
+        if last > token or (not shared and (seen or 0) >= token):
+            what = "the read" if shared else "the change"
+            raise stale_token(what, token, last, name=name, backend=label_of(connection))
+    return len(rows)
 
 
 def _scope(scope: object) -> str:

@@ -19,22 +19,20 @@ uses the application's transaction.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Literal, TypeVar
 
-from sqlalchemy import Connection, Engine, exc, text
+from sqlalchemy import Connection, Engine, exc, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.schema import parse_table
 from lockkit.errors import ConfigurationError, Unsupported
-from lockkit.storage.sql import FENCES, LOCKS
-from lockkit.storage.sql.client import data_error, kind_of, spare
+from lockkit.storage.sql.client import kind_of, spare, translating
 from lockkit.validation import shown
 
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Dialect
-
+T = TypeVar("T")
 
 Family = Literal["postgresql", "mysql", "sqlite"]
 Kind = Literal["locks", "fences"]
@@ -52,15 +50,14 @@ KEYS: dict[Family, str] = {
 }
 """How a statement writes a name that it takes as the parameter ``{0}``, see `key_of`."""
 
-# The bytes of "lockkit": the advisory lock under which one process at a time creates tables or raises the tokens.
+# The bytes of "lockkit": the advisory lock under which one process at a time creates tables.
 ADVISORY_KEY = int.from_bytes(b"lockkit")
 
 _ready: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary()
 
 
-def family_of(dialect: Dialect | str) -> Family:
-    """Return which SQL dialect family a database belongs to."""
-    name = dialect if isinstance(dialect, str) else dialect.name
+def family_of(name: str) -> Family:
+    """Return which family of databases a dialect of SQLAlchemy's is for."""
     try:
         return dialect_named(name).name
     except ConfigurationError:
@@ -89,13 +86,13 @@ def quoted(family: Family, table: object, suffix: str = "") -> str:
     return ".".join(f"{mark}{part}{mark}" for part in f"{name}{suffix}".split("."))
 
 
-def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCES) -> list[str]:
+def ddl(family: Family, *, locks: str | None = None, fences: str | None = None) -> list[str]:
     """Return the statements that create the tables if they are missing."""
     name = _NAME_TYPES[family]
     engine = " ENGINE=InnoDB" if family == "mysql" else ""
     made = []
     if locks is not None:
-        # The tokens first: `ensure` looks for the other table, and on MariaDB others see each statement at once.
+        # The tokens first: `with_table` looks for the other table, and on MariaDB others see each statement at once.
         tokens = quoted(family, locks, "_token")
         if family == "postgresql":
             made.append(f"CREATE SEQUENCE IF NOT EXISTS {tokens}")
@@ -113,9 +110,9 @@ def ddl(family: Family, *, locks: str | None = LOCKS, fences: str | None = FENCE
     return made
 
 
-def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | None = FENCES) -> None:
-    """Create the tables if they are missing, in the transaction of a connection."""
-    family = family_of(connection.dialect)
+def create(connection: Connection, *, locks: str | None = None, fences: str | None = None) -> None:
+    """Create tables if they are missing, in the transaction of a connection."""
+    family = family_of(connection.dialect.name)
     if family == "postgresql":
         # Without it, one of two sessions that create the same name at once fails, despite IF NOT EXISTS.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_KEY})
@@ -123,71 +120,46 @@ def create(connection: Connection, *, locks: str | None = LOCKS, fences: str | N
         connection.execute(text(statement))
 
 
-def create_at(target: object, *, locks: str | None, fences: str | None) -> Awaitable[None] | None:
+def create_at(target: object, **tables: str | None) -> Awaitable[None] | None:
     """Create the tables at an engine or connection. The result must be awaited for asyncio's."""
 
     def make(connection: Connection) -> None:
-        try:
-            create(connection, locks=locks, fences=fences)
-        except (exc.DBAPIError, exc.TimeoutError) as error:
-            raise data_error(error, connection) from error
+        with translating(connection):
+            create(connection, **tables)
 
-    async def make_there(engine: AsyncEngine) -> None:
-        async with engine.begin() as connection:
+    async def make_there(target: AsyncEngine | AsyncConnection) -> None:
+        async with target.begin() if isinstance(target, AsyncEngine) else nullcontext(target) as connection:
             await connection.run_sync(make)
 
-    if isinstance(target, Engine):
-        with target.begin() as connection:
+    if isinstance(target, (AsyncEngine, AsyncConnection)):
+        return make_there(target)
+    if isinstance(target, (Engine, Connection)):
+        with target.begin() if isinstance(target, Engine) else nullcontext(target) as connection:
             make(connection)
         return None
-    if isinstance(target, Connection):
-        make(target)
-        return None
-    if isinstance(target, AsyncEngine):
-        return make_there(target)
-    if isinstance(target, AsyncConnection):
-        return target.run_sync(make)
     message = f"target must be a SQLAlchemy engine or connection, not {type(target).__name__}"
     raise ConfigurationError(message)
 
 
-def ensure(connection: Connection, kind: Kind, table: str) -> None:
-    """Make sure that a table exists, once for each engine and process. Not for SQLite: see `make_here`."""
+def with_table(connection: Connection, kind: Kind, table: str, ask: Callable[[], T], *, auto_create: bool) -> T:
+    """Query a table, which is created if it is missing, once for each engine and process."""
+    family = family_of(connection.dialect.name)
     ready = _ready.setdefault(connection.engine, set())
-    if table in ready:
-        return
-    try:
+    if auto_create and family != "sqlite" and table not in ready:
         with spare(connection.engine) as own:
-            if not _there(own, table):
-                create(own, **_only(kind, table))
+            schema, _, name = table.rpartition(".")
+            # A user without the right to create tables can use one that is there.
+            if not inspect(own).has_table(name, schema=schema or None):
+                create(own, **{kind: table})
                 own.commit()
-    except (exc.DBAPIError, exc.TimeoutError) as error:
-        raise data_error(error, connection) from error
-    ready.add(table)
-
-
-def forget_if_missing(connection: Connection, table: str, error: BaseException) -> None:
-    """Forget that a table exists if this error says that it is missing, so that the next `ensure` looks again."""
-    if kind_of(error) == "no table":
-        _ready.get(connection.engine, set()).discard(table)
-
-
-def make_here(connection: Connection, kind: Kind, table: str) -> None:
-    """Create a table in the application's transaction, after it was found missing. A rollback removes it again."""
-    create(connection, **_only(kind, table))
-
-
-def _only(kind: Kind, table: str) -> dict[str, str | None]:
-    return {"locks": None, "fences": None, kind: table}
-
-
-def _there(connection: Connection, table: str) -> bool:
-    """Return whether a table exists, so that a user without the right to create tables can use it."""
+        ready.add(table)
     try:
-        connection.execute(text(f"SELECT token FROM {quoted(family_of(connection.dialect), table)} LIMIT 0"))
+        return ask()
     except exc.DBAPIError as error:
         if kind_of(error) != "no table":
             raise
-        connection.rollback()
-        return False
-    return True
+        ready.discard(table)
+        if family != "sqlite" or not auto_create:
+            raise
+    create(connection, **{kind: table})  # a rollback removes it again
+    return ask()

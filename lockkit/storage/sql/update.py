@@ -9,19 +9,18 @@ Only a lost answer to COMMIT leaves the outcome open; lockkit then raises and do
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, Delete, Engine, Table, Update, and_, delete, event, exc, insert, select, update
-from sqlalchemy import inspect as inspect_mapped
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Mapper, sessionmaker
 from sqlalchemy.orm.exc import StaleDataError
 
 from lockkit import validation
-from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.errors import ConfigurationError
 from lockkit.runtime import Runtime
-from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate
+from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate, unknown_outcome
 from lockkit.storage.sql.client import (
     StartAgain,
     column_of,
@@ -33,23 +32,12 @@ from lockkit.storage.sql.client import (
     with_value,
 )
 
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
-
-
-S = TypeVar("S", bound="Update | Delete")
+S = TypeVar("S", bound="sa.Update | sa.Delete")
 
 VERSION = "version"
 """Default name of the version column."""
 
 _CAUSED_BY_OTHERS = {"locked", "deadlock", "stale", "new table"}
-
-_KINDS: dict[type, str] = {
-    Engine: "blocking",
-    sessionmaker: "blocking",
-    AsyncEngine: "asyncio",
-    async_sessionmaker: "asyncio",
-}
 
 
 class TransactionRetry(OptimisticUpdate):
@@ -57,10 +45,10 @@ class TransactionRetry(OptimisticUpdate):
 
     missed = "committed"
 
-    def __init__(self, runtime: Runtime, source: object, fn: object, name: str | None = None) -> None:
+    def __init__(self, runtime: Runtime, source: Any, fn: object, name: str | None = None) -> None:  # noqa: ANN401 - what is wrong, too
         """Check the arguments. No I/O."""
-        kind = next((kind for cls, kind in _KINDS.items() if isinstance(source, cls)), None)
-        if kind is None:
+        kind = "blocking" if isinstance(source, (sa.Engine, sessionmaker)) else "asyncio"
+        if not isinstance(source, (sa.Engine, sessionmaker, AsyncEngine, async_sessionmaker)):
             message = (
                 "give a SQLAlchemy Engine or sessionmaker, or one of their asyncio forms, not "
                 f"{type(source).__name__}: each try needs a transaction of its own"
@@ -70,26 +58,23 @@ class TransactionRetry(OptimisticUpdate):
             ending = "that ends in _async" if kind == "asyncio" else "without _async"
             message = f"{type(source).__name__} is {kind}: use the function {ending}"
             raise ConfigurationError(message)
-        super().__init__(runtime, fn, name or getattr(fn, "__qualname__", None) or repr(fn))
+        # The engine; None if the source only knows it once a session asks.
+        bind = source if isinstance(source, (sa.Engine, AsyncEngine)) else source.kw.get("bind")
+        self._engine: sa.Engine | None = bind.sync_engine if isinstance(bind, AsyncEngine) else bind
+        name = name or getattr(fn, "__qualname__", None) or repr(fn)
+        super().__init__(runtime, fn, name, label_of(self._engine))
         self._source: Any = source
         self._committing = False
-
-    @property
-    def label(self) -> str:
-        """See `OptimisticUpdate.label`."""
-        return label_of(self._engine())
 
     async def body(self, executor: Any) -> Any:  # noqa: ANN401 - a session or connection; what `fn` returns
         """Do the work of one try, in a transaction that is committed afterwards."""
         return await self.call(executor)
 
-    async def attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
-        """See `OptimisticUpdate.attempt`: begin, work, commit."""
+    async def _attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
         io = self.runtime.io
         self._committing = False
         try:
             async with self._opened() as executor:
-                await self._refuse_autocommit(executor)
                 result = await self.body(executor)
                 if hasattr(executor, "flush"):
                     await io(executor.flush())  # so that only COMMIT is left
@@ -97,57 +82,45 @@ class TransactionRetry(OptimisticUpdate):
                 return result
         except (StaleDataError, StartAgain) as error:
             raise Conflict from error
-        except exc.TimeoutError as error:
-            raise data_error(error, self._engine(), name=self.name) from error
-        except exc.DBAPIError as error:
+        except sa.exc.TimeoutError as error:
+            raise data_error(error, self._engine, name=self.name) from error
+        except sa.exc.DBAPIError as error:
             if kind_of(error) in _CAUSED_BY_OTHERS or error.connection_invalidated:
                 raise Conflict from error
             if error.statement is None and not self._committing:  # SQLAlchemy could not connect
-                raise data_error(error, self._engine(), name=self.name) from error
+                raise data_error(error, self._engine, name=self.name) from error
             raise
-
-    async def _refuse_autocommit(self, executor: Any) -> None:  # noqa: ANN401 - a session or connection
-        """Refuse autocommit, which could not undo a try. A session is checked when it connects, at its first use."""
-        if isinstance(executor, Connection):
-            refuse_autocommit(executor)
-        elif isinstance(executor, AsyncConnection):
-            await executor.run_sync(refuse_autocommit)
-        else:
-            session = executor.sync_session if isinstance(executor, AsyncSession) else executor
-            event.listen(
-                session, "after_begin", lambda _session, _transaction, connection: refuse_autocommit(connection)
-            )
 
     async def _commit(self, executor: Any) -> None:  # noqa: ANN401 - see `body`
         self._committing = True
         try:
             await self.runtime.io(executor.commit())
-        except exc.DBAPIError as error:
+        except sa.exc.DBAPIError as error:
             if not error.connection_invalidated:
                 raise
-            message = (
-                f"the answer to COMMIT of {self.name!r} at {self.label} was lost: the change may have been made or "
-                "not. Read the data before you try again"
-            )
-            raise BackendUnavailable(message, name=self.name, backend=self.label) from error
+            raise unknown_outcome(self.name, self.label, "to COMMIT") from error
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Any]:
-        """Open a session or connection; closing it rolls back what was not committed."""
-        source = self._source
-        made: Any = source.connect() if isinstance(source, (Engine, AsyncEngine)) else source()
-        if self.runtime.kind == "blocking":
-            with made as executor:
-                yield executor
-        else:
-            async with made as executor:
-                yield executor
+        """
+        Open a session or connection; closing it rolls back what was not committed.
 
-    def _engine(self) -> Engine | None:
-        """Return the engine; None if the source only knows it once a session asks."""
+        Autocommit, which could not undo a try, is refused: of a session when it connects, at its first use.
+        """
         source = self._source
-        bind = source if isinstance(source, (Engine, AsyncEngine)) else source.kw.get("bind")
-        return bind.sync_engine if isinstance(bind, AsyncEngine) else cast("Engine | None", bind)
+        async with AsyncExitStack() as stack:
+            if isinstance(source, AsyncEngine):
+                executor: Any = await stack.enter_async_context(source.connect())
+                await executor.run_sync(refuse_autocommit)
+            elif isinstance(source, sa.Engine):
+                executor = refuse_autocommit(stack.enter_context(source.connect()))
+            else:
+                made: Any = source()
+                asyncio = isinstance(made, AsyncSession)
+                executor = await stack.enter_async_context(made) if asyncio else stack.enter_context(made)
+                session = made.sync_session if asyncio else made
+                sa.event.listen(session, "after_begin", lambda _, __, connection: refuse_autocommit(connection))
+            yield executor
 
 
 class RowUpdate(TransactionRetry):
@@ -161,9 +134,9 @@ class RowUpdate(TransactionRetry):
         self, runtime: Runtime, source: object, fn: object, *, table: object, key: object, version: object
     ) -> None:
         """Check the arguments. No I/O."""
-        mapped = inspect_mapped(table, raiseerr=False)
+        mapped = sa.inspect(table, raiseerr=False)
         found = mapped.local_table if isinstance(mapped, Mapper) else table
-        if not isinstance(found, Table):
+        if not isinstance(found, sa.Table):
             message = f"give a SQLAlchemy Table or a mapped class, not {validation.shown(table)}"
             raise ConfigurationError(message)
         self._table = found
@@ -185,31 +158,31 @@ class RowUpdate(TransactionRetry):
             raise no_column(found, version, option="version")
         self._version = found.c[version]
         self._keys = dict(zip((column.key for column in columns), keys, strict=True))
-        self._where = and_(*(column == value for column, value in zip(columns, keys, strict=True)))
-        self._refused: exc.IntegrityError | None = None
+        self._where = sa.and_(*(column == value for column, value in zip(columns, keys, strict=True)))
+        self._refused: sa.exc.IntegrityError | None = None
         super().__init__(runtime, source, fn, f"{found} {', '.join(map(str, keys))}")
 
     async def body(self, executor: Any) -> Any:  # noqa: ANN401 - a session or connection; what `fn` returns
         """Read, call `fn`, and write unless another writer changed the row; else raise `Conflict`."""
         io = self.runtime.io
-        row = (await io(executor.execute(select(self._table).where(self._where)))).mappings().one_or_none()
+        row = (await io(executor.execute(sa.select(self._table).where(self._where)))).mappings().one_or_none()
         new = await self.new_value(row)
         if new is None or (row is None and new is DELETE):
             return new
         if row is None:
             await self._insert(executor, new)
             return new
-        base: Any = delete(self._table) if new is DELETE else update(self._table).values(dict(new))
+        base: Any = sa.delete(self._table) if new is DELETE else sa.update(self._table).values(dict(new))
         statement = versioned(base.where(self._where), row[self._version.key], version=self._version)
         if (await io(executor.execute(statement))).rowcount == 0:
             raise Conflict
         return new
 
     async def _insert(self, executor: Any, new: Mapping[str, Any]) -> None:  # noqa: ANN401 - see `body`
-        statement = insert(self._table).values({self._version.key: 1, **new, **self._keys})
+        statement = sa.insert(self._table).values({self._version.key: 1, **new, **self._keys})
         try:
             await self.runtime.io(executor.execute(statement))
-        except exc.IntegrityError as error:
+        except sa.exc.IntegrityError as error:
             # Another writer has inserted it, so the next try finds it. If it does not, something else is wrong.
             if self._refused is not None:
                 raise
@@ -217,7 +190,7 @@ class RowUpdate(TransactionRetry):
             raise Conflict from error
 
 
-def versioned(statement: S, expected: int | None, *, version: ColumnElement[int] | None = None) -> S:
+def versioned(statement: S, expected: int | None, *, version: sa.ColumnElement[int] | None = None) -> S:
     """See `lockkit.optimistic.versioned`."""
     if expected is not None and (isinstance(expected, bool) or not isinstance(expected, int)):
         message = f"expected must be the version that was read, an int or None, not {validation.shown(expected)}"

@@ -254,22 +254,19 @@ class TestLeases:
         """The lease goes on, renewed and released whichever it is; called again, it says what it is."""
         client = connect(url)
         backend = backend_of(client)
-        downgrade = backend._shares.downgrade
+        change = backend._change_one
 
-        async def lose_answer(name: str, owner: str) -> bool:
-            assert await downgrade(name, owner)
-            message = "no answer"
-            raise BackendUnavailable(message)
+        async def lose_answer(*given: Any, **how: Any) -> None:
+            await change(*given, **how)
+            raise BackendUnavailable
 
-        async def lose_request(name: str, owner: str) -> bool:
-            del name, owner
-            message = "no answer"
-            raise BackendUnavailable(message)
+        async def lose_request(*_: Any, **__: Any) -> None:
+            raise BackendUnavailable
 
         for lose, mode in ((lose_answer, "shared"), (lose_request, "exclusive")):
             lease = client.lock("x", ttl=LONG).acquire(PATIENCE)
             with monkeypatch.context() as patch:
-                patch.setattr(backend._shares, "downgrade", lose)
+                patch.setattr(backend, "_change_one", lose)
                 with pytest.raises(lockkit.BackendUnavailable):
                     lease.downgrade()
             assert [holder.mode for holder in client.holders("x")] == [mode]

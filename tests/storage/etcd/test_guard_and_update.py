@@ -211,19 +211,6 @@ class TestReaders:
         guard.check(lease=second)
         second.release()
 
-    def test_asyncio_guard_does_the_same(self, server: EtcdServer) -> None:
-        """A reader is refused, and checked."""
-
-        async def scenario() -> None:
-            async with lockkit.aio.connect(server.url) as client:
-                guard = fencing.AsyncEtcdGuard(client)
-                async with client.rwlock("r4", ttl=TTL, timeout=PATIENCE).read() as lease:
-                    await guard.check(lease=lease, shared=True)
-                    with pytest.raises(lockkit.StaleToken, match="only for reading"):
-                        await guard.put("data/r4", "x", lease=lease)
-
-        asyncio.run(scenario())
-
 
 @pytest.fixture(scope="module")
 def clients(server: EtcdServer) -> Iterator[list[Client]]:

@@ -62,8 +62,8 @@ class Face:
 
 # What they import when they begin.
 IMPORTS = (
-    *("lockkit.sync.client", "lockkit.backends.redis.backend", "lockkit.storage.redis.guard"),
-    *("lockkit.storage.redis.update", "lockkit.fencing", "lockkit.optimistic"),
+    *("lockkit.sync.client", "lockkit.backends.redis.backend", "lockkit.storage.redis"),
+    *("lockkit.fencing", "lockkit.optimistic"),
 )
 
 

@@ -14,7 +14,7 @@ from redis.crc import key_slot
 
 import lockkit
 from lockkit.fencing import AsyncRedisGuard, RedisGuard
-from lockkit.storage.redis.guard import mark_of
+from lockkit.storage.redis import mark_of
 from lockkit_tools.servers import RedisServer
 from tests.forked import all_done
 from tests.storage.redis import support

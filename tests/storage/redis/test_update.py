@@ -91,18 +91,6 @@ def test_pauses_grow_and_are_random(server: RedisServer, data: redis.Redis, monk
     assert sum(pauses[:5]) < sum(pauses[-5:])
 
 
-def test_exception_of_the_function_changes_nothing(face: Face, data: redis.Redis) -> None:
-    """It comes as it is, also if it is one of the driver's, and the connection watches nothing afterwards."""
-    data.set("x", "1")
-
-    def fail(_: object) -> str:
-        raise redis.ConnectionError("mine")
-
-    with pytest.raises(redis.ConnectionError, match="mine"):
-        face.update("x", fail)
-    assert data.get("x") == "1"
-
-
 def test_connection_goes_back_to_the_pool_unwatched(server: RedisServer, data: redis.Redis) -> None:
     """An application's pipeline on the same connection is not disturbed by what we watched."""
     with redis.Redis(port=server.port, max_connections=1) as client:
@@ -217,21 +205,6 @@ def test_asyncio_cluster_is_unsupported_with_the_reason() -> None:
         await client.aclose()
 
     asyncio.run(main())
-
-
-def test_many_tasks_lose_no_update(server: RedisServer, data: redis.Redis) -> None:
-    """Fifty tasks of one client, each with a connection of its own while it tries."""
-
-    async def main() -> None:
-        async with redis.asyncio.Redis(port=server.port) as client:
-            updates = [
-                with_retry_async(client, "x", lambda now: int(now or 0) + 1, attempts=None, timeout=60)
-                for _ in range(50)
-            ]
-            await asyncio.gather(*updates)
-
-    asyncio.run(main())
-    assert data.get("x") == "50"
 
 
 def test_cancelled_update_leaves_the_client_usable(server: RedisServer, data: redis.Redis) -> None:

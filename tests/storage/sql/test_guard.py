@@ -164,21 +164,6 @@ def test_condition_alone_for_core_and_orm(base: Base) -> None:
     assert customers(base)["12A"] == ("Ben", 6)
 
 
-def test_statement_that_sets_the_column_itself_stores_the_token(base: Base) -> None:
-    """As one does that writes a whole row: with the token of that row, an older holder could write."""
-    table: Any = Seat.__table__
-    statements = [
-        sa.update(table).values(customer="Ada", fence=0),
-        sa.update(table).values({"customer": "Ada", table.c.fence: 0}),
-        sa.update(Seat).values(customer="Ada", fence=0),
-        sa.update(Seat).values({Seat.fence: 0}),
-    ]
-    with base.engine() as engine, orm.Session(engine) as session, session.begin():
-        for token, statement in enumerate(statements, 7):
-            session.execute(fenced(statement, token))
-            assert session.scalars(sa.select(table.c.fence)).all() == [token, token]
-
-
 def test_object_is_read_again_and_flushed_under_its_row(base: Base) -> None:
     """What is decided by its values is decided by the newest ones."""
     with base.engine() as engine, orm.Session(engine) as session, session.begin():
@@ -293,49 +278,6 @@ def _touch_row(session: orm.Session, name: str, token: int, *, shared: bool) -> 
         if result.rowcount == 0:
             message = "refused by the condition"
             raise lockkit.StaleToken(message)
-
-
-@pytest.mark.parametrize(("token", "shared", "newest"), [(7, False, 9), (4, True, 5)])
-def test_refusal_of_an_object_names_the_newest_token(base: Base, token: int, newest: int, *, shared: bool) -> None:
-    """Of a writer or reader for a writer, for a reader of a writer only."""
-    with base.engine() as engine:
-        with orm.Session(engine) as session, session.begin():
-            session.add(Price(name="p"))
-        assert _let(engine, _accept_price, "p", 5, False)  # noqa: FBT003 - as above
-        assert _let(engine, _accept_price, "p", 9, True)  # noqa: FBT003 - as above
-        with (
-            orm.Session(engine) as session,
-            session.begin(),
-            pytest.raises(lockkit.StaleToken, match=f"token {newest} was accepted before"),
-        ):
-            _accept_price(session, "p", token, shared=shared)
-
-
-def _accept_price(session: orm.Session, name: str, token: int, *, shared: bool) -> None:
-    SqlGuard(session).accept_object(session.get_one(Price, name), token=token, shared=shared)
-
-
-def test_table_of_scopes_that_is_another_one(base: Base) -> None:
-    """The error says so, and nothing is changed there."""
-    base.rows("CREATE TABLE other_fences (scope VARCHAR(9) PRIMARY KEY, token BIGINT)")
-    with base.engine() as engine, engine.connect() as connection:
-        guard = SqlGuard(connection, table="other_fences")
-        with pytest.raises(lockkit.ConfigurationError, match="lacks a column"):
-            guard.accept("s", token=6)
-        connection.rollback()
-    assert base.rows("SELECT * FROM other_fences") == []
-
-
-def test_token_goes_with_a_rollback(base: Base) -> None:
-    """What was not committed was not written."""
-    with base.engine() as engine, engine.connect() as connection:
-        SqlGuard(connection).accept("x", token=5)
-        connection.commit()
-        SqlGuard(connection).accept("x", token=9)
-        connection.rollback()
-
-        assert SqlGuard(connection).last("x") == 5
-        SqlGuard(connection).accept("x", token=6)
 
 
 @pytest.mark.parametrize("what", ["scope", "row"])

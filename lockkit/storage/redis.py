@@ -1,10 +1,10 @@
 """
-The guard for data in Redis or Valkey.
+Guards and optimistic updates of data in Redis or Valkey, with the application's own redis-py client.
 
 Next to the guarded data, in the same Cluster slot, lockkit stores a *mark*: the newest token that was accepted, and
-beside it a second one for the tokens of readers, once there are any. One script (``guard.lua``) compares the token with
-the marks, writes one of them and makes the change, so no other client can come in between. Marks are compared as
-decimal text, because Lua's numbers are doubles, exact only up to 2^53.
+beside it a second one for the tokens of readers, once there are any. One script (``redis_guard.lua``) compares the
+token with the marks, writes one of them and makes the change, so no other client can come in between. Marks are
+compared as decimal text, because Lua's numbers are doubles, exact only up to 2^53.
 
 ===========================  ============================================  =============================================
 guarded key or scope         its mark                                      its mark of readers
@@ -12,41 +12,126 @@ guarded key or scope         its mark                                      its m
 ``seat:12A``                 ``PREFIX:guard:{seat:12A}``                   ``PREFIX:guard-read:{seat:12A}``
 ``{seat:12A}:customer``      ``PREFIX:guard-tagged:{seat:12A}:customer``   ``PREFIX:guard-read-tagged:…``, the same
 ===========================  ============================================  =============================================
+
+An update (`lockkit.optimistic`) uses one connection for the whole try, from ``WATCH`` to ``EXEC``. If it is lost, the
+watch is lost with it, and the try fails.
+
+The application configures retries, timeouts and the connection pool. Driver exceptions become lockkit's.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import redis
+import redis.asyncio
+import redis.asyncio.client
+import redis.asyncio.cluster
+import redis.client
+import redis.cluster
 import redis.exceptions
 
 from lockkit import validation
-from lockkit.errors import ConfigurationError, LockError
+from lockkit.backends.redis.errors import server_said, translate
+from lockkit.errors import ConfigurationError, LockError, Unsupported
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
-from lockkit.storage.redis.client import (
-    DRIVER_ERRORS,
-    AsyncClient,
-    Key,
-    SyncClient,
-    Value,
-    check_client,
-    check_key,
-    data_error,
-    is_from_script,
-    label_of,
-    milliseconds,
-    text_of,
-)
+from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate, as_bytes, text_of, unknown_outcome
 from lockkit.storage.tokens import check_token, stale_token
 from lockkit.units import Seconds
 
-_GUARD = files("lockkit.storage.redis").joinpath("guard.lua").read_text("utf-8")
+SyncClient: TypeAlias = "redis.Redis | redis.RedisCluster"
+AsyncClient: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"
+Key: TypeAlias = str | bytes
+Value: TypeAlias = str | bytes | int | float
+
+# RedisClusterException is not a RedisError.
+DRIVER_ERRORS = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+_LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+# Errors about the server itself, also inside the message of a script's error, for which redis-py has no class.
+_SERVER_CODES = re.compile(
+    r"^BUSY\b|\b(ASK|CLUSTERDOWN|CROSSSLOT|MISCONF|MOVED|NOPERM|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNKILLABLE)\b"
+)
+_BLOCKING = (redis.Redis, redis.RedisCluster)
+_ASYNCIO = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
+_CLUSTERS = (redis.RedisCluster, redis.asyncio.RedisCluster)
+# They derive from the clients, but run commands later, or only some of them.
+_PIPELINES = (
+    redis.client.Pipeline,
+    redis.cluster.ClusterPipeline,
+    redis.asyncio.client.Pipeline,
+    redis.asyncio.cluster.ClusterPipeline,
+)
+
+
+def check_client(client: object, runtime: Runtime, *, other: str) -> None:
+    """Check that an object is a redis-py client for a runtime; `other` is what takes those for the other one."""
+    blocking = runtime.kind == "blocking"
+    if isinstance(client, _PIPELINES):
+        message = "client must be the client itself, not a pipeline of it: lockkit needs the answer at once"
+    elif isinstance(client, _BLOCKING if blocking else _ASYNCIO):
+        return
+    elif isinstance(client, (*_BLOCKING, *_ASYNCIO)):
+        kind = "asyncio" if blocking else "blocking"
+        message = f"{type(client).__module__}.{type(client).__name__} is {kind}: use {other}"
+    else:
+        form = "redis." if blocking else "redis.asyncio."
+        message = f"client must be a {form}Redis or {form}RedisCluster, not {type(client).__name__}"
+    raise ConfigurationError(message)
+
+
+def milliseconds(seconds: object, what: str) -> int | None:
+    """Convert a time span to whole milliseconds, as Redis wants it: at least 1; None for None."""
+    if seconds is None:
+        return None
+    try:
+        number = validation.parse_ttl(None if isinstance(seconds, str) else seconds)
+    except ValueError as error:
+        raise ConfigurationError(f"{what} {error}, not {validation.shown(seconds)}") from None
+    return max(1, int(-(number * 1000) // -1))
+
+
+def label_of(client: Any) -> str:  # noqa: ANN401 - four classes of redis-py's
+    """Name the server for messages, without a password."""
+    if isinstance(client, _CLUSTERS):
+        return "the Cluster"
+    pool = client.connection_pool
+    if hasattr(pool, "service_name"):
+        return f"the master {pool.service_name!r}"
+    arguments = pool.connection_kwargs
+    if "path" in arguments:
+        return str(arguments["path"])
+    return f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}"
+
+
+def data_error(error: BaseException, client: object, key: Key) -> LockError:
+    """Make lockkit's error from one of `DRIVER_ERRORS`, for a command on the application's data."""
+    label, name = label_of(client), text_of(key)
+    if isinstance(error, redis.exceptions.RedisClusterException):
+        message = (
+            f"{name!r} cannot be used at {label}: {error}. Give all keys of a call the same hash tag, {{like this}}"
+        )
+        return ConfigurationError(message, name=name)
+    if isinstance(error, redis.ResponseError):
+        text = str(error)
+        if "WRONGTYPE" in text:
+            return ConfigurationError(f"{label} holds a value at {name!r} that is not a string: {text}", name=name)
+        if isinstance(error, redis.exceptions.AskError) or text.startswith(("MOVED", "CROSSSLOT")):
+            message = f"{label} is a node of a Cluster: use a RedisCluster client, and keys of one slot ({text})"
+            return ConfigurationError(message, name=name)
+        error = server_said(error)
+    made = translate(error, label)
+    made.name = name
+    return made
+
+
+_GUARD = files("lockkit.storage").joinpath("redis_guard.lua").read_text("utf-8")
 _SET = """
 if ARGV[2] == '' then
   return redis.call('SET', KEYS[1], ARGV[1])
@@ -59,20 +144,37 @@ SCRIPTS_MAX = 256
 """How many application scripts are kept in wrapped form. More takes memory; fewer means hashing them again."""
 
 
-class _Guard:
-    """What both guards do, written once: the methods of `AsyncRedisGuard`, on any runtime."""
+class AsyncRedisGuard:
+    """
+    Guards data in Redis or Valkey, with asyncio.
 
-    def __init__(self, runtime: Runtime, client: Any, prefix: object, keep: Seconds | timedelta | None) -> None:  # noqa: ANN401 - four classes of redis-py's
-        other = "AsyncRedisGuard" if runtime.kind == "blocking" else "RedisGuard"
-        check_client(client, runtime.kind, other=f"lockkit.fencing.{other}")
-        if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+    The same as `RedisGuard`, and both may guard the same data; what does I/O is awaited.
+    """
+
+    _runtime_class: ClassVar[type[AsyncioRuntime | BlockingRuntime]] = AsyncioRuntime
+
+    def __init__(
+        self, client: AsyncClient, *, prefix: str = "lockkit", keep: Seconds | timedelta | None = None
+    ) -> None:
+        """
+        Use the application's client. No I/O.
+
+        Args:
+            client: A `redis.asyncio.Redis` or `redis.asyncio.RedisCluster`.
+            prefix: See `RedisGuard`.
+            keep: See `RedisGuard`.
+        """
+        self._runtime = self._runtime_class()
+        other = "AsyncRedisGuard" if self._runtime.kind == "blocking" else "RedisGuard"
+        check_client(client, self._runtime, other=f"lockkit.fencing.{other}")
+        given: object = prefix
+        if not isinstance(given, str) or not given or "{" in given or "}" in given:
             message = (
                 f"prefix must be a non-empty str without braces, which decide the Cluster slot; not "
                 f"{validation.shown(prefix)}"
             )
             raise ConfigurationError(message)
-        self._runtime = runtime
-        self._client = client
+        self._client: Any = client
         self._prefix = prefix
         self._keep_ms = milliseconds(keep, "keep") or ""
 
@@ -119,11 +221,14 @@ class _Guard:
             message = f"redis-py cannot send this to {name!r}: {error}"
             raise ConfigurationError(message, name=name) from error
         except DRIVER_ERRORS as error:
-            refusal = self._refusal(error, token, name, shared=shared)
-            if refusal is not None:
-                raise refusal from None
-            if is_from_script(error):
-                raise
+            code, _, last = str(error).partition(" ")
+            if code == "STALETOKEN":
+                what, label = "the read" if shared else "the change", label_of(self._client)
+                raise stale_token(what, token, int(last.split()[0]), name=name, backend=label) from None
+            if code == "BADMARK":
+                raise self._bad_mark(name) from None
+            if type(error) is redis.ResponseError and not _SERVER_CODES.search(str(error)):
+                raise  # from the application's script, and not from the server or for missing rights
             raise data_error(error, self._client, scope) from error
 
     async def accept(self, scope: Key, *, token: int, shared: bool = False) -> None:
@@ -132,7 +237,7 @@ class _Guard:
 
     async def last(self, scope: Key) -> int | None:
         """Return the newest token that was accepted in a scope; None if there is none."""
-        check_key(scope, "scope")
+        as_bytes(scope, "scope")
         try:
             found = await self._runtime.io(self._client.mget(self._marks(scope)))
         except DRIVER_ERRORS as error:
@@ -145,14 +250,6 @@ class _Guard:
     def _marks(self, scope: Key) -> list[Key]:
         return [mark_of(self._prefix, scope), mark_of(self._prefix, scope, "guard-read")]
 
-    def _refusal(self, error: BaseException, token: int, name: str, *, shared: bool) -> LockError | None:
-        """Make the error for a refusal by guard.lua; None if it did not refuse."""
-        code, _, last = str(error).partition(" ")
-        if code == "STALETOKEN":
-            what, label = "the read" if shared else "the change", label_of(self._client)
-            return stale_token(what, token, int(last.split()[0]), name=name, backend=label)
-        return self._bad_mark(name) if code == "BADMARK" else None
-
     def _bad_mark(self, name: str) -> ConfigurationError:
         label = label_of(self._client)
         message = (
@@ -161,25 +258,10 @@ class _Guard:
         return ConfigurationError(message, name=name, backend=label)
 
 
-class AsyncRedisGuard(_Guard):
-    """
-    Guards data in Redis or Valkey, with asyncio.
+class _Blocking(AsyncRedisGuard):
+    """The same on a client that blocks."""
 
-    The same as `RedisGuard`, and both may guard the same data; what does I/O is awaited.
-    """
-
-    def __init__(
-        self, client: AsyncClient, *, prefix: str = "lockkit", keep: Seconds | timedelta | None = None
-    ) -> None:
-        """
-        Use the application's client. No I/O.
-
-        Args:
-            client: A `redis.asyncio.Redis` or `redis.asyncio.RedisCluster`.
-            prefix: See `RedisGuard`.
-            keep: See `RedisGuard`.
-        """
-        super().__init__(AsyncioRuntime(), client, prefix, keep)
+    _runtime_class = BlockingRuntime
 
 
 class RedisGuard:
@@ -215,7 +297,7 @@ class RedisGuard:
                 data. **A holder that was paused for longer than this is no longer refused.** Use it when you have an
                 unlimited number of scopes.
         """
-        self._guard = _Guard(BlockingRuntime(), client, prefix, keep)
+        self._guard = _Blocking(cast("Any", client), prefix=prefix, keep=keep)
 
     def set(
         self, key: Key, value: Value, *, token: int, scope: Key | None = None, ttl: Seconds | timedelta | None = None
@@ -320,13 +402,13 @@ def _scope(keys: object, scope: Key | None) -> Key:
         message = f"keys must be a list of keys, not {validation.shown(keys)}"
         raise ConfigurationError(message)
     for key in keys:
-        check_key(key, "a key")
+        as_bytes(key, "a key")
     if scope is None:
         if len(keys) != 1:
             message = "give the scope within which tokens are compared: it can be left out only for a single key"
             raise ConfigurationError(message)
         return cast("Key", keys[0])
-    check_key(scope, "scope")
+    as_bytes(scope, "scope")
     return scope
 
 
@@ -336,3 +418,95 @@ def _wrapped(script: str) -> tuple[str, str]:
     # On the first line, so that the line numbers in its errors are right.
     text = f"local body = function(KEYS, ARGV) {script}\nend\n{_GUARD}"
     return text, hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - what Redis uses
+
+
+class StringUpdate(OptimisticUpdate):
+    """One call of `lockkit.optimistic.with_retry` or `lockkit.optimistic.with_retry_async`."""
+
+    values = (str, bytes, int, float)
+    values_named = "a str, bytes, int or float"
+
+    def __init__(self, runtime: Runtime, client: object, key: Key, fn: object, ttl: Seconds | timedelta | None) -> None:
+        """Check the arguments. No I/O."""
+        other = "with_retry_async" if runtime.kind == "blocking" else "with_retry"
+        check_client(client, runtime, other=f"lockkit.optimistic.{other}")
+        as_bytes(key, "key")
+        super().__init__(runtime, fn, text_of(key), label_of(client))
+        self._client = client
+        self._key = key
+        self._ttl_ms = milliseconds(ttl, "ttl")
+
+    async def _attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
+        pipe = self._pipeline()
+        try:
+            new = await self.new_value(await self._read(pipe))
+            if new is not None:
+                await self._write(pipe, new)
+        finally:
+            # Returns the connection to the pool, watching nothing.
+            await self.runtime.io(pipe.reset())
+        return new
+
+    def _pipeline(self) -> Any:  # noqa: ANN401 - two classes of redis-py's
+        client: Any = self._client
+        if isinstance(client, redis.asyncio.RedisCluster):
+            message = (
+                "redis.asyncio.RedisCluster sends a transaction again without its WATCH after a lost connection, so it "
+                "could overwrite changes of others: use with_retry and a redis.RedisCluster, or take a lock"
+            )
+            raise Unsupported(message, name=self.name)
+        if isinstance(client, redis.RedisCluster):
+            # For the same reason this uses a transaction of the node that has the key, not one of the Cluster's own.
+            try:
+                node: Any = client.get_node_from_key(self._key)  # type: ignore[no-untyped-call]
+                client = client.get_redis_connection(node)
+            except DRIVER_ERRORS as error:
+                raise data_error(error, self._client, self._key) from error
+        return client.pipeline(transaction=True)
+
+    async def _read(self, pipe: Any) -> Any:  # noqa: ANN401 - see above, and the key's value
+        try:
+            await self.runtime.io(pipe.watch(self._key))
+            return await self.runtime.io(pipe.get(self._key))
+        except redis.WatchError as error:
+            raise Conflict from error  # the connection was lost, and the WATCH with it
+        except DRIVER_ERRORS as error:
+            self._find_slots_again(error)
+            raise data_error(error, self._client, self._key) from error
+
+    async def _write(self, pipe: Any, new: Value | Literal[Delete.DELETE]) -> None:  # noqa: ANN401 - see above
+        pipe.multi()
+        if new is DELETE:
+            pipe.delete(self._key)
+        elif self._ttl_ms is None:
+            pipe.set(self._key, new, keepttl=True)
+        else:
+            pipe.set(self._key, new, px=self._ttl_ms)
+        try:
+            await self.runtime.io(pipe.execute())
+        except redis.WatchError as error:
+            # redis-py raises this for a lost connection, too, and advises to try again. But if the answer to EXEC was
+            # lost, the change may have been made, and a second try would count one order twice: see the test
+            # test_lost_answer_is_not_tried_again.
+            if isinstance(error.__context__, _LOST):
+                raise unknown_outcome(self.name, self.label, error.__context__) from error
+            raise Conflict from error
+        except _LOST as error:
+            raise unknown_outcome(self.name, self.label, error) from error
+        except DRIVER_ERRORS as error:
+            # The server refused: EXEC did nothing.
+            self._find_slots_again(error)
+            raise data_error(error, self._client, self._key) from error
+
+    def _find_slots_again(self, error: BaseException) -> None:
+        """In a Cluster, ask which node has which slot when a node is gone or redirects the client."""
+        if not isinstance(self._client, redis.RedisCluster):
+            return
+        moved = isinstance(error, (redis.exceptions.AskError, redis.exceptions.TryAgainError))
+        if moved or isinstance(error, _LOST):
+            try:
+                self._client.nodes_manager.initialize()
+            except DRIVER_ERRORS as unreachable:
+                raise data_error(unreachable, self._client, self._key) from unreachable
+        if moved:
+            raise Conflict from error

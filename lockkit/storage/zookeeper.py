@@ -19,9 +19,9 @@ from lockkit import validation
 from lockkit.backends.zookeeper.connection import outcome
 from lockkit.backends.zookeeper.errors import DRIVER_ERRORS, translate, was_unanswered
 from lockkit.backends.zookeeper.options import client_label
-from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit.runtime import Runtime
-from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate
+from lockkit.storage.retry import DELETE, Conflict, Delete, OptimisticUpdate, unknown_outcome
 
 
 class NodeUpdate(OptimisticUpdate):
@@ -35,17 +35,11 @@ class NodeUpdate(OptimisticUpdate):
         if not isinstance(path, str) or not path.startswith("/"):
             message = f"path must be a str that starts with a slash, not {validation.shown(path)}"
             raise ConfigurationError(message)
-        super().__init__(runtime, fn, path)
+        super().__init__(runtime, fn, path, client_label(client))
         self._client = client
         self._path = path
 
-    @property
-    def label(self) -> str:
-        """See `OptimisticUpdate.label`."""
-        return client_label(self._client)
-
-    async def attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
-        """See `OptimisticUpdate.attempt`."""
+    async def _attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
         try:
             data, stat = await self._ask(self._client.get_async)
         except NoNodeError:
@@ -82,11 +76,7 @@ class NodeUpdate(OptimisticUpdate):
             await self._ask(ask)
         except BackendUnavailable as error:
             if was_unanswered(error):
-                message = (
-                    f"the change of {self._path!r} at {self.label} may have been made: {error}. lockkit did not retry "
-                    "it, which could make it twice: read the node"
-                )
-                raise BackendUnavailable(message, name=self._path) from error.__cause__
+                raise unknown_outcome(self._path, self.label, error) from error.__cause__
             raise
 
     async def _ask(self, ask: Callable[[str], Any]) -> Any:  # noqa: ANN401 - kazoo has no types
@@ -99,8 +89,6 @@ class NodeUpdate(OptimisticUpdate):
         except (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError):
             raise
         except DRIVER_ERRORS as error:
-            raise self._named(translate(error, self.label)) from error
-
-    def _named(self, error: LockError) -> LockError:
-        error.name = self._path
-        return error
+            made = translate(error, self.label)
+            made.name = self._path
+            raise made from error

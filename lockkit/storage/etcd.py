@@ -1,5 +1,7 @@
 """
-The guard for data in etcd: a write that succeeds only while the lock is held.
+Guards and optimistic updates of data in etcd.
+
+The guard is a write that succeeds only while the lock is held.
 
 Lock and data are in one store, so the store need not remember tokens. The transaction that writes compares the
 ``create_revision`` of the lock's key with the token (as ``IsOwner`` of etcd's Go ``concurrency`` package does): if the
@@ -8,38 +10,114 @@ lease has expired or was revoked, or the lock was broken, that key is gone, and 
 That does what the two marks of `lockkit.fencing.TokenGuard` do, without storing them: while a reader's key is there, no
 writer's key that could write is, and the reverse. What a key may be used for is in the key itself: a reader's writes
 nothing, nor does a writer's once its value says that it was downgraded, which the same transaction compares.
+
+The version of an optimistic update (`lockkit.optimistic`) is etcd's own ``mod_revision``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
+from lockkit.backend import Host
 from lockkit.backends.etcd import keys
 from lockkit.backends.etcd import rpc_pb2 as rpc
+from lockkit.backends.etcd.cluster import TXN, Cluster
 from lockkit.backends.etcd.keys import Contender
-from lockkit.errors import ConfigurationError, StaleToken
+from lockkit.backends.etcd.options import adopt_cluster
+from lockkit.errors import BackendUnavailable, ConfigurationError, StaleToken
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
-from lockkit.storage.etcd.client import Key, Lease, Store, Value, as_bytes, text_of
+from lockkit.storage.retry import DELETE, Conflict, OptimisticUpdate, as_bytes, text_of, unknown_outcome
 from lockkit.storage.tokens import stale_token
 
+Key: TypeAlias = str | bytes
+Value: TypeAlias = str | bytes
 
-class _Guard:
-    """What both guards do, written once: the methods of `AsyncEtcdGuard`, on any runtime."""
+
+@runtime_checkable
+class Lease(Protocol):
+    """`lockkit.Lease` or `lockkit.aio.Lease`: what is below the two APIs may not import them."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        ...
+
+    @property
+    def _record(self) -> Any: ...  # noqa: ANN401 - ours
+
+
+class Store:
+    """An etcd, reached through a lockkit client or a channel of the application."""
 
     def __init__(self, runtime: Runtime, client: object) -> None:
-        self._store = Store(runtime, client)
+        """Find the etcd that a client leads to. No I/O."""
+        self._engine: Any = getattr(client, "_engine", None)  # of `lockkit.Client` or `lockkit.aio.Client`
+        self._cluster: Cluster | None = None
+        if self._engine is not None:
+            apis = {"blocking": "a lockkit.Client", "asyncio": "a lockkit.aio.Client"}
+            if self._engine.runtime.kind != runtime.kind:
+                message = f"client must be {apis[runtime.kind]}, not {apis[self._engine.runtime.kind]}"
+                raise ConfigurationError(message)
+            self.label: str = cast("Any", client).url
+            self._cluster_of(self._engine.client.backend)
+            return
+        # `adopt_cluster` uses nothing of the host but its runtime.
+        found = adopt_cluster(client, cast("Host", SimpleNamespace(runtime=runtime)))
+        if found is None:
+            message = f"client must be a lockkit client on etcd, or a gRPC channel, not {type(client).__name__}"
+            raise ConfigurationError(message)
+        self.label, self._cluster = found
+
+    def _cluster_of(self, backend: object) -> Cluster:
+        cluster = getattr(backend, "cluster", None)
+        if not isinstance(cluster, Cluster):
+            message = f"client must be an open client of etcd, where the data are; this one is of {self.label}"
+            raise ConfigurationError(message)
+        return cluster
+
+    async def transact(self, request: rpc.TxnRequest, name: str, *, changes: bool) -> Any:  # noqa: ANN401 - a message
+        """Execute a transaction. If it `changes` something it is sent once; its error says if it may have been made."""
+        # Asked for each time: a forked child has another one.
+        cluster = self._cluster or self._cluster_of(self._engine.client.ready())
+        unknown: list[bool] = []
+        try:
+            return await cluster.call(TXN, request, resend=not changes, on_unknown=lambda: unknown.append(True))
+        except BackendUnavailable as error:
+            if changes and unknown:
+                raise unknown_outcome(name, self.label, error) from error
+            raise type(error)(f"{name!r} at {self.label}: {error}", name=name, backend=self.label) from error
+
+
+class AsyncEtcdGuard:
+    """
+    Guards data in the etcd in which the lock is, with asyncio.
+
+    The same as `EtcdGuard`; what does I/O is awaited.
+    """
+
+    _runtime_class: ClassVar[type[AsyncioRuntime | BlockingRuntime]] = AsyncioRuntime
+
+    def __init__(self, client: Any) -> None:  # noqa: ANN401 - of one of several libraries
+        """
+        Use a client. No I/O.
+
+        Args:
+            client: The `lockkit.aio.Client` that the locks are from, or what `lockkit.aio.from_client` takes for etcd.
+        """
+        self._store = Store(self._runtime_class(), client)
 
     async def put(self, key: Key, value: Value, *, lease: Lease) -> None:
         """Write a key, unless the lease is stale. See `EtcdGuard.put`."""
         data = as_bytes(key, "key")
         put = rpc.PutRequest(key=data, value=as_bytes(value, "value", empty=True))
-        await self._change(rpc.RequestOp(request_put=put), data, lease)
+        await self._run([rpc.RequestOp(request_put=put)], text_of(data), lease)
 
     async def delete(self, key: Key, *, lease: Lease) -> bool:
         """Delete a key, unless the lease is stale. See `EtcdGuard.delete`."""
         data = as_bytes(key, "key")
         deletion = rpc.DeleteRangeRequest(key=data)
-        answer = await self._change(rpc.RequestOp(request_delete_range=deletion), data, lease)
+        answer = await self._run([rpc.RequestOp(request_delete_range=deletion)], text_of(data), lease)
         return bool(answer.responses[0].response_delete_range.deleted)
 
     async def check(self, *, lease: Lease, shared: bool = False) -> None:
@@ -54,16 +132,16 @@ class _Guard:
             raise _reads_only(lease, contender.name)
         return contender.key, contender.create_revision
 
-    async def _change(self, operation: rpc.RequestOp, key: bytes, lease: Lease) -> Any:  # noqa: ANN401 - a message
-        return await self._run([operation], text_of(key), lease, shared=False)
-
-    async def _run(self, operations: list[rpc.RequestOp], name: str, lease: Lease, *, shared: bool) -> Any:  # noqa: ANN401 - a message
+    async def _run(self, operations: list[rpc.RequestOp], name: str, lease: Lease, *, shared: bool = False) -> Any:  # noqa: ANN401 - a message
         contender, label = _contender(lease), self._store.label
         request = rpc.TxnRequest(compare=[contender.compare_revision], success=operations)
         if not shared:
             if contender.mode == "shared":
                 raise _reads_only(lease, name, label)
-            request.compare.append(_is_not_downgraded(contender))
+            # Its value says so once it was downgraded.
+            request.compare.add(
+                target=rpc.Compare.VALUE, result=rpc.Compare.GREATER, key=contender.key, value=keys.BEHIND_SHARED
+            )
         request.failure.add(request_range=keys.oldest_of(contender.prefix, keys_only=True))
         answer = await self._store.transact(request, name, changes=bool(operations))
         if answer.succeeded:
@@ -82,21 +160,10 @@ class _Guard:
         raise StaleToken(message, name=name, backend=label)
 
 
-class AsyncEtcdGuard(_Guard):
-    """
-    Guards data in the etcd in which the lock is, with asyncio.
+class _Blocking(AsyncEtcdGuard):
+    """The same on a client that blocks."""
 
-    The same as `EtcdGuard`; what does I/O is awaited.
-    """
-
-    def __init__(self, client: Any) -> None:  # noqa: ANN401 - of one of several libraries
-        """
-        Use a client. No I/O.
-
-        Args:
-            client: The `lockkit.aio.Client` that the locks are from, or what `lockkit.aio.from_client` takes for etcd.
-        """
-        super().__init__(AsyncioRuntime(), client)
+    _runtime_class = BlockingRuntime
 
 
 class EtcdGuard:
@@ -129,7 +196,7 @@ class EtcdGuard:
             client: The `lockkit.Client` that the locks are from, or what `lockkit.from_client` takes for etcd. It must
                 lead to the cluster that has the locks.
         """
-        self._core = _Guard(BlockingRuntime(), client)
+        self._core = _Blocking(client)
 
     def put(self, key: Key, value: Value, *, lease: Lease) -> None:
         """
@@ -178,7 +245,7 @@ class EtcdGuard:
         Raises:
             StaleToken: The lease only reads.
         """
-        return _Guard.condition(lease, shared=shared)
+        return AsyncEtcdGuard.condition(lease, shared=shared)
 
 
 def _contender(lease: object) -> Contender:
@@ -189,12 +256,6 @@ def _contender(lease: object) -> Contender:
     return state
 
 
-def _is_not_downgraded(contender: Contender) -> rpc.Compare:
-    return rpc.Compare(
-        target=rpc.Compare.VALUE, result=rpc.Compare.GREATER, key=contender.key, value=keys.BEHIND_SHARED
-    )
-
-
 def _reads_only(lease: Lease, name: str, backend: str | None = None) -> StaleToken:
     place = f"{name!r} at {backend}" if backend else f"{name!r}"
     message = (
@@ -202,3 +263,36 @@ def _reads_only(lease: Lease, name: str, backend: str | None = None) -> StaleTok
         "Acquire the write side, rwlock(name).write(), to change data; pass shared=True to check a lease that reads"
     )
     return StaleToken(message, name=name, backend=backend)
+
+
+class KeyUpdate(OptimisticUpdate):
+    """One call of `lockkit.optimistic.update_key` or `lockkit.optimistic.update_key_async`."""
+
+    def __init__(self, runtime: Runtime, client: object, key: object, fn: object) -> None:
+        """Check the arguments. No I/O."""
+        self._key = as_bytes(key, "key")
+        self._store = Store(runtime, client)
+        super().__init__(runtime, fn, text_of(self._key), self._store.label)
+
+    async def _attempt(self) -> Any:  # noqa: ANN401 - what `fn` returns
+        read = rpc.TxnRequest()
+        read.success.add(request_range=rpc.RangeRequest(key=self._key))
+        answer = await self._store.transact(read, self.name, changes=False)
+        found = answer.responses[0].response_range.kvs
+        new = await self.new_value(found[0].value if found else None)
+        if new is None:
+            return None
+        # A key that does not exist has the mod_revision 0.
+        before = found[0].mod_revision if found else 0
+        change = rpc.TxnRequest()
+        change.compare.add(target=rpc.Compare.MOD, key=self._key, mod_revision=before)
+        if new is DELETE:
+            change.success.add(request_delete_range=rpc.DeleteRangeRequest(key=self._key))
+        else:
+            # A key that is attached to an etcd lease stays attached.
+            value = as_bytes(new, "value", empty=True)
+            change.success.add(request_put=rpc.PutRequest(key=self._key, value=value, ignore_lease=bool(found)))
+        answer = await self._store.transact(change, self.name, changes=True)
+        if not answer.succeeded:
+            raise Conflict
+        return new

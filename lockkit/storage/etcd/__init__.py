@@ -1,1 +1,0 @@
-"""Guards and optimistic updates for etcd."""

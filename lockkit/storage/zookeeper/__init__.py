@@ -1,1 +1,0 @@
-"""Optimistic updates for ZooKeeper."""

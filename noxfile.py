@@ -355,8 +355,8 @@ def containers(session: nox.Session) -> None:
     """
     Runs the Compose files, the test servers in containers, and the conformance suite on both.
 
-    Needs a Docker daemon, or Debian and root. What images cannot be pulled are stood in for by the servers of this
-    machine; the output says which. (`nox -s containers -- tests/containers/compose_suite.py` runs one of the two.)
+    Needs a Docker daemon with Compose 2, and a registry from which the images can be pulled.
+    (`nox -s containers -- tests/containers/compose_suite.py` runs one of the two.)
     """
     install(session, "test", "containers")
     session.run("python", "-m", "tests.containers", *session.posargs)

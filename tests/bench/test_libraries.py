@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from lockkit_tools.bench.adapters.tooz import coordinator_url
 from lockkit_tools.bench.catalog import ENTRIES, Entry
 from lockkit_tools.bench.redis_connection import connect_to, node_urls
-from lockkit_tools.bench.server import watch
+from lockkit_tools.bench.observers import watch
 from lockkit_tools.servers import EtcdServer, MariaServer, PostgresServer, RedisNodes, RedisServer, ZooKeeperServer
 from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.resp import encode

@@ -10,7 +10,7 @@ import pytest
 
 import lockkit
 from lockkit_tools.bench.machine import file_system
-from lockkit_tools.bench.server import watch
+from lockkit_tools.bench.observers import watch
 from lockkit_tools.servers import EtcdServer, MariaServer, PostgresServer, RedisServer, Server, ZooKeeperServer
 
 DURABILITY: list[tuple[Callable[[], Server], str, dict[str, str]]] = [

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from lockkit.runtime import drive
 from lockkit_tools.bench.adapters.base import Adapter
+from lockkit_tools.bench.observers import watch
 from lockkit_tools.bench.parts import ParentPipe, enter, leave, pause
-from lockkit_tools.bench.server import watch
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerPool

@@ -34,11 +34,11 @@ def servers() -> Iterator[dict[str, str]]:
         yield {"postgresql": postgresql.url, "mariadb": mariadb.url}
 
 
-DLOCKS = [entry for entry in ENTRIES if entry.target.startswith("sql:Dlock") and entry.mode == "advisory"]
+DLOCKS = [entry for entry in ENTRIES if "sql:Dlock" in entry.template.target and entry.mode == "advisory"]
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mariadb"])
-@pytest.mark.parametrize("entry", DLOCKS, ids=lambda entry: entry.target)
+@pytest.mark.parametrize("entry", DLOCKS, ids=lambda entry: entry.template.target)
 def test_idle_waiters_of_sqlalchemy_dlock_wait_for_the_lock(servers: dict[str, str], scheme: str, entry: Entry) -> None:
     """Each on a connection of its own, not for one of the pool's; and what they leave open at the end is no failure."""
     settings = replace(SHORT, waiters=40, settle=2.0, idle_seconds=0.5, patience=120)

@@ -101,7 +101,7 @@ def test_every_workload_that_was_measured_has_its_page() -> None:
 def test_every_library_of_the_benchmark_has_its_words() -> None:
     """And none is described that is not measured. What follows a comma tells how it is used."""
     assert {peer.label for peer in PEERS} == {
-        entry.label.partition(",")[0] for entry in ENTRIES if entry.role == "peer"
+        entry.template.label.partition(",")[0] for entry in ENTRIES if entry.template.role == "peer"
     }
 
 

@@ -13,7 +13,7 @@ from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.parts import ParentPipe
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Kind, Subject
-from lockkit_tools.bench.worker_pool import WorkerFailed
+from lockkit_tools.bench.worker_pool import WorkerFailed, WorkerPool
 
 _WORDS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -102,6 +102,14 @@ class Workload(ABC):
     @abstractmethod
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         """Measure once. Runs in the process of the command; starts the processes that lock."""
+
+    def measure_alone(self, subject: Subject, settings: Settings, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Have one process do its part, and give its result."""
+        with WorkerPool(settings.seconds + settings.patience) as pool:
+            worker = pool.start(subject, self.name, part, ttl=settings.ttl)
+            worker.ready()
+            worker.go()
+            return worker.result()
 
     def measure_together(
         self, subjects: Sequence[Subject], settings: Settings

@@ -63,6 +63,7 @@ class World:
         current: The task that is running, or None.
         failures: What tasks raised that nobody waited for: bugs of the simulated program.
         mutexes_held: Short sections entered and not left; none may be open when a task suspends.
+        probe: Called after each timer, to watch the machines from outside.
     """
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
@@ -72,6 +73,7 @@ class World:
         self.failures: list[tuple[Task[Any], BaseException]] = []
         self.processes: list[Process] = []
         self.mutexes_held = 0
+        self.probe: Callable[[], object] | None = None
         self.ready: list[Task[Any]] = []
         self._steps_left = steps_max
         self._timers: list[tuple[float, float, int, Timer]] = []
@@ -135,6 +137,8 @@ class World:
         when, _, _, timer = heappop(timers)
         self.now = when
         timer.fire()
+        if self.probe is not None:
+            self.probe()
         return True
 
     def _step(self, task: Task[Any]) -> None:

@@ -93,19 +93,6 @@ class Noting(Flock):
         return super().lock(name)
 
 
-class RaisingSometimes(Flock):
-    """Works, except in one of two processes that hand over."""
-
-    def lock(self, name: str) -> Library:
-        """Whoever comes second, fails."""
-        path = f"{self.url.removeprefix('file://')}/{name}.first"
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return _failing(name)
-        return super().lock(name)
-
-
 class Dying(Adapter):
     """Ends its process with a last word."""
 
@@ -128,16 +115,6 @@ class Hanging(Adapter):
         del name
         threading.Event().wait()
         raise NotImplementedError
-
-
-class Chatty(Flock):
-    """Prints where the worker's answers go."""
-
-    async def open(self) -> None:
-        """See `Adapter.open`."""
-        sys.stdout.write("hello\n")
-        sys.stdout.flush()
-        os.write(1, b"hello again\n")
 
 
 class Losing(Flock):

@@ -110,14 +110,6 @@ def test_missing_server_fails_the_test_in_ci(ghost: Kind, monkeypatch: pytest.Mo
 class TestCommandLine:
     """``python -m lockkit_tools.servers``."""
 
-    def test_install_of_what_is_here_tells_where(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Nothing is done, and that is success."""
-        require("redis", local=True)
-
-        assert main(["install", "redis"]) == 0
-
-        assert "redis" in capsys.readouterr().out
-
     def test_unknown_kind_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         """With the kinds that there are."""
         with pytest.raises(SystemExit) as stopped:
@@ -168,17 +160,6 @@ class TestInstall:
         """Installs and gives what was told."""
         install.install(wanted, tell=self.told.append)
         return self.told
-
-    def test_services_are_forbidden_meanwhile_only(self) -> None:
-        """Packages are refused to start servers; afterwards there is no policy, as before."""
-        apt = Apt(self.policy)
-        self.use(apt)
-
-        told = self.run(GHOST)
-
-        assert [text.splitlines()[-1] for text in apt.policies] == ["exit 101"]
-        assert not self.policy.exists()
-        assert told == ["installed lockkit-no-such-package"]
 
     def test_administrator_s_policy_comes_back(self) -> None:
         """Content and mode, also when apt-get fails."""

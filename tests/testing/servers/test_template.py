@@ -55,34 +55,6 @@ def test_same_recipe_is_made_once(tmp_path: Path) -> None:
     assert (tmp_path / "later" / "file").read_text() == "text"
 
 
-@pytest.mark.usefixtures("templates")
-def test_other_recipe_is_made_anew(tmp_path: Path) -> None:
-    """A password, for example, is in the data."""
-    maker = Maker()
-
-    maker.fill(tmp_path / "one", "1", "recipe", 1)
-    maker.fill(tmp_path / "two", "2", "recipe", 2)
-
-    assert [(tmp_path / name / "file").read_text() for name in ("one", "two")] == ["1", "2"]
-
-
-def test_what_failed_is_not_kept(tmp_path: Path, templates: Path) -> None:
-    """The next server tries again."""
-
-    def fail() -> None:
-        (tmp_path / "data" / "half").touch()
-        raise OSError("disk full")
-
-    (tmp_path / "data").mkdir()
-    with pytest.raises(OSError, match="disk full"):
-        make_or_copy(tmp_path / "data", fail, "recipe")
-
-    assert [path for path in templates.iterdir() if path.is_dir()] == []
-    maker = Maker()
-    maker.fill(tmp_path / "again", "text", "recipe")
-    assert maker.made == 1
-
-
 @pytest.mark.parametrize("kind", [PostgresServer, MariaServer], ids=["postgresql", "mariadb"])
 def test_copied_servers_are_apart(kind: type[PostgresServer | MariaServer], templates: Path) -> None:
     """The second one starts from the copy, without what was written to the first."""

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit_tools.servers import FaultProxy, RedisServer, http2_call_ended, require
+from lockkit_tools.servers import FaultProxy, http2_call_ended
 from lockkit_tools.servers._ports import Ports
-from lockkit_tools.servers.resp import RespConnection
 
 # Bounds a wait for something that must come; and is long enough for what must not.
 PATIENCE = 30
@@ -225,22 +224,6 @@ def test_dead_server_is_a_reset_connection() -> None:
     ):
         connection.recv(1)
     ports.close()
-
-
-def test_redis_commands_are_counted_and_lost_by_name() -> None:
-    """The proxy knows Redis commands, however they are cut into packets."""
-    require("redis", local=True)
-    with RedisServer() as server, FaultProxy(server.host, server.port, count_commands=True) as proxy:
-        with RespConnection((proxy.host, proxy.port)) as connection:
-            connection.call("PING")
-            connection.call("set", "key", "value\r\n*1\r\n$4\r\nPING\r\n")
-            assert proxy.counts.commands == {"PING": 1, "SET": 1}
-
-            proxy.drop_next_reply(match=b"INCR")
-            with pytest.raises(ConnectionError):
-                connection.call("INCR", "count")
-        with server.connect() as direct:
-            assert direct.call("GET", "count") == "1"
 
 
 def test_http2_call_ends_with_headers_that_end_the_stream() -> None:

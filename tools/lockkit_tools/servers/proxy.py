@@ -41,19 +41,16 @@ class FaultProxy:
 
     Args:
         target_host: Where the real server is.
-        count_commands: Understand the Redis protocol, and count commands.
         precise: Make delays exact to some 0.1 ms, for at most 500 connections.  Else they are
             rounded up to milliseconds, as epoll does.
     """
 
     host = HOST
 
-    def __init__(
-        self, target_host: str, target_port: int, *, count_commands: bool = False, precise: bool = False
-    ) -> None:
+    def __init__(self, target_host: str, target_port: int, *, precise: bool = False) -> None:
         self._ports = Ports()
         self._port: int | None = None
-        self._network = Network((target_host, target_port), count_commands=count_commands)
+        self._network = Network((target_host, target_port))
         self._precise = precise
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -165,12 +162,8 @@ class FaultProxy:
 
     @property
     def counts(self) -> Counts:
-        """What went through so far; a copy."""
+        """How many connections there were so far, and how many there are."""
         return self._do(self._network.counts)
-
-    def reset_counts(self) -> None:
-        """Begins to count anew."""
-        self._do(self._network.reset_counts)
 
     def __enter__(self) -> Self:
         return self.start()

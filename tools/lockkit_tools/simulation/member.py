@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockkit.aio import Client
 from lockkit.backend import LockBackend
@@ -12,34 +12,36 @@ from lockkit.errors import LockError
 from lockkit_tools.simulation.backend import connect
 from lockkit_tools.simulation.history import Believed, Closed, Crashed, Paused, Resumed, Unheld
 from lockkit_tools.simulation.network import Network
-from lockkit_tools.simulation.scenario import Scenario
 from lockkit_tools.simulation.schedule import Fault
 from lockkit_tools.simulation.server import LockServer
 from lockkit_tools.simulation.world import Process, Task
 
+if TYPE_CHECKING:
+    from lockkit_tools.simulation.run import Simulation
+
 
 class Member:
-    """One client of the scenario: its process, its workers, and what the history says about it."""
+    """One client: its process, its workers, and what the history says about it."""
 
     def __init__(
         self,
-        scenario: Scenario,
+        simulation: Simulation,
         index: int,
         rate: float,
         offset: float,
         backend: Callable[[Process, LockServer, Network, float], LockBackend],
     ) -> None:
-        self.scenario = scenario
-        self.schedule = scenario.schedule
-        self.world = scenario.world
-        self.history = scenario.history
+        self.schedule = simulation.schedule
+        self.storage = simulation.storage
+        self.world = simulation.world
+        self.history = simulation.history
         self.index = index
         self.process = self.world.process(f"client{index}", rate=rate, offset=offset, lateness=self.schedule.lateness)
         self.process.probe = self._probe
         self.client: Client = connect(
             self.process,
-            scenario.server,
-            scenario.network,
+            simulation.server,
+            simulation.network,
             call_timeout=self.schedule.call_timeout,
             backend=backend,
             schedule=self.schedule,
@@ -48,6 +50,7 @@ class Member:
         )
         self.closed = False
         self.exiting = False
+        self.calls = simulation.calls
         self._watched: list[_Watched] = []
 
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Task[Any]:

@@ -219,9 +219,7 @@ def browser(session: nox.Session) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-qq", "--no-install-recommends", "chromium", external=True)
-    pictures = str(Path(session.create_tmp()) / "pictures")
-    session.run("pytest", "tests/browser/suite.py", *session.posargs, env={"LOCKKIT_PICTURES": pictures})
-    session.log(f"pictures of the pages: {pictures}")
+    session.run("pytest", "tests/browser/suite.py", *session.posargs)
 
 
 @nox.session

@@ -15,7 +15,8 @@ FORMS = (
     "N ", " N", "N\t", "N\n", "\nN", "N\r\n", "N-E-A-O", "N/", "/N", "N/b", "N//b", "N/./b", "N/../b", "../N",
     "N%2Fb", "N%2fb", "N%252Fb", "N%", "N%%", "N{", "N}", "N{}", "{N}", "{N}:fence", "N:fence", "N*", "N?", "N[a]",
     "N_", "N'", 'N"', "N`", "N\\", "N\\\\", "N;--", "N.", ".N", "N~", "~N", "${N}", "N\x01", "N\x7f", "N\u0085",
-    "N\u200b", "N\ufeff", "N\uf8ff", "N\ufffd", "N\uffff", "N\U0001f512", "N\U0001f513", "N\u0130", "Ni", "N\xdf", "Nss",
+    "N\u200b", "N\ufeff", "N\uf8ff", "N\ufffd", "N\uffff", "N\U0001f512", "N\U0001f513", "N\u0130", "Ni",
+    "N\xdf", "Nss",
 )  # fmt: skip
 """Names that stores have confused, with N for a word. Neighbours differ in the least way in which names can differ."""
 

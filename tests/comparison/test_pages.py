@@ -91,9 +91,7 @@ def test_what_is_kept_of_a_run_gives_the_same_report() -> None:
 def test_every_workload_that_was_measured_has_its_page() -> None:
     """And one only."""
     parts = [name for part in measured_page.PARTS for name in part.workloads]
-    measured = {
-        section.workload.name for section in runs.measured().sections if any(map(measured_page.shown, section.rows))
-    }
+    measured = {section.workload.name for section in runs.measured().sections if any(row.shown for row in section.rows)}
 
     assert sorted(parts) == sorted(measured)
 

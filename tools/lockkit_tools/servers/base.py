@@ -15,15 +15,17 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self, TypedDict
 
 from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports, is_free
-from lockkit_tools.servers._process import Process, User
+from lockkit_tools.servers._process import Process
 from lockkit_tools.servers.errors import PortTaken, ServerError, StartFailed
 from lockkit_tools.servers.temporary import TemporaryDirectory
 from lockkit_tools.servers.tls import NAMES, Certificates, make_certificates
@@ -318,11 +320,10 @@ class Server(Service):
         _alive[self] = os.getpid()
         self._paused = False
         self._process = Process(
-            self.command(),
+            [*self._set_up("--pdeathsig=KILL"), *self.command()],
             log=self.log,
             cwd=self.directory,
             env=self.environment(),
-            user=self.user(),
         )
 
     def wait_ready(self) -> None:
@@ -342,22 +343,19 @@ class Server(Service):
             self._port_by_use[use] = chosen if chosen is not None else self._ports.reserve()
         return self._port_by_use[use]
 
-    def user(self) -> User | None:
+    def user(self) -> pwd.struct_passwd | None:
         """The account that the server runs as; None: ours."""
         if os.geteuid() != 0 or not self.run_as:
             return None
         for name in (*self.run_as, "nobody"):
-            try:
-                entry = pwd.getpwnam(name)
-            except KeyError:
-                continue
-            return User(name, entry.pw_uid, entry.pw_gid)
+            with suppress(KeyError):
+                return pwd.getpwnam(name)
         raise ServerError(f"{self.kind} refuses to run as root, and there is no account 'nobody'")
 
     def run(self, *command: str, **environment: str) -> str:
         """Runs a program of the server's to its end, as the server's user."""
         done = subprocess.run(
-            [*self._as_user(), *command],
+            [*self._set_up(), *command],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -369,19 +367,22 @@ class Server(Service):
             raise ServerError(f"{command[0]} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def _as_user(self) -> Sequence[str]:
+    def _set_up(self, *options: str) -> Sequence[str]:
         """
-        The command before a command that has it run as the server's user.
+        The command before a command that has it run as the server's user, with options of setpriv(1).
 
         Not ``subprocess.run(user=...)``, which uses fork(2) instead of vfork(2): then the handlers of libraries run in
-        the child, and gRPC's start threads there, whose files are closed (SIGBUS).
+        the child, and gRPC's start threads there, whose files are closed (SIGBUS). And a change of the user clears the
+        death signal (prctl(2), PR_SET_PDEATHSIG), so the order matters.
         """
-        if (user := self.user()) is None:
+        user = self.user()
+        if user is None and not (options and sys.platform.startswith("linux")):
             return ()
         setpriv = shutil.which("setpriv")
         if setpriv is None:
-            raise ServerError("setpriv was not found, which runs programs as another user: install util-linux")
-        return (setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
+            raise ServerError("setpriv was not found, which sets up servers: install util-linux")
+        account = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups") if user else ()
+        return (setpriv, *account, *options)
 
     def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
         """Writes a file into the directory that the server can read."""
@@ -423,7 +424,7 @@ class Server(Service):
 
     def _own(self, path: Path) -> None:
         if (user := self.user()) is not None:
-            os.chown(path, user.uid, user.gid)
+            os.chown(path, user.pw_uid, user.pw_gid)
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self._process and self.running else "not running"

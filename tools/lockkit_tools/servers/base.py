@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Self, TypedDict
+from typing import ClassVar, Generic, Self, TypedDict, TypeVar
 
 from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports, is_free
@@ -309,7 +309,7 @@ class Server(Service):
         self._port_by_use.clear()
         self._was_ready = False
         # Last: if Ctrl-C comes before, it is closed when the interpreter ends.
-        _alive.pop(self, None)
+        alive.pop(self, None)
 
     # The parts of a start, which a group does for all of its members at once.
 
@@ -317,7 +317,7 @@ class Server(Service):
         """Starts the process without waiting until it answers."""
         self.prepare()
         self._await_ports()
-        _alive[self] = os.getpid()
+        alive[self] = os.getpid()
         self._paused = False
         self._process = Process(
             [*self._set_up("--pdeathsig=KILL"), *self.command()],
@@ -482,6 +482,56 @@ class ServerGroup(Service):
         return f"<{type(self).__name__} of {', '.join(map(repr, self.servers))}>"
 
 
+class Member(Server):
+    """A server that may lead others."""
+
+    @abstractmethod
+    def leads(self) -> bool:
+        """Whether this member is the leader, as it sees itself."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Ensemble(ServerGroup, Generic[M]):
+    """
+    Members that elect a leader.
+
+    A single member is started with `Server.start` only while the others are a majority; after more were lost, start the
+    group: its members wait for each other.
+
+    Args:
+        members: All of them; a majority must run.
+    """
+
+    def __init__(self, members: Sequence[M]) -> None:
+        self.members = list(members)
+
+    @property
+    def servers(self) -> Sequence[M]:
+        return self.members
+
+    @property
+    def url(self) -> str:
+        """The scheme of one member's URL, with all members."""
+        scheme = self.members[0].url.partition(":")[0]
+        return f"{scheme}://{','.join(member.address for member in self.members)}"
+
+    @property
+    def leader(self) -> M:
+        """The member that leads now."""
+        for member in self.members:
+            if member.running and member.leads():
+                return member
+        raise ServerError(f"no member of the {self.kind} leads")
+
+    @property
+    def followers(self) -> list[M]:
+        """The members that run and do not lead."""
+        leader = self.leader
+        return [member for member in self.members if member.running and member is not leader]
+
+
 def start_all(servers: Sequence[Server]) -> None:
     """
     Starts servers at the same time and waits until all of them answer.
@@ -515,15 +565,16 @@ def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOU
         time.sleep(ASK_INTERVAL)
 
 
-# Servers that were launched and not closed, with the process that launched them: a forked
+# What was launched and not closed, with the process that launched them: a forked
 # child has this table too, and must not end its parent's servers when it exits.
-_alive: dict[Server, int] = {}
+alive: dict[Service, int] = {}
 
 
 @atexit.register
 def _close_all() -> None:
-    mine = [server for server, owner in _alive.items() if owner == os.getpid()]
+    mine = [server for server, owner in alive.items() if owner == os.getpid()]
     for server in mine:
-        server.request_close()
+        if isinstance(server, Server):
+            server.request_close()
     for server in mine:
         server.close()

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 from urllib.parse import urlencode
 
-from lockkit_tools.servers.base import Options
+from lockkit_tools.servers.base import Ensemble, Member, Options
 from lockkit_tools.servers.binaries import find_program, look_for_jar
-from lockkit_tools.servers.ensemble import Ensemble, Member
 from lockkit_tools.servers.errors import ServerMissing
 from lockkit_tools.servers.readiness import ASK_TIMEOUT, ask_zookeeper, four_letters
 

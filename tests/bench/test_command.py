@@ -113,13 +113,6 @@ def test_peer_that_breaks_exclusion_is_shown_and_ends_in_status_0(
     assert until(broken) == "status 0"
 
 
-def test_wrong_url_is_told_before_anything_is_measured() -> None:
-    """In one line, with the status that the other commands have for it."""
-    status, text = bench("memory://", "nonsense://h")
-
-    assert (status, text) == (78, "")
-
-
 def test_wrong_or_silent_url_is_told_before_servers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be a minute later."""
 

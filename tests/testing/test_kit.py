@@ -165,19 +165,6 @@ def test_what_is_due_runs_in_the_order_of_its_times(lockkit_client: KitClient, l
     assert all(lease.lost for lease in leases)
 
 
-def test_time_stands_still(lockkit_client: KitClient, lockkit_time: Clock) -> None:
-    """Only the test advances it: neither real time nor a call does."""
-    lease = lockkit_client.lock("a", ttl=30, renew=False).acquire()
-    left = lease.remaining()
-    time.sleep(0.05)
-    lockkit_client.other().lock("a").try_acquire()
-
-    assert lease.remaining() == left
-    lease.release()
-    assert lockkit_time.elapsed == 0
-    assert "0 s" in repr(lockkit_time)
-
-
 def test_blocking_wait_ends_when_the_test_says_so(lockkit_client: KitClient, lockkit_time: Clock) -> None:
     """A wait with a timeout does not advance the clock by itself."""
     with lockkit_client.lock("a"), in_thread(lockkit_client.other().lock("a", timeout=5).acquire) as outcome:
@@ -200,20 +187,6 @@ def test_waiter_acts_at_the_time_at_which_it_is_woken(lockkit_client: KitClient,
 
     assert isinstance(outcome[0], lockkit.LockTimeout)
     assert held.lost
-
-
-def test_waiter_gets_the_lock_of_a_holder_whose_lease_ends(lockkit_client: KitClient, lockkit_time: Clock) -> None:
-    """Its own lease counts from then on."""
-    held = lockkit_client.lock("a", ttl=10, renew=False).acquire()
-    with in_thread(lambda: lockkit_client.other().lock("a", ttl=100).acquire()) as outcome:
-        lockkit_time.until_waiting()
-        lockkit_time.advance(20)
-
-    (lease,) = outcome
-    assert isinstance(lease, lockkit.Lease)
-    assert lease.token > held.token
-    assert lease.held
-    lease.release()
 
 
 def test_release_wakes_a_waiter_without_an_advance(lockkit_client: KitClient, lockkit_time: Clock) -> None:

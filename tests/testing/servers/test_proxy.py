@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 
 from lockkit_tools.servers import FaultProxy, http2_call_ended
-from lockkit_tools.servers._ports import Ports
 
 # Bounds a wait for something that must come; and is long enough for what must not.
 PATIENCE = 30
@@ -108,36 +107,6 @@ def test_delay_makes_answers_late(proxy: FaultProxy, client: socket.socket, dire
     assert time.monotonic() - began >= MOMENT
 
 
-def test_cut_closes_connections_and_accepts_new_ones(proxy: FaultProxy, client: socket.socket) -> None:
-    """The client sees the end of the stream, and may come back."""
-    assert proxy.cut() == 1
-
-    assert client.recv(1) == b""
-    assert proxy.counts.open == 0
-    with connect(proxy) as again:
-        assert asked(again, b"again") == b"again"
-
-
-def test_cut_with_reset_is_an_error_for_the_client(proxy: FaultProxy, client: socket.socket) -> None:
-    """RST is what a client of a restarted host sees."""
-    proxy.cut(reset=True)
-
-    with pytest.raises(ConnectionResetError):
-        client.recv(1)
-
-
-def test_refuse_keeps_open_connections(proxy: FaultProxy, client: socket.socket) -> None:
-    """New ones are refused by the kernel, at a port that is the same afterwards."""
-    proxy.refuse()
-    with pytest.raises(ConnectionRefusedError):
-        connect(proxy)
-    assert asked(client, b"old") == b"old"
-
-    proxy.accept()
-    with connect(proxy) as new:
-        assert asked(new, b"new") == b"new"
-
-
 def test_blackhole_keeps_bytes_until_it_heals(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
     """Neither side hears anything, and nothing is lost from the stream."""
     proxy.blackhole()
@@ -167,18 +136,6 @@ def test_forgotten_connection_carries_nothing_and_new_ones_do(
     assert b"lost" not in echo.got
 
 
-def test_silent_connections_are_cut(proxy: FaultProxy, client: socket.socket) -> None:
-    """And those that are not silent stay, until `heal` ends it."""
-    with connect(proxy) as busy:
-        proxy.cut_idle(10 * MOMENT)
-        client.settimeout(PATIENCE)
-        ended = threading.Thread(target=client.recv, args=(1,))
-        ended.start()
-        while ended.is_alive():
-            assert asked(busy, b"ping") == b"ping"
-        assert asked(busy, b"still") == b"still"
-
-
 def test_dropped_reply_was_applied_at_the_server(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
     """The server has the request; the client gets the end of the stream instead of an answer."""
     dropped = proxy.drop_next_reply()
@@ -192,13 +149,12 @@ def test_dropped_reply_was_applied_at_the_server(proxy: FaultProxy, client: sock
 
 
 def test_dropped_reply_is_that_of_the_matching_request(proxy: FaultProxy, client: socket.socket) -> None:
-    """Other requests pass, and as many matching ones as were asked to."""
-    dropped = proxy.drop_next_reply(match=b"SET", skip=1)
+    """Other requests pass."""
+    dropped = proxy.drop_next_reply(match=b"SET")
 
     assert asked(client, b"GET 1") == b"GET 1"
-    assert asked(client, b"SET 1") == b"SET 1"
     assert not dropped.is_set()
-    assert asked(client, b"SET 2") == b""
+    assert asked(client, b"SET 1") == b""
     assert dropped.wait(PATIENCE)
 
 
@@ -212,18 +168,6 @@ def test_dropped_reply_is_swallowed_until_it_is_complete(proxy: FaultProxy, clie
     assert asked(client, b"done") == b""
 
     assert dropped.wait(PATIENCE)
-
-
-def test_dead_server_is_a_reset_connection() -> None:
-    """The client learns at once that nobody listens behind the proxy."""
-    ports = Ports()
-    with (
-        FaultProxy("127.0.0.1", ports.reserve()) as proxy,
-        pytest.raises(ConnectionResetError),
-        connect(proxy) as connection,  # the reset may come as early as here
-    ):
-        connection.recv(1)
-    ports.close()
 
 
 def test_http2_call_ends_with_headers_that_end_the_stream() -> None:

@@ -44,23 +44,18 @@ class Trap:
     Waits for a request whose answer is to be lost.
 
     Args:
-        skip: How many matching requests to let through first.
         until: What the swallowed bytes must contain before the connection is cut.
     """
 
-    def __init__(self, match: Match, skip: int, until: Match) -> None:
+    def __init__(self, match: Match, until: Match) -> None:
         self._match = match
-        self._skip = skip
         self._until = until
         self._swallowed = b""
         self.sprung = threading.Event()
 
     def takes(self, request: bytes) -> bool:
         """Whether the answer to this chunk of requests is the one to lose."""
-        if not matches(self._match, request):
-            return False
-        self._skip -= 1
-        return self._skip < 0
+        return matches(self._match, request)
 
     def swallow(self, answer: bytes) -> bool:
         """Takes bytes of the answer; True when it is complete."""
@@ -101,11 +96,11 @@ class Network:
         self.links.add(link)
         link.task.add_done_callback(lambda _: self.links.discard(link))
 
-    def cut(self, *, reset: bool) -> int:
+    def cut(self) -> int:
         """Closes all connections and tells how many there were."""
         links = list(self.links)
         for link in links:
-            link.cut(reset=reset)
+            link.cut()
         return len(links)
 
     def forget(self) -> int:
@@ -128,7 +123,7 @@ class Network:
             await asyncio.sleep(seconds / 10)
             for link in list(self.links):
                 if clock() >= link.active_at + seconds:
-                    link.cut(reset=False)
+                    link.cut()
 
     def trap_for(self, request: bytes) -> Trap | None:
         """Takes the trap that waits for this request out of the list."""
@@ -172,7 +167,7 @@ class Link:
         self.active_at = self._clock()
         self.task = asyncio.get_running_loop().create_task(self._run())
 
-    def cut(self, *, reset: bool) -> None:
+    def cut(self, *, reset: bool = False) -> None:
         """Closes both sides at once, throwing away what waits."""
         self._network.links.discard(self)
         if not self._writers:
@@ -180,8 +175,10 @@ class Link:
             self._cut_when_open = lambda: self.cut(reset=reset)
             return
         for writer in self._writers:
-            if reset:
-                _set_reset_on_close(writer)
+            connection: socket.socket = writer.get_extra_info("socket")
+            if reset and connection.fileno() >= 0:
+                # Closing sends RST instead of FIN (SO_LINGER with time zero, socket(7)).
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             # Not close(): that would first send what a delay or a blackhole keeps back.
             writer.transport.abort()
         self.task.cancel()
@@ -246,13 +243,6 @@ class Link:
         if self._trap is None:
             return False
         if self._trap.swallow(answer):
-            self.cut(reset=False)
+            self.cut()
             self._trap.sprung.set()
         return True
-
-
-def _set_reset_on_close(writer: asyncio.StreamWriter) -> None:
-    """Makes closing send RST instead of FIN (SO_LINGER with time zero, socket(7))."""
-    connection: socket.socket | None = writer.get_extra_info("socket")
-    if connection is not None and connection.fileno() >= 0:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -310,14 +310,8 @@ class ThreadingLocks(Cases):
 
     @case(faces=["blocking"])
     async def test_threading_lock_left_after_its_loss_does_not_free_the_next_holder(self, driver: FaceDriver) -> None:
-        """A loses the lock inside ``with``, B enters by the same object, A leaves: B still holds."""
+        """A loses the lock inside ``with``, or after ``acquire()``, B enters by the same object, A leaves: B holds."""
         self._lose(driver, lambda lock: lock.__enter__(), lambda lock: lock.__exit__(None, None, None))
-
-    @case(faces=["blocking"])
-    async def test_threading_lock_released_after_its_loss_does_not_free_the_next_holder(
-        self, driver: FaceDriver
-    ) -> None:
-        """The same with ``acquire()`` and ``release()``."""
         self._lose(driver, lambda lock: lock.acquire(), lambda lock: lock.release())
 
     @staticmethod

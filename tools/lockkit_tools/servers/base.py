@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Generic, Self, TypedDict, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports, is_free
@@ -109,17 +109,6 @@ class Service(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Options(TypedDict, total=False):
-    """What each `Server` can be told: see there."""
-
-    port: int | None
-    start_timeout: Seconds
-    password: str | None
-    durable: bool
-    tls: bool
-    settings: Mapping[str, str] | None
 
 
 class Server(Service):

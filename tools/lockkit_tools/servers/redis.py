@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from lockkit.units import Seconds
-from lockkit_tools.servers.base import Options, Server
+from lockkit_tools.servers.base import Server
 from lockkit_tools.servers.binaries import find_program
 from lockkit_tools.servers.resp import Reply, RespConnection
 from lockkit_tools.servers.tls import Certificates
@@ -46,7 +46,7 @@ class RedisServer(Server):
         replica_of: RedisServer | None = None,
         unix_socket: bool = False,
         certificates: Certificates | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.users = dict(users or {})

@@ -11,7 +11,7 @@ from lockkit_tools.bench.addresses import title
 from lockkit_tools.bench.page.choice import PLOTS, written
 from lockkit_tools.bench.page.conclusion import compare_backends
 from lockkit_tools.bench.page.page import glance
-from lockkit_tools.bench.report import Ratio, Report, Row, Section
+from lockkit_tools.bench.report import Report, Row, Section
 from lockkit_tools.bench.table import described, limited
 from lockkit_tools.bench.workloads.base import Figure
 from tests.comparison.markdown import cell, code, table
@@ -238,7 +238,7 @@ def _workload(section: Section) -> Iterator[str]:
     body = []
     for row in sorted(rows, key=lambda row: order.index(row.subject.group)):
         words = [title(row.subject.group), subject(row), *(spread(section, row, figure) for figure in figures)]
-        body.append([*words, _ratio(row.over_baseline(workload))] if baselines else words)
+        body.append([*words, str(row.over_baseline(workload) or DASH)] if baselines else words)
     yield from table(head, body)
     yield from remarks(rows)
 
@@ -264,17 +264,6 @@ def spread(section: Section, row: Row, figure: Figure) -> str:
     if figure.combine in {"max", "sum"} or len(values) < 2 or min(values) == max(values):
         return middle
     return f"{middle} ({min(values):,.{figure.digits}f}{DASH}{max(values):,.{figure.digits}f})"
-
-
-def _ratio(found: Ratio | None) -> str:
-    """The headline figure as a multiple of the baseline's, within each round."""
-    if found is None:
-        return DASH
-    digits = 2 if found.median < 10 else 0
-    middle = f"{found.median:.{digits}f}"
-    if len(found.rounds) < 2:
-        return middle
-    return f"{middle} ({found.lowest:.{digits}f}{DASH}{found.highest:.{digits}f})"
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[str]:

@@ -157,7 +157,7 @@ def _compared(report: Report) -> Iterator[tuple[Compared, Row, Row]]:
     for compared in COMPARED:
         section = _section(report, compared.workload)
         for row in section.rows if section is not None else []:
-            ours = _ours(section, row) if section is not None and row.subject.role == "peer" else None
+            ours = section.ours(row) if section is not None and row.subject.role == "peer" else None
             if ours is None or row.status != "ok":
                 continue
             if all(each.figures.get(compared.figure, -1) >= 0 for each in (row, ours)):
@@ -236,21 +236,6 @@ def better(compared: Compared, theirs: Row, ours: Row) -> str:
 
 def _section(report: Report, name: str) -> Section | None:
     return next((section for section in report.sections if section.workload.name == name), None)
-
-
-def _ours(section: Section, row: Row) -> Row | None:
-    """Find lockkit's row on the same backend and API."""
-    return next(
-        (
-            other
-            for other in section.rows
-            if other.subject.role == "lockkit"
-            and other.subject.number == 1
-            and (other.subject.group, other.subject.face) == (row.subject.group, row.subject.face)
-            and other.shown
-        ),
-        None,
-    )
 
 
 # -- backend by backend ------------------------------------------------------------------------------------------------

@@ -48,6 +48,14 @@ class Ratio:
             return None
         return cls(statistics.median(ratios), min(ratios), max(ratios), ratios)
 
+    def __str__(self) -> str:
+        """Give the median, and the lowest and the highest round where they were several."""
+        digits = 2 if self.median < 10 else 0
+        middle = f"{self.median:.{digits}f}"
+        if len(self.rounds) < 2:
+            return middle
+        return f"{middle} ({self.lowest:.{digits}f}\N{EN DASH}{self.highest:.{digits}f})"
+
 
 @dataclass(slots=True)
 class Row:
@@ -94,6 +102,12 @@ class Section:
     workload: Workload
     rows: list[Row]
     rounds: list[dict[str, Any]]
+
+    def ours(self, row: Row) -> Row | None:
+        """Find lockkit's row on the same backend and API."""
+        place = row.subject.group, row.subject.face
+        ours = (one for one in self.rows if one.subject.role == "lockkit" and one.subject.number == 1 and one.shown)
+        return next((one for one in ours if (one.subject.group, one.subject.face) == place), None)
 
 
 class Report:

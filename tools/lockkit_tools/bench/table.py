@@ -83,7 +83,11 @@ def _table(section: Section, rows: list[Row]) -> Table:
         table.add_column("at", overflow="fold")
     for figure in figures:
         table.add_column(figure.title, justify="right")
-    compared = {"baseline": [row.baseline for row in rows], "lockkit": [_lockkit(row, rows) for row in rows]}
+    ours = [section.ours(row) for row in rows]
+    compared = {
+        "baseline": [row.baseline for row in rows],
+        "lockkit": [None if own is None else own.subject.key for own in ours],
+    }
     ratios = {
         title: [_ratio(section, *pair) for pair in zip(rows, keys, strict=True)] for title, keys in compared.items()
     }
@@ -121,19 +125,9 @@ def _ratio(section: Section, row: Row, other: str | None) -> Text | None:
     ratio = row.ratios.get(section.workload.headline, {}).get(other or "")
     if ratio is None:
         return None
-    digits = 2 if ratio.median < 10 else 0
-    text = Text(f"{ratio.median:.{digits}f}")
-    if len(ratio.rounds) > 1:
-        text.append(f" ({ratio.lowest:.{digits}f}{DASH}{ratio.highest:.{digits}f})", style="dim")
+    text = Text(str(ratio))
+    text.highlight_regex(r" \(.*\)", "dim")
     return text
-
-
-def _lockkit(row: Row, rows: list[Row]) -> str | None:
-    """Find lockkit's row on the same backend and API."""
-    place = row.subject.group, row.subject.face
-    ours = [one.subject for one in rows if one.subject.role == "lockkit"]
-    same = [one.key for one in ours if (one.group, one.face) == place]
-    return same[0] if same and same[0] != row.subject.key else None
 
 
 def _remarks(section: Section, rows: list[Row]) -> list[Text]:

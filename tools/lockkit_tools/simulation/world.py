@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Coroutine, Generator
 from heapq import heappop, heappush
 from math import inf
+from operator import attrgetter
 from types import coroutine
 from typing import Any, Generic, TypeVar, cast
 
@@ -124,7 +125,7 @@ class World:
         ready = self.ready
         if len(ready) == 1:
             return ready.pop()
-        ready.sort(key=_number)
+        ready.sort(key=attrgetter("number"))
         return ready.pop(int(self._chance() * len(ready)))
 
     def _advance(self, until: Instant) -> bool:
@@ -162,10 +163,6 @@ class World:
         """Crash what is left, so that no coroutine is found unfinished by the garbage collector later."""
         for process in self.processes:
             process.crash()
-
-
-def _number(task: Task[Any]) -> int:
-    return task.number
 
 
 TICK = 1e-9

@@ -219,9 +219,7 @@ def browser(session: nox.Session) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-qq", "--no-install-recommends", "chromium", external=True)
-    pictures = str(Path(session.create_tmp()) / "pictures")
-    session.run("pytest", "tests/browser/suite.py", *session.posargs, env={"LOCKKIT_PICTURES": pictures})
-    session.log(f"pictures of the pages: {pictures}")
+    session.run("pytest", "tests/browser/suite.py", *session.posargs)
 
 
 @nox.session
@@ -360,8 +358,8 @@ def containers(session: nox.Session) -> None:
     """
     Runs the Compose files, the test servers in containers, and the conformance suite on both.
 
-    Needs a Docker daemon, or Debian and root. What images cannot be pulled are stood in for by the servers of this
-    machine; the output says which. (`nox -s containers -- tests/containers/compose_suite.py` runs one of the two.)
+    Needs a Docker daemon with Compose 2, and a registry from which the images can be pulled.
+    (`nox -s containers -- tests/containers/compose_suite.py` runs one of the two.)
     """
     install(session, "test", "containers")
     session.run("python", "-m", "tests.containers", *session.posargs)

@@ -280,6 +280,11 @@ class FaceDriver(ABC):
         lease = await client.lock(self.name(), **{"ttl": self.timing.long, **options}).acquire(PATIENCE)
         return client, other, lease
 
+    async def pass_through(self, client: aio.Client, name: str) -> None:
+        """Acquire a lock that is free, or soon will be, and release it."""
+        async with client.lock(name, ttl=self.timing.long, timeout=PATIENCE):
+            pass
+
     async def contended(
         self, holder: aio.Client, waiter: aio.Client, **options: Any
     ) -> tuple[aio.Lease, BackgroundCall[aio.Lease]]:

@@ -84,13 +84,12 @@ def skip_reason(report: pytest.TestReport) -> str:
 
 
 def _not_promised_lines(terminalreporter: TerminalReporter) -> list[str]:
-    cases: dict[tuple[str, str], int] = {}
+    cases: Counter[tuple[str, str]] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         key = dict(report.user_properties).get(PROPERTY)
         reason = skip_reason(report)
         if key is not None and reason.startswith(NOT_PROMISED):
-            target = str(key).rsplit("-", 1)[0]
-            cases[target, reason] = cases.get((target, reason), 0) + 1
+            cases[str(key).rsplit("-", 1)[0], reason] += 1
     return [f"{target}: {reason} ({count} cases)" for (target, reason), count in sorted(cases.items())]
 
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -124,7 +123,7 @@ class _Watcher:
         for item in items:
             if item.get_closest_marker(CASE_MARK) is not None and isinstance(item, pytest.Function):
                 group, _, name = item.function.__qualname__.rpartition(".")
-                face = {name: api for api, name in _FACES.items()}[str(item.callspec.params["lockkit_face"])]
+                (face,) = (api for api, name in _FACES.items() if name == item.callspec.params["lockkit_face"])
                 self._known[item.nodeid] = (name, group, face, promise(item), backend_part(item))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -217,23 +216,15 @@ def _run(arguments: list[str], watcher: _Watcher, directory: Path) -> int:
 @contextlib.contextmanager
 def _quiet() -> Iterator[Path]:
     """Keep pytest from talking, and from anybody's plugins and options; give a directory for it."""
-    kept = {name: os.environ.get(name) for name in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
-    os.environ.pop("PYTEST_ADDOPTS", None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="lockkit-verify-") as directory,
-            Path(os.devnull).open("w") as nowhere,
-            contextlib.redirect_stdout(nowhere),
-        ):
-            yield Path(directory)
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        sys.stdout.flush()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="lockkit-verify-") as directory,
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
+        patch.delenv("PYTEST_ADDOPTS", raising=False)
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        yield Path(directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
-from lockkit_tools.bench.adapters.base import Adapter, AsyncAdapter, Library
+from lockkit_tools.bench.adapters.base import Adapter, AsyncAdapter, Bracket, Library
 from lockkit_tools.bench.adapters.files import Flock
 from lockkit_tools.bench.subject import Face, Kind, Role, Scope, Subject
 
@@ -46,7 +47,7 @@ class Leaky(Adapter):
     def lock(self, name: str) -> Library:
         """See `Adapter.lock`."""
         del name
-        return _nothing()
+        return nullcontext()
 
 
 class LeakyPrimitives(Leaky):
@@ -54,17 +55,12 @@ class LeakyPrimitives(Leaky):
 
     def primitive(self, kind: Kind, name: str, count: int = 1) -> Library:
         """See `Adapter.primitive`."""
-        del kind, name, count
-        return _nothing()
+        del kind, count
+        return self.lock(name)
 
 
-class LeakyAsync(AsyncAdapter):
+class LeakyAsync(Leaky, AsyncAdapter):
     """Lets every task in."""
-
-    def lock(self, name: str) -> Library:
-        """See `Adapter.lock`."""
-        del name
-        return _async_nothing()
 
 
 class Backwards(Flock):
@@ -81,7 +77,12 @@ class Raising(Adapter):
 
     def lock(self, name: str) -> Library:
         """See `Adapter.lock`."""
-        return _failing(name)
+
+        def enter() -> None:
+            message = f"no lock {name[:7]} today"
+            raise RuntimeError(message)
+
+        return Bracket(enter, enter)
 
 
 class Noting(Flock):
@@ -90,19 +91,6 @@ class Noting(Flock):
     def lock(self, name: str) -> Library:
         """See `Adapter.lock`."""
         Path(self.url.removeprefix("file://"), f"{name}.{os.getpid()}").touch()
-        return super().lock(name)
-
-
-class RaisingSometimes(Flock):
-    """Works, except in one of two processes that hand over."""
-
-    def lock(self, name: str) -> Library:
-        """Whoever comes second, fails."""
-        path = f"{self.url.removeprefix('file://')}/{name}.first"
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return _failing(name)
         return super().lock(name)
 
 
@@ -130,16 +118,6 @@ class Hanging(Adapter):
         raise NotImplementedError
 
 
-class Chatty(Flock):
-    """Prints where the worker's answers go."""
-
-    async def open(self) -> None:
-        """See `Adapter.open`."""
-        sys.stdout.write("hello\n")
-        sys.stdout.flush()
-        os.write(1, b"hello again\n")
-
-
 class Losing(Flock):
     """Loses every second lock that it holds."""
 
@@ -158,33 +136,3 @@ class Losing(Flock):
     async def open(self) -> None:
         """See `Adapter.open`."""
         self._kept: set[int] = set()
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-    async def __aenter__(self) -> None: ...
-    async def __aexit__(self, *_: object) -> None: ...
-
-
-def _nothing() -> Library:
-    return _Nothing()
-
-
-def _async_nothing() -> Library:
-    return _Nothing()
-
-
-class _Failing:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        message = f"no lock {self._name[:7]} today"
-        raise RuntimeError(message)
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _failing(name: str) -> Library:
-    return _Failing(name)

@@ -17,6 +17,7 @@ from lockkit.cli.app import app
 from lockkit.testing.fork_servers import environment
 from lockkit_tools.bench import catalog, session, throwaway_servers
 from lockkit_tools.bench.subject import Subject
+from lockkit_tools.servers._process import _has_ended
 from tests.bench.fakes import subject
 from tests.tries import until
 
@@ -60,18 +61,6 @@ def test_json_says_everything_that_a_reader_needs() -> None:
     assert len(pair["rounds"]) == 4
 
 
-def test_table_has_a_row_for_each_subject() -> None:
-    """With the sentence that says what the figures mean."""
-    status, text = bench("memory://", "--workload", "pair", "--face", "async", *FEW)
-
-    assert status == 0
-    assert "asyncio.Lock" in text
-    assert "threading.Lock" not in text
-    assert "Uncontended acquire + release" in text
-    assert "What a lock costs without contention" in text
-    assert "--seed" in text
-
-
 def test_file_backend_is_measured_without_leaving_anything_behind(tmp_path: Path) -> None:
     """All lock files lie in a directory that goes with the run, on the file system of the URL."""
     found = report(f"file://{tmp_path}/locks", "--workload", "pair", *FEW)
@@ -107,15 +96,6 @@ def test_lockkit_that_lacks_what_is_measured_says_why() -> None:
     assert f"Uncontended read lock not measured: {reason}" in " ".join(text.split())
 
 
-def test_unknown_workload_is_told_with_those_that_there_are() -> None:
-    """As any wrong choice of the command line."""
-    result = CliRunner().invoke(app, ["bench", "memory://", "--workload", "reader"])
-
-    assert result.exit_code == 2
-    assert "'reader' is not one of" in result.output
-    assert "'readers'" in result.output
-
-
 def test_lockkit_that_breaks_exclusion_ends_in_status_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CI run must not pass by."""
     ours = subject("Leaky", tmp_path, role="lockkit")
@@ -133,13 +113,6 @@ def test_peer_that_breaks_exclusion_is_shown_and_ends_in_status_0(
     assert until(broken) == "status 0"
 
 
-def test_wrong_url_is_told_before_anything_is_measured() -> None:
-    """In one line, with the status that the other commands have for it."""
-    status, text = bench("memory://", "nonsense://h")
-
-    assert (status, text) == (78, "")
-
-
 def test_wrong_or_silent_url_is_told_before_servers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be a minute later."""
 
@@ -150,17 +123,6 @@ def test_wrong_or_silent_url_is_told_before_servers_are_started(monkeypatch: pyt
 
     assert bench("nonsense://h", "--servers", "local") == (78, "")
     assert bench("redis://127.0.0.1:1", "--servers", "local", "--workload", "pair") == (69, "")
-
-
-def test_workload_without_anything_to_measure_says_why() -> None:
-    """In place of its table."""
-    status, text = bench("memory://", "--workload", "crash", "--workload", "pair", "--face", "sync", *FEW)
-
-    assert status == 0
-    reason = "there is nobody left to take over when the only process dies: lockkit (blocking) at memory://"
-    said = " ".join(text.split())
-    assert f"Takeover after the holder was killed not measured: {reason}" in said
-    assert said.count("not measured") == 1
 
 
 def test_no_password_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +168,7 @@ def test_interrupted_run_shows_what_there_is_and_ends_the_workers(tmp_path: Path
     found = json.loads(text)
     assert found["interrupted"] is True
     assert found["workloads"][0]["results"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
+    until(lambda: _has_ended(worker))  # it ends when it finds its socket closed
 
 
 def _first_child(children: Path, process: subprocess.Popen[str]) -> int:
@@ -228,17 +189,3 @@ def test_page_is_written_beside_the_table(tmp_path: Path) -> None:
     assert "Uncontended" in text
     assert "Uncontended" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert bench(*few, "--html", str(tmp_path / "none" / "page.html")) == (2, "")
-
-
-def test_page_is_written_although_the_table_cannot_be(tmp_path: Path) -> None:
-    """The terminal was closed, or the reader of a pipe has enough."""
-    page = tmp_path / "page.html"
-    command = ["lockkit.cli", "bench", "memory://", "--workload", "pair", *FEW, "--html", str(page)]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", *command], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(),
-            timeout=60, check=False,
-        )  # fmt: skip
-
-    assert (done.returncode, done.stderr) == (1, "lockkit: cannot write to stdout: No space left on device\n")
-    assert "Uncontended" in page.read_text(encoding="utf-8")

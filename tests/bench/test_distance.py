@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from lockkit_tools.bench import catalog
@@ -34,15 +32,6 @@ def test_round_trips_are_counted_by_what_distance_adds() -> None:
     figures = {"trip_1_ms": 1.5, "trip_20_ms": 21.0, "pair_1_ms": 7 + 3 * 1.5, "pair_20_ms": 7 + 3 * 21.0}
 
     assert trips(figures, (1, 20)) == {"pair_trips": pytest.approx(3)}
-
-
-def test_there_is_no_network_to_a_file(tmp_path: Path) -> None:
-    """So nothing is measured there."""
-    subjects = catalog.subjects(["file:"], faces=BLOCKING, scratch={"file:": tmp_path})
-
-    outcome = measure(subjects, "distance")
-
-    assert {cell.status for cell in outcome.cells} == {"skipped"}
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from lockkit_tools.bench.report import Report, Row
 from lockkit_tools.bench.run import Outcome, Run
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Face, Subject
-from lockkit_tools.bench.worker_pool import WorkerPool
 from lockkit_tools.bench.workloads import WORKLOADS
 from lockkit_tools.servers._process import process_table
 from tests.bench.fakes import subject
@@ -134,13 +132,6 @@ def test_subject_that_fails_does_not_end_the_run(tmp_path: Path, workload: str, 
     assert reason in failing.failed
 
 
-def test_one_process_that_fails_is_noticed_while_the_other_waits_for_it(tmp_path: Path) -> None:
-    """The giver of a hand-off would wait for its taker until the limit."""
-    outcome = measure([subject("RaisingSometimes", tmp_path)], "handoff", settings=replace(SHORT, patience=3600))
-
-    assert outcome.cells[0].failed == "RuntimeError: no lock lockkit today"
-
-
 def test_subject_that_hangs_is_ended(tmp_path: Path) -> None:
     """After the time that it should take and some patience; and it is not asked again."""
     settings = replace(SHORT, patience=8, rounds=2)
@@ -150,13 +141,6 @@ def test_subject_that_hangs_is_ended(tmp_path: Path) -> None:
     hanging, good = outcome.cells
     assert hanging.failed == "no answer within 8.2 s"
     assert len(good.rounds) == 2
-
-
-def test_what_a_subject_prints_does_not_disturb(tmp_path: Path) -> None:
-    """A worker answers on a line of its own."""
-    outcome = measure([subject("Chatty", tmp_path)], "pair")
-
-    assert outcome.cells[0].status == "ok"
 
 
 def test_lost_leases_are_reported(tmp_path: Path) -> None:
@@ -209,17 +193,6 @@ def test_throughput_is_of_locks_that_nobody_else_wants(tmp_path: Path) -> None:
     assert len(users) == len(set(users)) == sum(SHORT.contenders)
 
 
-def test_throughput_of_tasks(tmp_path: Path) -> None:
-    """Locks of one process are taken by its tasks or threads; the system tells who kept the processors busy."""
-    outcome = measure([subject("LeakyAsync", tmp_path, face="asyncio", scope="process")], "throughput")
-
-    (cell,) = outcome.cells
-    assert cell.failed == ""
-    assert cell.rounds[0].figures["pairs_2"] > 0
-    if sys.platform == "linux":
-        assert 0 < cell.rounds[0].figures["clients_percent"] <= 100
-
-
 def test_imports_are_compared_with_a_bare_interpreter() -> None:
     """Lockkit loads nothing of others; the modules of a library that does are counted."""
     subjects = [subject for subject in catalog.imports() if subject.label in {"import lockkit", "import redis.lock"}]
@@ -230,17 +203,6 @@ def test_imports_are_compared_with_a_bare_interpreter() -> None:
     assert ours.figures["third_party"] == 0
     assert "redis" in theirs.details["third_party"]
     assert theirs.figures["modules"] > ours.figures["modules"] > 0
-
-
-def test_worker_of_a_turn_that_ends_early_is_gone_before_the_next(tmp_path: Path) -> None:
-    """Its fork server stays, for subjects of the same kind; the worker would disturb what they measure."""
-    with suppress(KeyboardInterrupt), WorkerPool(60) as pool:
-        part = {"name": "a", "seconds": 1.0, "pairs": 1, "warm_up": 0}
-        worker = pool.start(subject("Hanging", tmp_path), "pair", part, ttl=30)
-        raise KeyboardInterrupt
-
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker.pid, 0)
 
 
 def test_nothing_is_left_running(tmp_path: Path) -> None:

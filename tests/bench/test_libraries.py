@@ -12,8 +12,8 @@ from kazoo.client import KazooClient
 
 from lockkit_tools.bench.adapters.tooz import coordinator_url
 from lockkit_tools.bench.catalog import ENTRIES, Entry
+from lockkit_tools.bench.observers import watch
 from lockkit_tools.bench.redis_connection import connect_to, node_urls
-from lockkit_tools.bench.server import watch
 from lockkit_tools.servers import EtcdServer, MariaServer, PostgresServer, RedisNodes, RedisServer, ZooKeeperServer
 from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.resp import encode
@@ -30,7 +30,7 @@ SERVERS: dict[str, Callable[[], Service]] = {
     "mariadb": lambda: MariaServer(password="p@ss"),  # noqa: S106
 }
 CASES = [
-    pytest.param(scheme, entry, id=f"{scheme}-{entry.target}")
+    pytest.param(scheme, entry, id=f"{scheme}-{entry.template.target.rpartition('.')[2]}")
     for scheme in (*SERVERS, "sqlite")
     for entry in ENTRIES
     # mithril-locks asks for an older redis-py, so the tests do not install it: the comparison does.
@@ -64,8 +64,8 @@ def test_subject_locks_and_excludes(url_of: Callable[[str], str], scheme: str, e
         outcome = measure([subject], *workloads, settings=SETTINGS)
         assert [problem for cell in outcome.cells if (problem := cell.failed or cell.broken)] == []
         figures = {cell.workload.name: cell.rounds[0].figures for cell in outcome.cells if cell.rounds}
-        assert figures.keys() >= set(entry.workloads or workloads) & set(workloads) - {"held"}
-        assert ("held" in figures) == ("held" in workloads and entry.renews)
+        assert figures.keys() >= set(subject.workloads or workloads) & set(workloads) - {"held"}
+        assert ("held" in figures) == ("held" in workloads and subject.renews)
         return figures.get("contention", {"sections": 1})["sections"]
 
     until(sections)  # again where all come too late for a turn

@@ -121,13 +121,6 @@ def test_every_workload_is_plotted_for_every_subject_with_a_sentence_below() -> 
         assert sum(label.startswith(subject.label) for label in pictures) >= len(WORKLOADS) - 1
 
 
-def test_table_of_all_figures_tells_equal_entries_apart() -> None:
-    """Of a URL that was given twice."""
-    text = page(Report(outcome(OURS, replace(OURS, number=2), workloads=["pair"]), ABOUT))
-
-    assert [text.count(f"<td>{label}</td>") for label in ("Ours", "Ours #2")] == [1, 1]
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_plots_show_figures_that_the_workload_has(name: str) -> None:
     """A figure that is renamed would leave an empty plot."""

@@ -84,7 +84,7 @@ def test_redis_has_what_its_backend_offers(redis: RedisServer) -> None:
 def test_kazoo_has_its_recipes() -> None:
     """All but once; several locks are its locks one after the other."""
     with ZooKeeperServer() as server:
-        (entry,) = [entry for entry in catalog.ENTRIES if entry.label == "kazoo Lock"]
+        (entry,) = [entry for entry in catalog.ENTRIES if entry.template.label == "kazoo Lock"]
         outcome = measure([entry.subject(server.url, "here")], *NEW)
 
     assert measured(outcome) == {"kazoo Lock": {"read", "write", "readers", "permits", "locks", "election"}}
@@ -104,7 +104,7 @@ def test_baselines_take_several_locks_one_after_the_other(tmp_path: Path) -> Non
 def test_etcd_by_hand_has_all_but_once() -> None:
     """Read locks and the election as the recipes of its Go client."""
     with EtcdServer() as server:
-        (entry,) = [entry for entry in catalog.ENTRIES if entry.target == "etcd:RawEtcd"]
+        (entry,) = [entry for entry in catalog.ENTRIES if entry.template.target.endswith("etcd:RawEtcd")]
         outcome = measure([entry.subject(server.url, "here")], *NEW)
 
     assert measured(outcome) == {"gRPC, by hand": {"read", "write", "readers", "permits", "locks", "election"}}

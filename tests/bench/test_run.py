@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-import pytest
-
-from lockkit_tools.bench.options import QUICK_WORKLOADS, WORKLOAD_NAMES
-from lockkit_tools.bench.report import Ratio, Report
-from lockkit_tools.bench.run import Cell, Outcome, Run
+from lockkit_tools.bench.command import QUICK_WORKLOADS, WORKLOAD_NAMES
+from lockkit_tools.bench.report import Report
+from lockkit_tools.bench.run import Outcome, Run
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerFailed
@@ -58,20 +56,6 @@ class ToldLong(Told):
     long = True
 
 
-class ToldTogether(Told):
-    """Measures two subjects at a time."""
-
-    name = "told-together"
-    together = 2
-
-    def measure_together(
-        self, subjects: Sequence[Subject], settings: Settings
-    ) -> list[Measured | WorkerFailed | OSError]:
-        """See `Workload.measure_together`."""
-        assert len(subjects) <= 2
-        return [WorkerFailed("no") if subject is PEER else self.measure(subject, settings) for subject in subjects]
-
-
 def run(
     *workloads: Workload, rounds: int = 3, seed: int = 1, subjects: tuple[Subject, ...] = (BASELINE, OURS, PEER)
 ) -> Outcome:
@@ -104,19 +88,6 @@ def test_long_workloads_get_fewer_rounds() -> None:
 
     assert (len(workload.turns), len(long.turns)) == (9, 6)
     assert seen == list(range(measuring.turns))
-
-
-def test_subjects_that_only_wait_are_measured_together() -> None:
-    """Some at a time, each once in a round; one that fails leaves the others their figures, and is not asked again."""
-    workload = ToldTogether(lambda _: 1.0)
-    seen: list[int] = []
-
-    measuring = Run((BASELINE, OURS, PEER), (workload,), Settings(rounds=2), seed=1)
-    outcome = measuring.go(lambda _, over: seen.append(over))
-
-    assert sorted(workload.turns) == ["Baseline", "Baseline", "Ours", "Ours"]
-    assert seen == [0, 2, 3, 5]
-    assert [cell.status for cell in outcome.cells] == ["ok", "ok", "failed"]
 
 
 def test_rounds_are_combined_as_each_figure_says() -> None:
@@ -156,21 +127,6 @@ def test_baseline_has_the_same_api_where_there_is_one() -> None:
 
     assert [row.baseline for row in both.rows] == [None, None, BASELINE.key, asyncio.key]
     assert [row.baseline for row in one.rows] == [None, BASELINE.key]
-
-
-def test_round_in_which_one_has_no_figure_or_nothing_gives_no_ratio() -> None:
-    """Some workloads leave a figure out, as for a takeover that never came, and idle waiters may send nothing."""
-    figures = {OURS: [{}, {"us": 2.0}, {"us": 6.0}], BASELINE: [{"us": 1.0}, {"us": 0.0}, {"us": 3.0}]}
-    cells = {
-        subject: Cell(subject, Told(lambda _: 1.0), {number: Measured(one) for number, one in enumerate(rounds)})
-        for subject, rounds in figures.items()
-    }
-
-    found = Ratio.of("us", cells[OURS], cells[BASELINE])
-
-    assert found is not None
-    assert found.rounds == [2.0]
-    assert Ratio.of("median", cells[OURS], cells[BASELINE]) is None
 
 
 def test_failure_in_a_later_round_keeps_the_former_figures() -> None:
@@ -238,30 +194,6 @@ def test_no_turn_begins_after_the_limit() -> None:
     assert Report(outcome, {}).to_json()["out_of_time"] is True
 
 
-def test_each_is_measured_once_before_any_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom the share of a slow workload left out, has a turn as soon as each workload has had its share."""
-    clock = {"now": 0.0}
-    monkeypatch.setattr("lockkit_tools.bench.run.time.monotonic", lambda: clock["now"])
-
-    def tell(_: Subject) -> float:
-        clock["now"] += 1.0
-        return 1.0
-
-    def tell_slowly(_: Subject) -> float:
-        clock["now"] += 4.0
-        return 1.0
-
-    quick, slow = Told(tell), ToldLong(tell_slowly)
-    settings = Settings(limit=15.5, rounds=5, rounds_max_long=1)
-    run = Run((BASELINE, OURS, PEER), (slow, quick), settings, seed=1)
-    outcome = run.go(lambda *_: None)
-
-    assert [len(cell.rounds) for cell in outcome.cells[:3]] == [1, 1, 1]
-    assert sorted(len(cell.rounds) for cell in outcome.cells[3:]) == [1, 1, 2]
-    assert outcome.out_of_time
-    assert run.over == {slow.name: 3, quick.name: 4}
-
-
 def test_names_on_the_command_line_are_those_of_the_workloads() -> None:
     """They stand there twice, so that the help need not load what measures."""
     assert tuple(WORKLOADS) == WORKLOAD_NAMES
@@ -279,9 +211,3 @@ def test_report_is_read_back_from_its_json() -> None:
     written = json.loads(json.dumps(Report(outcome, {"command": "lockkit bench", "versions": {}}).to_json()))
 
     assert json.loads(json.dumps(Report.from_json(written).to_json())) == written
-
-
-def test_report_of_another_schema_is_refused() -> None:
-    """Rather than misread."""
-    with pytest.raises(ValueError, match="measure again"):
-        Report.from_json({"schema": 0})

@@ -14,10 +14,9 @@ import sqlalchemy
 from psycopg import connect
 
 from lockkit_tools.bench.adapters.sql import Dlock
-from lockkit_tools.bench.catalog import ENTRIES, Entry, subjects
+from lockkit_tools.bench.catalog import ENTRIES, Entry
 from lockkit_tools.bench.run import Run
 from lockkit_tools.bench.workloads import WORKLOADS
-from lockkit_tools.bench.workloads.held import SESSIONS_MAX
 from lockkit_tools.servers import MariaServer, PostgresServer, require
 from tests.bench.test_command import report
 from tests.bench.test_honesty import SHORT
@@ -34,11 +33,11 @@ def servers() -> Iterator[dict[str, str]]:
         yield {"postgresql": postgresql.url, "mariadb": mariadb.url}
 
 
-DLOCKS = [entry for entry in ENTRIES if entry.target.startswith("sql:Dlock") and entry.mode == "advisory"]
+DLOCKS = [entry for entry in ENTRIES if "sql:Dlock" in entry.template.target and entry.mode == "advisory"]
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mariadb"])
-@pytest.mark.parametrize("entry", DLOCKS, ids=lambda entry: entry.target)
+@pytest.mark.parametrize("entry", DLOCKS, ids=lambda entry: entry.template.target)
 def test_idle_waiters_of_sqlalchemy_dlock_wait_for_the_lock(servers: dict[str, str], scheme: str, entry: Entry) -> None:
     """Each on a connection of its own, not for one of the pool's; and what they leave open at the end is no failure."""
     settings = replace(SHORT, waiters=40, settle=2.0, idle_seconds=0.5, patience=120)
@@ -98,16 +97,3 @@ def test_tables_of_the_baselines_are_removed(
 def engine_url(url: str) -> str:
     """SQLAlchemy's URL, with the drivers that are installed."""
     return url.replace("postgresql:", "postgresql+psycopg:").replace("mariadb:", "mariadb+pymysql:")
-
-
-def test_leases_that_take_a_connection_each_are_no_more_than_a_server_lets_in(servers: dict[str, str]) -> None:
-    """And the report says so."""
-    (one,) = subjects([f"{servers['postgresql']}?mode=advisory"], faces=["blocking"], peers=False)
-    settings = replace(SHORT, leases=SESSIONS_MAX + 1, lease_ttl=2.0, patience=120)
-
-    outcome = Run([one], [WORKLOADS["held"]], settings, seed=1).go(lambda *_: None)
-
-    (cell,) = outcome.cells
-    assert not cell.failed
-    assert cell.rounds[0].figures["leases"] == SESSIONS_MAX
-    assert cell.rounds[0].note == f"{SESSIONS_MAX} leases only: each of them takes a connection"

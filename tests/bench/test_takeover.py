@@ -10,7 +10,7 @@ import pytest
 from lockkit_tools.bench import catalog
 from lockkit_tools.bench.subject import Face
 from tests.bench.fakes import subject
-from tests.bench.test_honesty import BLOCKING, SHORT, measure, nothing_left
+from tests.bench.test_honesty import SHORT, measure, nothing_left
 
 SETTINGS = replace(SHORT, crash_ttl=3.0)
 
@@ -54,12 +54,3 @@ def test_neither_killed_nor_frozen_processes_are_left(tmp_path: Path) -> None:
     """A frozen process would stay for ever."""
     with nothing_left():
         measure([subject("Good", tmp_path)], "crash", "freeze", settings=replace(SHORT, crash_ttl=0.2))
-
-
-def test_lock_within_a_process_cannot_be_taken_over() -> None:
-    """Who would?"""
-    subjects = catalog.subjects(["memory://"], faces=BLOCKING, peers=False)
-
-    outcome = measure(subjects, "crash", "freeze")
-
-    assert [cell.status for cell in outcome.cells] == ["skipped", "skipped"]

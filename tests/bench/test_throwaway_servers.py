@@ -16,7 +16,6 @@ from lockkit.testing.fork_servers import environment
 from lockkit.url import parse
 from lockkit_tools.bench import throwaway_servers
 from lockkit_tools.bench.throwaway_servers import SPECS, ServerSpec, ThrowawayServers
-from lockkit_tools.servers import kinds
 from lockkit_tools.servers.kinds import KINDS, Kind, Need
 from tests.bench.test_command import report
 
@@ -60,16 +59,6 @@ def test_server_that_cannot_be_had_or_does_not_start_is_told_and_the_others_run(
     measured = {row["subject"].partition(" at ")[2].partition(":")[0] for row in found["workloads"][0]["results"]}
     assert {"memory", "file", "redlock"} <= measured
     assert "redis" not in measured
-
-
-def test_without_docker_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what needs no server is measured all the same."""
-    monkeypatch.setattr(kinds, "docker_has", lambda _: False)
-
-    with start(docker=True) as servers:
-        assert all("container" in reason for reason in servers.missing.values())
-        assert servers.missing.keys() == {spec.kind for spec in SPECS}
-        assert "memory://" in servers.urls
 
 
 def test_every_backend_is_measured_on_some_server() -> None:

@@ -1,12 +1,11 @@
 """
 A headless Chromium, driven through a pipe: the Chrome DevTools Protocol, https://chromedevtools.github.io/devtools-protocol/.
 
-Only what the tests of the site need: load a page at a width, run JavaScript in it, press keys, take a picture.
+Only what the tests of the site need: load a page at a width, run JavaScript in it, press keys.
 """
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -157,8 +156,3 @@ class Chromium:
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
-
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Take a picture of the page, or of the part in view."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))

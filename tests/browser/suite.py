@@ -2,16 +2,11 @@
 The built site as a reader sees it, at the width of a desktop and of a phone: ``nox -s browser``.
 
 Not among the tests that run everywhere, because it needs Chromium and the built site in ``site/``.
-
-``LOCKKIT_PICTURES`` names a folder for pictures of each page and of each of the lab's pages, at both widths.
 """
 
 from __future__ import annotations
 
-import os
-import struct
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -139,39 +134,8 @@ def choose(browser: Chromium, address: str) -> Chromium:
     return browser
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where to put pictures."""
-    wanted = os.environ.get("LOCKKIT_PICTURES")
-    folder = Path(wanted) if wanted else tmp_path_factory.mktemp("pictures")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def take_picture(browser: Chromium, path: Path, width: int, *, whole: bool) -> None:
-    """Take a picture, and see that something is in it."""
-    browser.picture(path, whole=whole)
-    size, colours = look_at(path.read_bytes())
-    assert size[0] == width
-    assert size[1] > 0
-    assert colours > 2, f"{path} is blank"
-
-
-def look_at(picture: bytes) -> tuple[tuple[int, int], int]:
-    """Tell the width and height of a PNG, and how many different bytes are in it (PNG, third edition, chapter 11)."""
-    at, data, size = 8, b"", (0, 0)
-    while at < len(picture):
-        (length,), kind = struct.unpack(">I", picture[at : at + 4]), picture[at + 4 : at + 8]
-        if kind == b"IHDR":
-            size = struct.unpack(">II", picture[at + 8 : at + 16])
-        elif kind == b"IDAT":
-            data += picture[at + 8 : at + 8 + length]
-        at += length + 12
-    return size, len(set(zlib.decompress(data)))
-
-
 @pytest.mark.parametrize("page", PAGES)
-def test_page_can_be_read(browser: Chromium, address: str, pictures: Path, page: str) -> None:
+def test_page_can_be_read(browser: Chromium, address: str, page: str) -> None:
     """Nothing is out of sight or has to be scrolled sideways but code and wide tables; all text stands out."""
     for name, width in WIDTHS.items():
         browser.look(width)
@@ -181,8 +145,6 @@ def test_page_can_be_read(browser: Chromium, address: str, pictures: Path, page:
 
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.run(OUTSIDE) == []
-        label = page.replace("/", "-") if page != "." else "index"
-        take_picture(browser, pictures / f"{label}-{name}.png", width, whole=False)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -213,13 +175,13 @@ def test_focus_is_seen(browser: Chromium, address: str, page: str) -> None:
 
 
 @pytest.mark.parametrize("name", scenario_names())
-def test_page_of_the_lab_can_be_read(browser: Chromium, pictures: Path, tmp_path: Path, name: str) -> None:
+def test_page_of_the_lab_can_be_read(browser: Chromium, tmp_path: Path, name: str) -> None:
     """What ``lockkit lab --html`` writes, in both colour schemes."""
     path = tmp_path / "lab.html"
     path.write_text(html.draw(run(load(name)), f"lockkit lab {name}"), encoding="utf-8")
 
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-    for label, width in WIDTHS.items():
+    for width in WIDTHS.values():
         for scheme in schemes:
             browser.look(width, 900, scheme=scheme)
             browser.load(path.as_uri())
@@ -229,8 +191,6 @@ def test_page_of_the_lab_can_be_read(browser: Chromium, pictures: Path, tmp_path
             assert browser.run("document.documentElement.scrollWidth") <= width
             assert browser.run(OUTSIDE) == []
             assert browser.run(PALE) == []
-        browser.look(width)
-        take_picture(browser, pictures / f"lab-{name}-{label}.png", width, whole=True)
 
 
 @pytest.mark.parametrize("page", ["choose", "comparison/capabilities", "comparison/choosing", "comparison"])
@@ -245,13 +205,12 @@ def test_tables_that_help_to_choose_need_no_scrolling_on_a_phone(browser: Chromi
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 def test_start_page_shows_code_and_install_without_scrolling(
-    browser: Chromium, address: str, pictures: Path, width: int, height: int
+    browser: Chromium, address: str, width: int, height: int
 ) -> None:
     """On a laptop and on a phone; the code does not have to be scrolled sideways either."""
     browser.look(width, height)
     browser.load(f"{address}/")
 
-    take_picture(browser, pictures / f"start-{width}.png", width, whole=False)
     code, install, wide = browser.run("""
     (() => {
       const bottom = (element) => element.getBoundingClientRect().bottom;

@@ -8,10 +8,8 @@ import pytest
 
 from lockkit.testing.target import Target
 from lockkit_tools.servers import RedisServer
-from tests.chaos.__main__ import main
 from tests.chaos.journal import judge
 from tests.chaos.run import Outcome, Run
-from tests.chaos.targets import TARGETS
 from tests.testing.broken import LetsIn
 
 BEFORE = ["enter a.1 x 5 100", "held a.1 200"]
@@ -78,15 +76,3 @@ def test_broken_backend_is_caught(tmp_path: Path) -> None:
 
     assert outcome.failed
     assert outcome.verdict.overlaps
-
-
-def test_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that there are."""
-    monkeypatch.setattr("sys.argv", ["chaos", "rediss"])
-
-    with pytest.raises(SystemExit):
-        main()
-
-    said = " ".join(capsys.readouterr().err.split())
-    assert "no target rediss" in said
-    assert all(name in said for name in TARGETS)

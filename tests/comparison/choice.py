@@ -18,12 +18,9 @@ DATA = ROOT / "docs" / "choose" / "decision.toml"
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    One answer to a question.
+    One answer to a question; a reader clicks on its `text`, and `short` is the same in a list of answers given.
 
     Attributes:
-        id: Its name within the question.
-        text: What the reader clicks on.
-        short: The same in a few words, for the list of answers given.
         go: The question or the backend that follows.
         advice: What to do beside the lock; empty: nothing.
         instead: Where it leads after another answer, by that one's id.
@@ -45,14 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """
-    One question.
-
-    Attributes:
-        ask: The question.
-        why: What it is about.
-        answer: All answers.
-    """
+    """One question, and why it is asked."""
 
     ask: str
     why: str
@@ -61,13 +51,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """
-    Another backend.
-
-    Attributes:
-        go: Its name.
-        when: In which case it is the better one.
-    """
+    """Another backend, and in which case it is the better one."""
 
     go: str
     when: str
@@ -75,13 +59,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """
-    What to do beside the lock.
-
-    Attributes:
-        title: In a few words.
-        text: In sentences.
-    """
+    """What to do beside the lock, in a few words and in sentences."""
 
     title: str
     text: str
@@ -90,20 +68,14 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class Backend:
     """
-    A recommendation.
+    A recommendation, and why this one.
 
     Attributes:
-        title: How the backend is called.
-        because: Why this one.
-        url: What to paste; empty: there is no lock service.
+        url: What to paste; empty: there is no lock service, and `code` is pasted, with `check` for the doctor.
         page: Its page in docs/backends; empty without URL.
-        promises: Sentences, where no capabilities say it.
-        limits: As `promises`.
-        code: What to paste, where there is no URL.
-        check: The URL of the servers to check, where there is none to paste.
+        promises: Sentences, where no capabilities say it; `limits` likewise.
         caveat: In place of the one that the backend declares, where it depends on the URL.
         more: Links, after the page of the backend.
-        alternative: Others, and when they are better.
     """
 
     title: str
@@ -128,15 +100,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """
-    All that the page is made of.
-
-    Attributes:
-        first: The question to begin with.
-        questions: By name.
-        advice: By name.
-        backends: By name.
-    """
+    """All that the page is made of: the question to begin with, and everything by name."""
 
     first: str
     questions: Mapping[str, Question]
@@ -176,15 +140,7 @@ def paths(
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """
-    What somebody comes with, and what the page should say to that.
-
-    Attributes:
-        story: In their words.
-        answers: The ids of the answers they would give.
-        backend: The recommendation.
-        advice: What comes with it.
-    """
+    """What somebody comes with, the ids of the answers that they would give, and what the page should say to that."""
 
     story: str
     answers: Sequence[str]

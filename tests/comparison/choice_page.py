@@ -37,6 +37,10 @@ TAIL = """
 <script src="choose.js"></script>
 """
 
+DOCTOR = (
+    "`lockkit doctor` reports what endangers locks on your servers, and how to fix it: \n"
+    "see [Check your servers](../how-to/check-your-servers.md)."
+)
 SCOPE = {
     "process": "Locks out the other threads and tasks of the process.",
     "machine": "Locks out the other processes of the machine.",
@@ -107,32 +111,32 @@ def install(backend: Backend) -> str:
 def text() -> str:
     """The whole page."""
     choice = load()
-    lines = [HEAD, f'<div class="choose" data-first="{choice.first}" markdown="1">']
-    for name in choice.questions:
-        lines += ["", *_question(choice, name)]
-    for name in choice.backends:
-        lines += ["", *_backend(choice, name)]
-    for name in choice.advice:
-        lines += ["", *_advice(choice, name)]
-    return "\n".join([*lines, "", "</div>", TAIL])
+    sections = [
+        *(_question(choice, name) for name in choice.questions),
+        *(_backend(choice, name) for name in choice.backends),
+        *(_advice(choice, name) for name in choice.advice),
+    ]
+    opening = f'<div class="choose" data-first="{choice.first}" markdown="1">'
+    return "\n\n".join([f"{HEAD}\n{opening}", *sections, f"</div>\n{TAIL}"])
 
 
 def _anchor(choice: Choice, name: str) -> str:
     return f"#{'ask' if name in choice.questions else 'use'}-{name}"
 
 
-def _question(choice: Choice, name: str) -> Iterator[str]:
+def _question(choice: Choice, name: str) -> str:
     question = choice.questions[name]
-    yield f'<section data-question="{name}" markdown="1">'
-    yield ""
-    yield f"## {question.ask} {{ #ask-{name} }}"
-    yield ""
-    yield question.why
-    yield ""
-    for answer in question.answer:
-        yield f"- {_link(choice, answer)}"
-    yield ""
-    yield "</section>"
+    answers = "\n".join(f"- {_link(choice, answer)}" for answer in question.answer)
+    return f"""\
+<section data-question="{name}" markdown="1">
+
+## {question.ask} {{ #ask-{name} }}
+
+{question.why}
+
+{answers}
+
+</section>"""
 
 
 def _link(choice: Choice, answer: Answer) -> str:
@@ -156,48 +160,54 @@ def _also_instead(choice: Choice, go: str, answer: Answer) -> str:
     return f"<span class=also> (after “{after}”: [{title}]({_anchor(choice, go)}))</span>"
 
 
-def _backend(choice: Choice, name: str) -> Iterator[str]:
+def _backend(choice: Choice, name: str) -> str:
     backend = choice.backends[name]
-    yield f'<section data-backend="{name}" markdown="1">'
-    yield ""
-    yield f"## {backend.title} {{ #use-{name} }}"
-    yield ""
-    yield from backend.because.strip().replace(". ", ".\n").splitlines()
-    if backend.code:
-        yield ""
-        yield from ("```python", backend.code.strip(), "```")
+    paste = f"\n```python\n{backend.code.strip()}\n```\n" if backend.code else ""
     if backend.url:
-        yield ""
-        yield f"<pre class=url><code>{escape(backend.url)}</code></pre>"
-    promised, limited = (backend.promises, backend.limits) if not backend.url else _declared(backend)
-    for heading, sentences in (("It promises", promised), ("It does not promise", limited)):
-        yield ""
-        yield f"### {heading} {{ #{heading.lower().replace(' ', '-')}-{name} }}"
-        yield ""
-        yield from (f"- {by_line(sentence)}" for sentence in sentences)
-    yield ""
-    yield f"### Run and check {{ #check-{name} }}"
-    yield ""
+        paste += f"\n<pre class=url><code>{escape(backend.url)}</code></pre>\n"
+        can = backend.capabilities
+        promised, limited = [*promises(can)], [*limits(can)]
+    else:
+        promised, limited = [*backend.promises], [*backend.limits]
+    because = backend.because.strip().replace(". ", ".\n")
+    page = f"[{backend.title}](../backends/{backend.page}.md)" if backend.page else ""
+    others = [
+        f"{each.when}: [{choice.backends[each.go].title}]({_anchor(choice, each.go)})" for each in backend.alternative
+    ]
     # Not as an argument, as `lockkit --help` says: all users of the machine can see the password in it.
     check = f"LOCKKIT_URL={_quoted(backend.url or backend.check)} lockkit doctor"
-    yield f"<pre><code>{escape(install(backend), quote=False)}\n{escape(check)}</code></pre>"
-    yield ""
-    yield "`lockkit doctor` reports what endangers locks on your servers, and how to fix it: "
-    yield "see [Check your servers](../how-to/check-your-servers.md)."
-    page = f"[{backend.title}](../backends/{backend.page}.md)" if backend.page else ""
-    yield f"Read more: {', '.join(filter(None, [page, backend.more]))}."
-    yield ""
-    yield f"### Choose another one if … {{ #instead-of-{name} }}"
-    yield ""
-    for other in backend.alternative:
-        yield f"- {other.when}: [{choice.backends[other.go].title}]({_anchor(choice, other.go)})"
-    yield ""
-    yield "</section>"
+    return f"""\
+<section data-backend="{name}" markdown="1">
+
+## {backend.title} {{ #use-{name} }}
+
+{because}
+{paste}
+### It promises {{ #it-promises-{name} }}
+
+{_items(promised)}
+
+### It does not promise {{ #it-does-not-promise-{name} }}
+
+{_items(limited)}
+
+### Run and check {{ #check-{name} }}
+
+<pre><code>{escape(install(backend), quote=False)}
+{escape(check)}</code></pre>
+
+{DOCTOR}
+Read more: {", ".join(filter(None, [page, backend.more]))}.
+
+### Choose another one if … {{ #instead-of-{name} }}
+
+{_items(others)}
+
+</section>"""
 
 
-def _declared(backend: Backend) -> tuple[list[str], list[str]]:
-    can = backend.capabilities
-    return [*promises(can)], [*limits(can)]
+def _items(sentences: list[str]) -> str:
+    return "\n".join(f"- {by_line(sentence)}" for sentence in sentences)
 
 
 def _quoted(url: str) -> str:
@@ -205,12 +215,13 @@ def _quoted(url: str) -> str:
     return f"'{url}'" if "?" in url else url
 
 
-def _advice(choice: Choice, name: str) -> Iterator[str]:
+def _advice(choice: Choice, name: str) -> str:
     advice = choice.advice[name]
-    yield f'<section data-advice-text="{name}" markdown="1">'
-    yield ""
-    yield f"## {advice.title} {{ #advice-{name} }}"
-    yield ""
-    yield advice.text.strip()
-    yield ""
-    yield "</section>"
+    return f"""\
+<section data-advice-text="{name}" markdown="1">
+
+## {advice.title} {{ #advice-{name} }}
+
+{advice.text.strip()}
+
+</section>"""

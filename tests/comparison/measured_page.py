@@ -104,7 +104,7 @@ def part_text(part: Part) -> str:
         *in_short(measured(), part.workloads),
     ]
     for name in part.workloads:
-        if name in sections and any(shown(row) for row in sections[name].rows):
+        if name in sections and any(row.shown for row in sections[name].rows):
             lines += ["", *_workload(sections[name])]
     return "\n".join(lines) + "\n"
 
@@ -121,11 +121,6 @@ def in_short(report: Report, workloads: Sequence[str]) -> Iterator[str]:
         (plot, *_), rows = PLOTS[section.workload.name], list(filter(_first, section.rows))
         found = compare_backends(plot, rows, name=lambda row: title(row.subject.group))
         yield f"- {section.workload.title}: {found[0].lower()}{found[1:]}"
-
-
-def shown(row: Row) -> bool:
-    """Whether it was measured."""
-    return row.status not in {"skipped", "pending"}
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -199,7 +194,9 @@ def _at_a_glance(report: Report) -> Iterator[str]:
         for row in sections[name].rows:
             if _first(row) and figure in row.figures:
                 value = written(row.figures[figure], unit)  # type: ignore[arg-type]
-                rows[title(row.subject.group)][column] = value + _bracketed(sections[name], row)
+                if (multiple := row.over_baseline(sections[name].workload)) is not None:
+                    value += f" ({multiple.median:.2g}{TIMES})"
+                rows[title(row.subject.group)][column] = value
     head = ["backend", *(called for *_, called in columns)]
     yield from table(head, [[backend, *values] for backend, values in rows.items()])
     for section in report.sections:
@@ -217,12 +214,7 @@ def _at_a_glance(report: Report) -> Iterator[str]:
 
 def _first(row: Row) -> bool:
     subject = row.subject
-    return subject.role == "lockkit" and subject.face == "blocking" and subject.number == 1 and shown(row)
-
-
-def _bracketed(section: Section, row: Row) -> str:
-    found = row.ratios.get(section.workload.headline, {}).get(row.baseline or "")
-    return f" ({found.median:.2g}{TIMES})" if found is not None else ""
+    return subject.role == "lockkit" and subject.face == "blocking" and subject.number == 1 and row.shown
 
 
 # -- one workload ------------------------------------------------------------------------------------------------------
@@ -230,7 +222,7 @@ def _bracketed(section: Section, row: Row) -> str:
 
 def _workload(section: Section) -> Iterator[str]:
     workload = section.workload
-    rows = [row for row in section.rows if shown(row)]
+    rows = [row for row in section.rows if row.shown]
     figures = [figure for figure in workload.figures if figure.shown and any(figure.key in row.figures for row in rows)]
     baselines = any(row.baseline for row in rows)
     yield f"## {workload.title}"
@@ -240,18 +232,15 @@ def _workload(section: Section) -> Iterator[str]:
     yield ""
     head = ["backend", "subject", *(figure.title for figure in figures)]
     if baselines:
-        head.append(f"{TIMES} baseline, {_headline(section)}")
+        (headline,) = (figure.title for figure in workload.figures if figure.key == workload.headline)
+        head.append(f"{TIMES} baseline, {headline}")
     order = [row.subject.group for row in rows]
     body = []
     for row in sorted(rows, key=lambda row: order.index(row.subject.group)):
         words = [title(row.subject.group), subject(row), *(spread(section, row, figure) for figure in figures)]
-        body.append([*words, ratio(section, row, row.baseline)] if baselines else words)
+        body.append([*words, str(row.over_baseline(workload) or DASH)] if baselines else words)
     yield from table(head, body)
     yield from remarks(rows)
-
-
-def _headline(section: Section) -> str:
-    return next(figure.title for figure in section.workload.figures if figure.key == section.workload.headline)
 
 
 def subject(row: Row) -> str:
@@ -275,18 +264,6 @@ def spread(section: Section, row: Row, figure: Figure) -> str:
     if figure.combine in {"max", "sum"} or len(values) < 2 or min(values) == max(values):
         return middle
     return f"{middle} ({min(values):,.{figure.digits}f}{DASH}{max(values):,.{figure.digits}f})"
-
-
-def ratio(section: Section, row: Row, other: str | None) -> str:
-    """The headline figure as a multiple of another subject's, within each round."""
-    found = row.ratios.get(section.workload.headline, {}).get(other or "")
-    if found is None:
-        return DASH
-    digits = 2 if found.median < 10 else 0
-    middle = f"{found.median:.{digits}f}"
-    if len(found.rounds) < 2:
-        return middle
-    return f"{middle} ({found.lowest:.{digits}f}{DASH}{found.highest:.{digits}f})"
 
 
 def remarks(rows: Sequence[Row]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from lockkit_tools.bench.page.choice import PLOTS, Unit, written
 from lockkit_tools.bench.page.plots import draw
 from lockkit_tools.bench.report import Report, Row, Section
 from tests.comparison.markdown import cell, code, table
-from tests.comparison.measured_page import DASH, TIMES, sentences, shown, subject
+from tests.comparison.measured_page import DASH, TIMES, sentences, subject
 from tests.comparison.peers import PEERS, Peer
 from tests.comparison.runs import BENCH, measured
 
@@ -145,22 +145,23 @@ def _in_short(report: Report) -> Iterator[str]:
 
 def _counts(report: Report, peer: Peer) -> Counter[str]:
     """In how many figures a library did better than lockkit, worse, and about as well."""
-    counts: Counter[str] = Counter()
+    return Counter(
+        "better" if better(compared, row, ours) else "worse" if better(compared, ours, row) else "equal"
+        for compared, row, ours in _compared(report)
+        if _library(row) == peer.label
+    )
+
+
+def _compared(report: Report) -> Iterator[tuple[Compared, Row, Row]]:
+    """Each figure of another library with lockkit's on the same backend and API, if neither drowned in noise."""
     for compared in COMPARED:
         section = _section(report, compared.workload)
         for row in section.rows if section is not None else []:
-            ours = _ours(section, row) if section is not None and _library(row) == peer.label else None
-            if ours is None or row.status != "ok" or not _comparable(compared, row, ours):
+            ours = section.ours(row) if section is not None and row.subject.role == "peer" else None
+            if ours is None or row.status != "ok":
                 continue
-            theirs_wins, ours_wins = better(compared, row, ours), better(compared, ours, row)
-            counts["better" if theirs_wins else "worse" if ours_wins else "equal"] += 1
-    return counts
-
-
-def _comparable(compared: Compared, theirs: Row, ours: Row) -> bool:
-    """Whether both have the figure, and it did not drown in noise."""
-    values = [row.figures.get(compared.figure) for row in (theirs, ours)]
-    return all(value is not None and value >= 0 for value in values)
+            if all(each.figures.get(compared.figure, -1) >= 0 for each in (row, ours)):
+                yield compared, row, ours
 
 
 def _library(row: Row) -> str:
@@ -217,50 +218,24 @@ def _better(report: Report) -> Iterator[str]:
 
 
 def _wins(report: Report) -> Iterator[list[str]]:
-    for compared in COMPARED:
-        section = _section(report, compared.workload)
-        if section is None:
-            continue
-        for row in section.rows:
-            ours = _ours(section, row)
-            if ours is None or row.subject.role != "peer" or row.status != "ok":
-                continue
-            found = better(compared, row, ours)
-            if found is None:
-                continue
+    for compared, row, ours in _compared(report):
+        if found := better(compared, row, ours):
             names = [subject(row), title(row.subject.group), compared.called]
             values = [written(each.figures[compared.figure], compared.unit) for each in (row, ours)]
             yield [*names, *values, found]
 
 
-def better(compared: Compared, theirs: Row, ours: Row) -> str | None:
-    """How much worse lockkit is, as a multiple; None if it is not."""
-    its, own = theirs.figures.get(compared.figure), ours.figures.get(compared.figure)
-    if its is None or own is None or min(its, own) < 0:  # a difference that drowned in noise
-        return None
+def better(compared: Compared, theirs: Row, ours: Row) -> str:
+    """How much worse lockkit is, as a multiple; empty if it is not."""
+    its, own = theirs.figures[compared.figure], ours.figures[compared.figure]
     worse = own > its * NOISE if compared.better == "less" else its > own * NOISE
     if not worse:
-        return None
+        return ""
     return f"{own / its:.2g}{TIMES}" if its else "from nothing"
 
 
 def _section(report: Report, name: str) -> Section | None:
     return next((section for section in report.sections if section.workload.name == name), None)
-
-
-def _ours(section: Section, row: Row) -> Row | None:
-    """Find lockkit's row on the same backend and API."""
-    return next(
-        (
-            other
-            for other in section.rows
-            if other.subject.role == "lockkit"
-            and other.subject.number == 1
-            and (other.subject.group, other.subject.face) == (row.subject.group, row.subject.face)
-            and shown(other)
-        ),
-        None,
-    )
 
 
 # -- backend by backend ------------------------------------------------------------------------------------------------
@@ -274,7 +249,7 @@ def _backends(report: Report) -> Iterator[str]:
         row.subject.group
         for section in report.sections
         for row in section.rows
-        if row.subject.role == "peer" and shown(row) and row.subject.group in report.about["servers"]
+        if row.subject.role == "peer" and row.shown and row.subject.group in report.about["servers"]
     )
     for group in groups:
         yield ""
@@ -290,7 +265,7 @@ def _table(report: Report, group: str) -> Iterator[str]:
     for number, compared in enumerate(columns):
         section = _section(report, compared.workload)
         for row in section.rows if section is not None else []:
-            if row.subject.group != group or not shown(row):
+            if row.subject.group != group or not row.shown:
                 continue
             values = found.setdefault(subject(row).partition(":")[0], {})
             values[number] = _value(compared, row)

@@ -91,9 +91,7 @@ def test_what_is_kept_of_a_run_gives_the_same_report() -> None:
 def test_every_workload_that_was_measured_has_its_page() -> None:
     """And one only."""
     parts = [name for part in measured_page.PARTS for name in part.workloads]
-    measured = {
-        section.workload.name for section in runs.measured().sections if any(map(measured_page.shown, section.rows))
-    }
+    measured = {section.workload.name for section in runs.measured().sections if any(row.shown for row in section.rows)}
 
     assert sorted(parts) == sorted(measured)
 
@@ -101,7 +99,7 @@ def test_every_workload_that_was_measured_has_its_page() -> None:
 def test_every_library_of_the_benchmark_has_its_words() -> None:
     """And none is described that is not measured. What follows a comma tells how it is used."""
     assert {peer.label for peer in PEERS} == {
-        entry.label.partition(",")[0] for entry in ENTRIES if entry.role == "peer"
+        entry.template.label.partition(",")[0] for entry in ENTRIES if entry.template.role == "peer"
     }
 
 

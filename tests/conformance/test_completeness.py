@@ -67,13 +67,6 @@ def test_every_backend_has_a_target(scheme: str, mode: str | None) -> None:
     assert covering, f"add a line for {scheme}: (mode={mode}) to tests/conformance/targets.py"
 
 
-def test_targets_have_names_of_their_own() -> None:
-    """Two with one name would be counted as one."""
-    ids = [entry.id for entry in TARGETS]
-
-    assert len(set(ids)) == len(ids)
-
-
 def test_every_server_can_be_ill_treated() -> None:
     """The fault suite runs on each target that has a server."""
     assert set(FAULTS) == {entry.id for entry in TARGETS} - {"memory", "file", "sqlite"}
@@ -106,17 +99,14 @@ def test_case_that_is_left_out_somewhere_runs_where_its_code_is(daily: set[tuple
         assert targets >= (ENGINE_TARGETS if case in ENGINE_OWNED else set(VARIANTS.values())), case
 
 
-def test_faults_of_topology_are_cases() -> None:
-    """A name that no case has would leave one out."""
-    assert TOPOLOGY_FAULTS <= FAULT_CASES
-    assert not FAULT_CASES & set(CASES)
-
-
 def test_lists_of_the_daily_run_are_sound() -> None:
-    """They name targets that exist, a variant has the schemes' code of its original, and no case is in two lists."""
+    """They name what exists, a variant has the schemes' code of its original, and no case is in two lists."""
     entries = {entry.id: entry for entry in TARGETS}
     backends = {target: {registry.find(scheme) for scheme in entry.schemes} for target, entry in entries.items()}
 
+    assert len(entries) == len(TARGETS)
+    assert TOPOLOGY_FAULTS <= FAULT_CASES
+    assert not FAULT_CASES & set(CASES)
     assert set(entries) >= ENGINE_TARGETS
     assert not ENGINE_TARGETS & set(VARIANTS)
     assert not ENGINE_OWNED & TOPOLOGY_FREE
@@ -133,15 +123,6 @@ def test_each_case_of_the_engine_applies_where_it_runs() -> None:
     needed = {case: needs_of(case) for case in ENGINE_OWNED}
 
     assert [case for case, needs in needed.items() if not all(need.met(promised) for need in needs)] == []
-
-
-def test_most_cases_are_for_both_faces() -> None:
-    """One body for both is the rule; the exceptions are about what only one face has."""
-    counts = {face: sum(face in faces for faces in CASES.values()) for face in ("blocking", "asyncio")}
-    both = sum(len(faces) == 2 for faces in CASES.values())
-
-    assert both >= 100
-    assert all(both <= count <= both + 20 for count in counts.values())
 
 
 def test_no_case_hides_another() -> None:

@@ -1,8 +1,7 @@
 """
 Compose files and test servers in containers: `python -m tests.containers [pytest …]`, which `nox -s containers` runs.
 
-Docker is installed and its daemon started where that must be and can be; both are as before at the end. Images that
-cannot be pulled are stood in for by the servers of this machine: what ran is told first and last.
+Needs a Docker daemon with Compose 2, and a registry: the images that are not here are pulled first.
 """
 
 from __future__ import annotations
@@ -12,37 +11,26 @@ import sys
 from pathlib import Path
 
 from lockkit_tools.servers.errors import ServerError
-from tests.containers.engine import engine
-from tests.containers.images import MYSQL, can_pull, images
+from tests.containers.images import docker, missing_images
 
 HERE = Path(__file__).parent
 SUITES = [str(HERE / "compose_suite.py"), str(HERE / "testcontainers_suite.py")]
 
 
-def main(arguments: list[str]) -> int:
-    """Runs both suites; gives pytest's exit status, or 1 if they could not begin."""
+def main(arguments: list[str]) -> int | str:
+    """Runs both suites; gives pytest's exit status, or why they could not begin."""
+    try:
+        docker("compose", "version")
+        missing = missing_images() if docker("version", "--format", "{{.Server.Version}}") else []
+    except (ServerError, FileNotFoundError) as error:
+        return f"needs a Docker daemon with Compose 2: {error}"
+    if missing:
+        return f"these images are not here and cannot be pulled: {', '.join(missing)}"
     # In order: each service is up once, and the conformance suites are begun all at the same time.
     fixed = ["-p", "no:randomly", "-p", "no:cacheprovider", "-v"]
-    try:
-        with engine(tell), images(tell) as stand_ins:
-            mysql = can_pull(MYSQL)
-            named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
-            command = [sys.executable, "-m", "pytest", *fixed, *arguments, *([] if named else SUITES)]
-            status = subprocess.run(command, check=False).returncode
-    except ServerError as error:
-        tell(str(error))
-        return 1
-    for name, content in stand_ins.items():
-        tell(f"NOT THE IMAGE {name}: it could not be pulled, {content} stood in for it")
-    if not mysql:
-        tell(f"MYSQL DID NOT RUN: {MYSQL} could not be pulled, and Debian has none")
-    return status
-
-
-def tell(line: str) -> None:
-    """Prints a line at once, also into a pipe."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+    command = [sys.executable, "-m", "pytest", *fixed, *arguments, *([] if named else SUITES)]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

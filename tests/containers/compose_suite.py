@@ -1,4 +1,4 @@
-"""The Compose files on a Docker daemon; `nox -s containers` runs this, as it has all images at hand."""
+"""The Compose files on a Docker daemon; `nox -s containers` runs this."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.containers.compose import Project, find_compose
-from tests.containers.engine import docker
-from tests.containers.images import COMPOSE_FILES
+from tests.containers.compose import Project
+from tests.containers.images import COMPOSE_FILES, docker
 from tests.containers.verifying import in_all_modes, lockkit, verifications
 
 FILES = {path.stem: path for path in COMPOSE_FILES}
@@ -26,20 +25,14 @@ each_file = pytest.mark.parametrize("name", SINGLE)
 
 
 @pytest.fixture(scope="module")
-def compose(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command that is Compose."""
-    return find_compose(tmp_path_factory.mktemp("compose"))
-
-
-@pytest.fixture(scope="module")
-def everything(compose: list[str]) -> Iterator[Project]:
+def everything() -> Iterator[Project]:
     """All services of ``all.yaml``, started profile by profile."""
-    project = Project(compose, FILES["all"])
+    project = Project(FILES["all"])
     try:
         for name in SINGLE:
             before = project.running()
             project.up(name)
-            assert project.running() - before == Project(compose, FILES[name]).services(), f"profile {name}"
+            assert project.running() - before == Project(FILES[name]).services(), f"profile {name}"
         project.up("test")
         yield project
     finally:
@@ -55,9 +48,9 @@ def verified(everything: Project) -> Iterator[dict[str, Future[CompletedProcess[
 
 
 @each_file
-def test_file_is_enough_for_a_lock(name: str, compose: list[str]) -> None:
+def test_file_is_enough_for_a_lock(name: str) -> None:
     """Up until healthy, a lock by the URL of the README, no error found by doctor, and all gone at the end."""
-    project = Project(compose, FILES[name])
+    project = Project(FILES[name])
     try:
         project.up()
         held = lockkit(URLS[name], "run", "hello", "--", "echo", "held")

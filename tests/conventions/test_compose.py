@@ -11,6 +11,7 @@ import yaml
 
 from lockkit.configuration import registry
 from lockkit.url import parse
+from lockkit_tools.servers.kinds import KINDS
 
 COMPOSE = Path(__file__).parents[2] / "compose"
 README = (COMPOSE / "README.md").read_text()
@@ -44,6 +45,13 @@ def test_there_are_files_and_the_readme_names_each() -> None:
     assert {"redis", "sentinel", "redlock", "zookeeper", "etcd", "postgresql", "mariadb", "all"} <= set(DOCUMENTS)
     assert all(f"`{name}.yaml`" in README for name in DOCUMENTS)
     assert set(URLS) == set(SINGLE)
+
+
+def test_kinds_of_servers_and_compose_files_name_the_same_images() -> None:
+    """One pinned tag of each server; MySQL has no Compose file."""
+    composed = {service["image"] for service in SERVICES.values() if "image" in service}
+
+    assert {kind.image.name for kind in KINDS.values() if kind.image} == composed | {"mysql:8"}
 
 
 @each_file

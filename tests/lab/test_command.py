@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from lockkit.cli.app import app
-from lockkit_tools.lab import command as lab_command
 from lockkit_tools.lab import scenario_names
 
 
@@ -49,16 +48,6 @@ def test_wrong_input_is_one_line_and_the_status_of_configuration(arguments: list
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_without_driver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backends' own code needs it."""
-    monkeypatch.setattr(lab_command, "find_spec", lambda name: None if name == "redis" else object())
-
-    done = call("gc-pause")
-
-    assert done.exit_code == 78
-    assert "pip install 'lockkit[redis]'" in done.stderr
-
-
 def test_output_fits_the_terminal_and_has_no_colours_in_a_pipe() -> None:
     """COLUMNS is the width."""
     for width in (60, 80):
@@ -66,14 +55,6 @@ def test_output_fits_the_terminal_and_has_no_colours_in_a_pipe() -> None:
         assert max(map(len, text.splitlines())) <= width
         assert "\033" not in text
         assert "BROKEN: a newer write was lost." in text
-
-
-@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colours_are_for_terminals_that_want_them(environment: dict[str, str], *, coloured: bool) -> None:
-    """NO_COLOR turns them off."""
-    text = call("gc-pause", environment={"FORCE_COLOR": "1", "TERM": "xterm-256color", **environment}).stdout
-
-    assert ("\033[" in text) is coloured
 
 
 def test_options_change_the_run() -> None:

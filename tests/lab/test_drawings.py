@@ -109,18 +109,6 @@ def test_lines_fit_the_terminal(played: Run, width: int) -> None:
     assert max(map(len, lines)) <= min(width, terminal.WIDTH_MAX)
 
 
-@EVERY
-def test_colours_change_nothing_but_colours(played: Run) -> None:
-    """Without them, and with ASCII only, the same is said."""
-    plain = terminal.draw(played)
-    coloured = terminal.draw(played, colour=True)
-
-    assert "\033[" not in plain
-    assert coloured != plain
-    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == plain
-    assert terminal.draw(played, ascii_only=True).isascii()
-
-
 def test_terminal_shows_the_broken_promise() -> None:
     """What a reader looks for first."""
     text = terminal.draw(play("gc-pause", fenced=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 import pytest
@@ -57,11 +56,6 @@ def test_lock_that_somebody_waits_for_comes_free(grants: list[Grant], waits: lis
     assert promise("free", grants=grants, waits=waits).state == state
 
 
-def test_client_that_died_waits_no_more() -> None:
-    """It is nobody's fault that it gets no lock."""
-    assert promise("free", waits=[Wait("B", 1.0)], dead={"B": 2.0}).state == "none"
-
-
 def test_storage_knows_whose_write_is_late_and_whose_is_old() -> None:
     """Late is after the lease ended, also by a release; old is after a newer holder's, and only the last one counts."""
     stage = Stage(SCENE, 1)
@@ -84,32 +78,6 @@ def test_storage_with_a_guard_refuses_lower_tokens_for_good() -> None:
     taken = [stage.storage.receive(by, Message(by.client, "storage", 0.0, None, "write")) for by in (a, b, b, a, a, b)]
 
     assert taken == [True, True, True, False, False, True]
-
-
-def test_hand_over_is_between_two_clients() -> None:
-    """A client that takes the lock twice hands nothing over, and a lock without an end never ended."""
-    own = [grant("A", 0.0, noticed=2.0, how="released"), grant("A", 3.0, noticed=4.0, how="died")]
-    assert promise("one", grants=own).why == "nobody else got it"
-    assert promise("one", grants=[*own, grant("B", 14.5)]).why == "B got it 10.5 s after A had died"
-    assert promise("one", grants=[grant("A", 0.0, valid_until=inf), grant("B", 5.0)]).why == "nobody else got it"
-
-
-def test_write_that_was_replaced_is_that_of_the_newer_holder() -> None:
-    """Not one that storage has refused."""
-    writes = [write("B", 1), write("C", 2, accepted=False), write("A", 0, overwrote=True)]
-
-    found = promise("data", grants=[grant("A", 0.0), grant("B", 11.0), grant("C", 22.0)], writes=writes)
-
-    assert (found.state, found.why) == ("broken", "A's write replaced B's")
-
-
-def test_headline_names_the_worst() -> None:
-    """Of several that broke; a lock that is never free is the worst only where nothing else broke."""
-    stuck = [Wait("C", 1.0)]
-
-    assert judged(Record(waits=stuck)).headline == "BROKEN: the lock is never free again."
-    both = judged(Record(grants=[grant("A", 0.0), grant("B", 5.0)], waits=stuck, overlaps=[OVERLAP]))
-    assert both.headline == "BROKEN: two clients held the lock at the same time."
 
 
 def test_guard_contains_only_what_it_refused() -> None:
@@ -145,13 +113,3 @@ def test_advice_is_for_what_was_done(backend: str, fault: Step | None, fenced: b
     found = judged(Record(grants=grants, overlaps=[OVERLAP]), backend=backend, fenced=fenced, fault=fault)
 
     assert [line for line, start in zip(found.advice, advice, strict=True) if not line.startswith(start)] == []
-
-
-def test_advice_without_harm_is_to_guard_all_the_same() -> None:
-    """Where there is something to guard, and no guard."""
-    writes = [write("A", 0)]
-
-    assert judged(Record(grants=[grant("A", 0.0)])).advice == ()
-    (guard,) = judged(Record(grants=[grant("A", 0.0)], writes=writes)).advice
-    assert guard.startswith("Nothing here. Guard")
-    assert judged(Record(grants=[grant("A", 0.0)], writes=writes), fenced=True).advice == ()

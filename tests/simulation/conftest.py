@@ -20,12 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give ``seeds`` to a test: those that were asked for, else those of a run of all tests; a part to each run."""
+    """Give ``seeds`` to a test, in parts: those asked for, else as many as a run of all tests has time for."""
     if "seeds" in metafunc.fixturenames:
-        text: str = metafunc.config.getoption("--seed", None) or os.environ.get(VARIABLE) or SEEDS
+        usual: str = getattr(metafunc.module, "SEEDS", SEEDS)
+        text: str = metafunc.config.getoption("--seed", None) or os.environ.get(VARIABLE) or usual
         first, _, last = text.partition("-")
         everything = range(int(first), int(last or first) + 1)
-        parts = [everything[start : start + PART] for start in range(0, len(everything), PART)]
+        size = getattr(metafunc.module, "PART", PART)
+        parts = [everything[start : start + size] for start in range(0, len(everything), size)]
         metafunc.parametrize("seeds", parts, ids=[f"{part[0]}-{part[-1]}" for part in parts])
 
 

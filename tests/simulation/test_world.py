@@ -35,43 +35,6 @@ def test_order_does_not_depend_on_the_order_of_waking() -> None:
     assert ran(backwards=False) == ran(backwards=True)
 
 
-@pytest.mark.parametrize("offset", [0.0, 12345.678, 1e5])
-def test_timed_wait_never_ends_early(offset: float) -> None:
-    """However the clocks round, who waits for a deadline has reached it: a loop that waits would spin otherwise."""
-    world = World(1)
-    process = world.process("p", rate=0.9971, offset=offset)
-    early = []
-
-    async def run() -> None:
-        for step in range(1, 500):
-            deadline = process.now() + step * 1e-4
-            await sleep(process, deadline - process.now())
-            if process.now() < deadline:
-                early.append(deadline)
-
-    world.run(task=process.start(run(), "run"))
-
-    assert early == []
-
-
-def test_paused_process_runs_nothing_while_its_clock_goes_on() -> None:
-    """What became due meanwhile happens when it goes on."""
-    world = World(1)
-    process = world.process("p")
-    woken = []
-
-    async def run() -> None:
-        await sleep(process, 1.0)
-        woken.append(process.now())
-
-    process.start(run(), "run")
-    world.call_at(0.5, process.pause)
-    world.call_at(30.0, process.resume)
-    world.run()
-
-    assert woken == [30.0]
-
-
 def test_crashed_process_has_no_effect_any_more() -> None:
     """Its finally blocks run, as the interpreter closes coroutines, but they can neither wait nor start anything."""
     world = World(1)
@@ -128,22 +91,6 @@ def test_cancelled_task_is_interrupted_where_it_waits() -> None:
     assert log == ["cleaned up"]
     with pytest.raises(Cancelled):
         task.result()
-
-
-def test_exception_that_nobody_waits_for_is_kept() -> None:
-    """A background task that breaks does not do so in silence."""
-    world = World(1)
-
-    async def run() -> None:
-        message = "broken"
-        raise ValueError(message)
-
-    world.process("p").start(run(), "run")
-    world.run()
-
-    ((task, error),) = world.failures
-    assert task.name == "p/run"
-    assert repr(error) == "ValueError('broken')"
 
 
 def test_endless_loop_is_an_overrun() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -59,12 +58,6 @@ def run(server: ForkServer, given: str = "") -> tuple[int | None, str]:
         return server.reap(pid, PATIENCE), read.read()
 
 
-def test_worker_ends_as_a_program_does(server: ForkServer) -> None:
-    """Exit handlers run, output is written, and the status is its own."""
-    assert run(server) == (0, "begun\nended\n")
-    assert run(server, "7") == (7, "begun\nended\n")
-
-
 def test_modules_are_imported_once_for_the_workers_after(server: ForkServer) -> None:
     """What cannot be imported does no harm."""
     server.load(["colorsys", "no_such_module"])
@@ -91,21 +84,6 @@ def test_import_that_starts_a_thread_is_not_forked(folder: Path) -> None:
     assert fork_server("plain_program:run", (), environment()) is second
     first.close()
     second.close()
-
-
-def test_reap_waits_no_longer_than_it_may(server: ForkServer) -> None:
-    """A worker that does not end is None, and can be reaped later."""
-    its_input, to_write = os.pipe()
-    pid = server.fork({0: its_input, 1: 1})
-    os.close(its_input)
-    try:
-        assert server.reap(pid, 0.05) is None
-        os.kill(pid, signal.SIGSTOP)
-        assert server.until_stopped(pid) is None
-        os.kill(pid, signal.SIGKILL)
-        assert server.reap(pid) == -signal.SIGKILL
-    finally:
-        os.close(to_write)
 
 
 def test_dead_server_is_an_error(server: ForkServer) -> None:

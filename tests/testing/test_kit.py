@@ -165,19 +165,6 @@ def test_what_is_due_runs_in_the_order_of_its_times(lockkit_client: KitClient, l
     assert all(lease.lost for lease in leases)
 
 
-def test_time_stands_still(lockkit_client: KitClient, lockkit_time: Clock) -> None:
-    """Only the test advances it: neither real time nor a call does."""
-    lease = lockkit_client.lock("a", ttl=30, renew=False).acquire()
-    left = lease.remaining()
-    time.sleep(0.05)
-    lockkit_client.other().lock("a").try_acquire()
-
-    assert lease.remaining() == left
-    lease.release()
-    assert lockkit_time.elapsed == 0
-    assert "0 s" in repr(lockkit_time)
-
-
 def test_blocking_wait_ends_when_the_test_says_so(lockkit_client: KitClient, lockkit_time: Clock) -> None:
     """A wait with a timeout does not advance the clock by itself."""
     with lockkit_client.lock("a"), in_thread(lockkit_client.other().lock("a", timeout=5).acquire) as outcome:
@@ -200,20 +187,6 @@ def test_waiter_acts_at_the_time_at_which_it_is_woken(lockkit_client: KitClient,
 
     assert isinstance(outcome[0], lockkit.LockTimeout)
     assert held.lost
-
-
-def test_waiter_gets_the_lock_of_a_holder_whose_lease_ends(lockkit_client: KitClient, lockkit_time: Clock) -> None:
-    """Its own lease counts from then on."""
-    held = lockkit_client.lock("a", ttl=10, renew=False).acquire()
-    with in_thread(lambda: lockkit_client.other().lock("a", ttl=100).acquire()) as outcome:
-        lockkit_time.until_waiting()
-        lockkit_time.advance(20)
-
-    (lease,) = outcome
-    assert isinstance(lease, lockkit.Lease)
-    assert lease.token > held.token
-    assert lease.held
-    lease.release()
 
 
 def test_release_wakes_a_waiter_without_an_advance(lockkit_client: KitClient, lockkit_time: Clock) -> None:
@@ -327,14 +300,6 @@ def test_fail_does_not_touch_leases_and_other_clients(lockkit_client: KitClient,
     assert (caught.value.name, caught.value.backend) == ("b", lockkit_client.url)
 
 
-def test_failure_as_timeout_is_a_busy_lock(lockkit_client: KitClient) -> None:
-    """`try_acquire` gives None."""
-    lockkit_client.fail(lockkit.LockTimeout("busy"))
-
-    assert lockkit_client.lock("a").try_acquire() is None
-    lockkit_client.lock("a").acquire(timeout=0).release()
-
-
 @pytest.mark.parametrize(("error", "times"), [("down", 1), (ValueError, -1), (ValueError, 1.5), (int, 1)])
 def test_fail_refuses_what_cannot_be_raised(lockkit_client: KitClient, error: Any, times: Any) -> None:  # noqa: ANN401
     """Bad input is refused where it comes in."""
@@ -394,15 +359,6 @@ def test_dropped_lease_is_not_released(lockkit_client: KitClient) -> None:
 
     with pytest.raises(AssertionError, match="'a'"):
         lockkit_client.assert_all_released()
-
-
-def test_clients_of_two_tests_share_nothing(lockkit_client: KitClient) -> None:
-    """Each clock has a space of its own."""
-    from lockkit.testing.kit.clients import KitClient  # noqa: PLC0415 - a type above
-    from lockkit.testing.kit.clock import Clock  # noqa: PLC0415 - a type above
-
-    with lockkit_client.lock("a"), KitClient(Clock()) as stranger:
-        stranger.lock("a").acquire(timeout=0).release()
 
 
 # -- asyncio ---------------------------------------------------------------------------------------------------------
@@ -575,18 +531,6 @@ def test_asyncio_lease_that_a_test_leaves_is_no_error(lockkit_aio_client: AioKit
     assert not leases[0].held
 
 
-@pytest.mark.asyncio
-async def test_asyncio_wait_that_nothing_will_end_says_so(
-    lockkit_aio_client: AioKitClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in the sync API."""
-    monkeypatch.setattr(kit_clock, "STUCK_SECONDS", 0.05)
-
-    async with lockkit_aio_client.lock("a"):
-        with pytest.raises(RuntimeError, match="advance"):
-            await lockkit_aio_client.other().lock("a", timeout=5).acquire()
-
-
 # -- fencing ---------------------------------------------------------------------------------------------------------
 
 
@@ -603,15 +547,6 @@ def test_guarded_write_is_fenced() -> None:
 
     assert written == sorted(written)
     assert len(written) == 2
-
-
-def test_leases_write_before_and_after_the_check(lockkit_client: KitClient) -> None:
-    """On the same storage: its token is one of now."""
-    guard = TokenGuard()
-    for _ in range(3):
-        with lockkit_client.lock("a") as lease:
-            guard.accept(lease.token)
-        assert_fenced(guard.accept)
 
 
 def test_write_that_accepts_any_token_is_not_fenced() -> None:
@@ -671,21 +606,6 @@ async def test_asyncio_writes_are_awaited() -> None:
         await assert_fenced(careless)
     with pytest.raises(AssertionError, match="rejected"):
         await assert_fenced(closed)
-
-
-def test_asyncio_writes_may_be_any_callable() -> None:
-    """What counts is that the result can be awaited."""
-    guard = TokenGuard()
-
-    async def write(token: int) -> None:
-        guard.accept(token)
-
-    class Writer:
-        async def __call__(self, token: int) -> None:
-            guard.accept(token)
-
-    assert_fenced(lambda token: write(int(token)))
-    assert_fenced(Writer())
 
 
 def test_asyncio_writes_without_a_loop_are_checked_at_once() -> None:

@@ -57,9 +57,3 @@ def test_killed_worker_is_reported(worker: Worker) -> None:
 
     with pytest.raises(WorkerFailed, match="ended with status -9"):
         worker.acquire("x")
-
-
-def test_unexpected_error_is_shown(worker: Worker) -> None:
-    """With its traceback."""
-    with pytest.raises(WorkerFailed, match="IndexError"):
-        worker.ask("check", number=7)

@@ -53,69 +53,53 @@ class Need:
 class needs:  # noqa: N801 - a namespace, read as a word: needs.fairness
     """The promises that cases switch on. By capability, never by the name of a backend."""
 
-    processes = Need(
-        "it excludes only within one process (scope 'process')", lambda capabilities: capabilities.scope != "process"
-    )
+    processes = Need("it excludes only within one process (scope 'process')", lambda can: can.scope != "process")
     metadata_update = Need(
-        "it cannot replace the metadata of a held lock (not metadata_update)",
-        lambda capabilities: capabilities.metadata_update,
+        "it cannot replace the metadata of a held lock (not metadata_update)", lambda can: can.metadata_update
     )
     no_metadata_update = Need(
-        "it can replace the metadata of a held lock (metadata_update)",
-        lambda capabilities: not capabilities.metadata_update,
+        "it can replace the metadata of a held lock (metadata_update)", lambda can: not can.metadata_update
     )
-    transfer = Need(
-        "its locks belong to a session, a connection or a majority (not transfer)",
-        lambda capabilities: capabilities.transfer,
-    )
+    transfer = Need("its locks belong to a session or to a majority (not transfer)", lambda can: can.transfer)
     kept_locks = Need(
         "its locks end with their holder's session or connection (crash_release)",
-        lambda capabilities: capabilities.crash_release == "ttl" or capabilities.transfer,
+        lambda can: can.crash_release == "ttl" or can.transfer,
     )
-    fairness = Need("it serves waiters in no particular order (not fair)", lambda capabilities: capabilities.fair)
-    visible_waiters = Need(
-        "it cannot tell how many wait (not waiters_visible)", lambda capabilities: capabilities.waiters_visible
-    )
+    fairness = Need("it serves waiters in no particular order (not fair)", lambda can: can.fair)
+    visible_waiters = Need("it cannot tell how many wait (not waiters_visible)", lambda can: can.waiters_visible)
     early_crash_release = Need(
         "it frees a dead holder's lock when the ttl is over, not before (crash_release 'ttl' or 'session')",
-        lambda capabilities: capabilities.crash_release in {"process", "connection"},
+        lambda can: can.crash_release in {"process", "connection"},
     )
     survives_node_loss = Need(
-        "a held lock may be lost with one of its servers (not survives_node_loss)",
-        lambda capabilities: capabilities.survives_node_loss,
+        "a held lock may be lost with one of its servers (not survives_node_loss)", lambda can: can.survives_node_loss
     )
     own_ttl = Need(
         "its ttl is that of a session, which the server bounds and nobody extends (crash_release 'session')",
-        lambda capabilities: capabilities.crash_release != "session",
+        lambda can: can.crash_release != "session",
     )
-    listing = Need("it cannot list the locks that are held (not listing)", lambda capabilities: capabilities.listing)
-    readers = Need("it has no read locks (not shared_mode)", lambda capabilities: capabilities.shared_mode)
-    no_readers = Need("it has read locks (shared_mode)", lambda capabilities: not capabilities.shared_mode)
+    listing = Need("it cannot list the locks that are held (not listing)", lambda can: can.listing)
+    readers = Need("it has no read locks (not shared_mode)", lambda can: can.shared_mode)
+    no_readers = Need("it has read locks (shared_mode)", lambda can: not can.shared_mode)
     fair_readers = Need(
-        "it serves readers and writers in no particular order (not fair_shared)",
-        lambda capabilities: capabilities.fair_shared,
+        "it serves readers and writers in no particular order (not fair_shared)", lambda can: can.fair_shared
     )
-    permits = Need("it has no semaphores (permits 'none')", lambda capabilities: capabilities.permits != "none")
+    permits = Need("it has no semaphores (permits 'none')", lambda can: can.permits != "none")
     fair_permits = Need(
         "its permits go to waiters in no particular order (not fair, or permits not 'native')",
-        lambda capabilities: capabilities.fair and capabilities.permits == "native",
+        lambda can: can.fair and can.permits == "native",
     )
-    downgrade = Need(
-        "it cannot turn a write lease into a read lease (not downgrade)", lambda capabilities: capabilities.downgrade
-    )
+    downgrade = Need("it cannot turn a write lease into a read lease (not downgrade)", lambda can: can.downgrade)
     caps = Need(
         "semaphores cannot be capped (not notes, or permits not 'native')",
-        lambda capabilities: capabilities.notes and capabilities.permits == "native",
+        lambda can: can.notes and can.permits == "native",
     )
     no_caps = Need(
-        "semaphores can be capped",
-        lambda capabilities: (
-            capabilities.permits != "none" and not (capabilities.notes and capabilities.permits == "native")
-        ),
+        "semaphores can be capped", lambda can: can.permits != "none" and not (can.notes and can.permits == "native")
     )
-    notes = Need("it keeps no notes on locks (not notes)", lambda capabilities: capabilities.notes)
-    no_notes = Need("it keeps notes on locks", lambda capabilities: not capabilities.notes)
-    wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda c: c.wakeup == "push")
+    notes = Need("it keeps no notes on locks (not notes)", lambda can: can.notes)
+    no_notes = Need("it keeps notes on locks", lambda can: not can.notes)
+    wake_up = Need("it wakes nobody, waiters look again (wakeup 'poll')", lambda can: can.wakeup == "push")
 
 
 def case(

@@ -138,8 +138,7 @@ class Crashes(Cases):
 
         assert await driver.call(worker.exit) == 0
 
-        async with client.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
-            pass
+        await driver.pass_through(client, name)
 
     @case()
     async def test_forked_child_owns_nothing(self, driver: FaceDriver) -> None:

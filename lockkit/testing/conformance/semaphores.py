@@ -231,8 +231,7 @@ class Semaphores(Cases):
         assert await semaphore.cap() is None
         async with (await driver.connect()).semaphore(name, limit=3, ttl=long, timeout=PATIENCE):
             pass
-        async with client.lock(name, ttl=long, timeout=PATIENCE):
-            pass
+        await driver.pass_through(client, name)
         wrong: list[Any] = [-1, 1.5, True, 10**6, "1"]
         for cap in wrong:
             with pytest.raises(lockkit.ConfigurationError, match="cap of a semaphore must be"):

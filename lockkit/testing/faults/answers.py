@@ -48,8 +48,7 @@ class Cuts(FaultCases):
         """That is no error, not even for a single try."""
         client = await driver.connect()
         name = driver.name()
-        async with client.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
-            pass
+        await driver.pass_through(client, name)
         await driver.sleep(IDLE_SECONDS)
         await driver.call(faults.cut)
 
@@ -97,8 +96,7 @@ class LostAnswers(FaultCases):
             await second.release()
 
         assert dropped.wait(PATIENCE)
-        async with calm.lock(name, ttl=ttl, timeout=PATIENCE):
-            pass
+        await driver.pass_through(calm, name)
 
     @case(faults=["drop_answer"])
     async def test_lost_answer_to_renew(self, driver: FaceDriver, faults: Faults) -> None:
@@ -146,8 +144,7 @@ class LateAnswers(FaultCases):
         """A grant that comes after the call was given up is undone: nobody waits for its ttl."""
         client, calm = await driver.connect(), await connect_calm(driver, faults)
         name, ttl = driver.name(), driver.timing.long
-        async with client.lock(name, ttl=ttl, timeout=PATIENCE):
-            pass
+        await driver.pass_through(client, name)
 
         async with during_fault(driver, lambda: faults.delay(0.9), faults.heal):
             try:
@@ -158,8 +155,7 @@ class LateAnswers(FaultCases):
                 assert lease is not None
                 await lease.release()
 
-        async with calm.lock(name, ttl=ttl, timeout=PATIENCE):
-            pass
+        await driver.pass_through(calm, name)
 
     @case(faults=["delay"])
     async def test_answers_that_come_after_the_ttl(self, driver: FaceDriver, faults: Faults) -> None:
@@ -170,8 +166,7 @@ class LateAnswers(FaultCases):
         """
         client, calm = await driver.connect(), await connect_calm(driver, faults)
         held, wanted, ttl = driver.name("held"), driver.name("wanted"), outage_ttl(driver)
-        async with client.lock(wanted, ttl=ttl, timeout=PATIENCE):
-            pass
+        await driver.pass_through(client, wanted)
         reasons: list[str] = []
         lease = await client.lock(held, ttl=ttl, on_lost=lambda _, reason: reasons.append(reason)).acquire(PATIENCE)
 

@@ -76,8 +76,7 @@ class Outages(FaultCases):
         ttl, long = outage_ttl(driver), driver.timing.long
         holder, leaver, warm, cold = [await driver.connect() for _ in range(4)]
         held, left, wanted, queued = (driver.name(text) for text in ("held", "left", "wanted", "queued"))
-        async with warm.lock(wanted, ttl=long, timeout=PATIENCE):
-            pass
+        await driver.pass_through(warm, wanted)
         inside, go = driver.signal(), driver.signal()
         leaving = driver.spawn(
             self._leave(leaver.lock(left, ttl=long, timeout=PATIENCE, raise_on_lost=False), inside, go)
@@ -111,8 +110,7 @@ class Outages(FaultCases):
             await driver.answered(kept.release)
         # Nothing stays held for a ttl: neither by a call that was given up, executed or not, nor by the block.
         for client, name in ((cold, wanted), (warm, left), (cold, queued)):
-            async with client.lock(name, ttl=long, timeout=PATIENCE):
-                pass
+            await driver.pass_through(client, name)
 
     @staticmethod
     async def _wait(client: aio.Client, name: str, timeout: Seconds) -> None:
@@ -164,8 +162,7 @@ class Outages(FaultCases):
             second = await waiting.result(2 * PATIENCE)
             assert second.token > lease.token
         await second.release()
-        async with holder.lock(name, ttl=driver.timing.long, timeout=PATIENCE):
-            pass
+        await driver.pass_through(holder, name)
 
     @staticmethod
     async def _acquire(client: aio.Client, lease: aio.Lease, ttl: Seconds) -> aio.Lease:
@@ -223,8 +220,7 @@ class Restarts(FaultCases):
             assert await driver.answered(lease.confirm)
             await driver.answered(lease.extend)
             assert not waiting.done
-            async with other.lock(driver.name(), ttl=driver.timing.long, timeout=PATIENCE):
-                pass
+            await driver.pass_through(other, driver.name())
             await driver.answered(lease.release)
             second = await waiting.result(2 * PATIENCE)
             assert second.token > lease.token

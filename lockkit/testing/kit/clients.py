@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from lockkit import aio, sync, validation
-from lockkit.backend import Busy, Grant, Host, LockBackend, LossReason, Mode, Request, split_space
+from lockkit.backend import Busy, Grant, LockBackend, LossReason, Mode, Request, split_space
 from lockkit.backends.memory.backend import MemoryBackend
 from lockkit.engine.engine import Engine
 from lockkit.engine.lease_record import LeaseRecord
@@ -69,7 +68,8 @@ class KitEngine(Engine[L]):
         self.kit_runtime = runtime
         self.granted: list[tuple[str, Granted]] = []
         self.failures: list[Failure] = []
-        super().__init__(partial(_open, runtime.clock.space), runtime, make_lease)
+        space = runtime.clock.space
+        super().__init__(lambda host: (KitBackend(space, host), {}), runtime, make_lease)
 
     async def acquire(self, settings: LockSettings, timeout: Seconds | None, *, name_holder: bool = True) -> L:
         call = self.kit_runtime.begin_call()
@@ -153,16 +153,19 @@ def _failures(error: Any, times: Any) -> list[Failure]:  # noqa: ANN401 - to be 
     return [(error, getattr(error, "name", None), getattr(error, "backend", None))] * times
 
 
-def _open(space: str, host: Host) -> tuple[KitBackend, dict[str, Any]]:
-    return KitBackend(space, host), {}
-
-
 class _Kit:
     """What the clients of both APIs have in common."""
 
     __slots__ = ()
 
     _engine: Any
+    _others: list[Self]
+
+    def other(self) -> Self:
+        """Make another client of the same locks and clock, as another process would have it. Closed with this one."""
+        other = type(self)(self._engine.kit_runtime.clock)  # type: ignore[call-arg]  # as both clients take it
+        self._others.append(other)
+        return other
 
     def lose(self, name: str, reason: LossReason = "expired") -> Done:
         """Have this client lose a lock that it holds: it is free for others from now on."""
@@ -210,12 +213,6 @@ class KitClient(_Kit, sync.Client):
         super().__init__(KitEngine(BlockingKitRuntime(clock), sync.Lease))
         self._others: list[KitClient] = []
 
-    def other(self) -> KitClient:
-        """Make another client of the same locks and clock, as another process would have it. Closed with this one."""
-        other = KitClient(self._engine.kit_runtime.clock)
-        self._others.append(other)
-        return other
-
     def close(self) -> None:
         for other in self._others:
             other.close()
@@ -237,12 +234,6 @@ class AioKitClient(_Kit, aio.Client):
         """Join the space of the clock."""
         super().__init__(KitEngine(AsyncioKitRuntime(clock), aio.Lease))
         self._others: list[AioKitClient] = []
-
-    def other(self) -> AioKitClient:
-        """Make another client of the same locks and clock, as another process would have it. Closed with this one."""
-        other = AioKitClient(self._engine.kit_runtime.clock)
-        self._others.append(other)
-        return other
 
     async def close(self) -> None:
         for other in self._others:

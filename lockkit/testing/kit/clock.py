@@ -18,7 +18,8 @@ from contextlib import suppress
 from datetime import timedelta
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Protocol
+from types import coroutine
+from typing import Any, TypeAlias
 from weakref import ref
 
 from lockkit import validation
@@ -45,18 +46,6 @@ SETTLE_ROUNDS = 100
 """How many rounds of the event loop `Clock.advance` leaves to what it woke at a time, before it goes on without it."""
 
 
-class Waiter(Protocol):
-    """Who waits for an event or for a time."""
-
-    def wake(self) -> None:
-        """Let it go on. From any thread."""
-        ...
-
-    async def park(self) -> None:
-        """Wait until `wake`."""
-        ...
-
-
 class Clock:
     """
     A clock that a test advances: the fixture ``lockkit_time``.
@@ -75,7 +64,7 @@ class Clock:
         self._order = count()
         self._ready: deque[Task] = deque()
         self._mutex = threading.Condition()
-        self._advancing = threading.Lock()
+        self.advancing = threading.Lock()  # until an advance has ended
         self._local = threading.local()
         self._parked: set[object] = set()  # calls that wait
         self._awake: set[object] = set()  # calls that were woken and have neither ended nor waited again
@@ -101,7 +90,7 @@ class Clock:
             RuntimeError: Another thread is advancing the clock.
         """
         until = self._now + validation.seconds(seconds, "seconds")
-        if not self._advancing.acquire(blocking=False):
+        if not self.advancing.acquire(blocking=False):
             message = "the clock is being advanced already: advance it from one thread or task at a time"
             raise RuntimeError(message)
         return Advance(self, until)
@@ -133,12 +122,8 @@ class Clock:
         """The background task that runs in this thread now."""
         return getattr(self._local, "task", None)
 
-    def start(self, function: Work) -> None:
-        """Run a background task from the next advance on."""
-        self._ready.append(Task(function))
-
     def make_ready(self, task: Task) -> None:
-        """Run a background task again. From any thread."""
+        """Run a background task at the next advance, or again. From any thread."""
         self._ready.append(task)
 
     def call_at(self, at: Instant, waiter: Waiter) -> None:
@@ -197,10 +182,6 @@ class Clock:
             self._now = max(self._now, at)
             return waiter
 
-    def finish(self) -> None:
-        """End an advance."""
-        self._advancing.release()
-
     def _settle(self) -> bool:
         """Let the calls that were woken end or wait again; False if the running event loop has to go on for that."""
         here = _running_loop()
@@ -234,17 +215,15 @@ class Advance:
         """Begin."""
         self._clock = clock
         self._until = until
-        self._rounds = 0
         self._done = False
         if _unstarted_tasks():
-            asyncio.get_running_loop().call_soon(self._begin)  # after their first step
+            asyncio.get_running_loop().call_soon(self._begin, FIRST_ROUNDS - 1)  # after their first step
         else:
             self._go_on()
 
-    def _begin(self) -> None:
-        self._rounds += 1
-        if self._rounds < FIRST_ROUNDS:
-            asyncio.get_running_loop().call_soon(self._begin)
+    def _begin(self, rounds: int) -> None:
+        if rounds:
+            asyncio.get_running_loop().call_soon(self._begin, rounds - 1)
         else:
             self._go_on()
 
@@ -253,10 +232,10 @@ class Advance:
             self._done = self._clock.run(self._until)
         except BaseException:
             self._done = True
-            self._clock.finish()
+            self._clock.advancing.release()
             raise
         if self._done:
-            self._clock.finish()
+            self._clock.advancing.release()
         else:
             asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -331,12 +310,12 @@ class _TaskWaiter:
             self._clock.make_ready(self._task)
 
     async def park(self) -> None:
-        await _Pause()
+        await _pause()
 
 
-class _Pause:
-    def __await__(self) -> Generator[None, None, None]:
-        yield
+@coroutine
+def _pause() -> Generator[None, None, None]:
+    yield
 
 
 class _ThreadWaiter:
@@ -397,6 +376,10 @@ class _FutureWaiter:
             await self._future
         finally:
             stuck.cancel()
+
+
+Waiter: TypeAlias = _TaskWaiter | _ThreadWaiter | _FutureWaiter
+"""Who waits for an event or for a time, in `park` until `wake`, which any thread may call."""
 
 
 def _stuck() -> str:
@@ -503,15 +486,11 @@ class BlockingKitRuntime(_Calls, BlockingRuntime):
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`. What keeps leases is run by the clock; callbacks run here and now."""
         if ending is not None:
-            self.clock.start(function)
+            self.clock.make_ready(Task(function))
             return
-        thread = threading.Thread(target=_drive, args=(function,), name=name, daemon=True)
+        thread = threading.Thread(target=lambda: drive(function()), name=name, daemon=True)
         thread.start()
         thread.join(SETTLE_SECONDS)  # so that a callback has run when the call that caused it returns
-
-
-def _drive(function: Work) -> None:
-    drive(function())
 
 
 class AsyncioKitRuntime(_Calls, AsyncioRuntime):
@@ -529,7 +508,7 @@ class AsyncioKitRuntime(_Calls, AsyncioRuntime):
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`. What keeps leases is run by the clock; callbacks are tasks of the event loop."""
         if ending is not None:
-            self.clock.start(function)
+            self.clock.make_ready(Task(function))
         else:
             self.loop = None  # that of the caller
             super().spawn(name, function)

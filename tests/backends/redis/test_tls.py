@@ -146,7 +146,7 @@ def test_sentinel_and_master_are_checked(server: RedisServer, certificates: Cert
     """The Sentinel by its address in the URL, the master by the one that the Sentinel tells."""
     del server
     with RedisServer(tls=True, certificates=certificates) as master:
-        sentinel = TlsSentinel(master, name="mymaster", quorum=1, down_after_ms=1000)
+        sentinel = TlsSentinel(master, quorum=1, down_after_ms=1000)
         with sentinel:
             url = f"rediss+sentinel://localhost:{sentinel.port}/mymaster?{master.tls_query}"
             assert_refused(outcomes(url.replace("localhost", "127.0.0.1")), f"127.0.0.1:{sentinel.port} has a cert")

@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from lockkit.testing.kit.workers import OncePerRun
 from tests.conventions.sources import ROOT
 
 SECONDS_MAX = 100.0
@@ -122,13 +119,3 @@ def test_run_finds_nothing_of_an_earlier_one(tmp_path: Path) -> None:
     for times in (1, 2):
         made = run(tmp_path, MAKES, "-p", "no:xdist", PYTEST_XDIST_WORKER="gw0")
         assert made.splitlines() == ["made"] * times
-
-
-def test_worker_on_another_machine_finds_nothing_of_an_earlier_run(tmp_path: Path) -> None:
-    """There the directory above that of the worker is that of all runs."""
-    factory: Any = SimpleNamespace(getbasetemp=lambda: tmp_path / "pytest-7")
-
-    for made in ("a", "b"):
-        worker = OncePerRun(factory, made)
-        assert worker("database", made.upper) == made.upper()
-        worker.close()

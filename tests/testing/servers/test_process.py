@@ -17,8 +17,7 @@ from lockkit_tools.servers import (
     require,
     wait_until,
 )
-from lockkit_tools.servers._ports import FIRST_PORT, LAST_PORT, Ports
-from lockkit_tools.servers._process import Process, find_process, tree
+from lockkit_tools.servers._process import tree
 
 # Starts a server, tells its pid and directory, and then does what the test says.
 SCRIPT = """
@@ -117,18 +116,6 @@ def _run_exit_handlers() -> None:
     base._close_all()
 
 
-def test_paused_server_can_be_ended_and_started() -> None:
-    """A stopped process would not see SIGTERM."""
-    with RedisServer() as server:
-        server.pause()
-        server.stop(timeout=3600)
-        assert not server.running
-
-        server.start()
-
-        assert server.ask() is None
-
-
 def test_failing_start_shows_the_log() -> None:
     """The error tells what the server complained about."""
     server = RedisServer(settings={"no-such-setting": "1"})
@@ -137,66 +124,6 @@ def test_failing_start_shows_the_log() -> None:
         server.start()
 
     server.close()
-
-
-def test_reserved_port_is_not_given_twice() -> None:
-    """While one holds a port, no other process of this kind is given it."""
-    one, other = Ports(), Ports()
-    port = one.reserve()
-
-    assert FIRST_PORT <= port <= LAST_PORT
-    assert not other._lock(port)
-    one.close()
-    assert other._lock(port)
-    other.close()
-
-
-@pytest.mark.parametrize("tls", [False, True])
-def test_closed_server_can_start_anew(*, tls: bool) -> None:
-    """The object can be used again, with a new directory and new certificates."""
-    server = RedisServer(tls=tls)
-    with server:
-        directory = server.directory
-    assert not directory.exists()
-
-    with server:
-        assert server.ask() is None
-
-
-def test_kill_ends_children_too() -> None:
-    """A crash takes the processes below the server with it."""
-    with RedisServer() as server:
-        with server.connect() as connection:
-            connection.call("CONFIG", "SET", "rdb-key-save-delay", "10000000")
-            connection.call("SET", "key", "value")
-            connection.call("BGSAVE")
-        children = [entry.pid for entry in tree(server.pid)[1:]]
-
-        server.kill()
-
-        assert len(children) == 1
-        wait_until(lambda: is_gone(children[0]))
-
-
-FORKING = """
-import os, pathlib, signal
-if os.fork() == 0:
-    kept = b"x" * 300_000_000
-    pathlib.Path("ready").touch()
-signal.pause()
-"""
-
-
-def test_kill_returns_when_all_have_ended(tmp_path: Path) -> None:
-    """A child needs time to give back what it has, and PostgreSQL does not start beside memory that is in use."""
-    process = Process([sys.executable, "-c", FORKING], log=tmp_path / "log", cwd=tmp_path, env={}, user=None)
-    wait_until(lambda: None if (tmp_path / "ready").exists() else "it has not begun")
-    (child,) = [entry.pid for entry in tree(process.pid)[1:]]
-
-    process.kill()
-
-    found = find_process(child)
-    assert found is None or found.state == "Z"
 
 
 def segments() -> list[str]:

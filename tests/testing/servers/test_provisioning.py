@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from lockkit_tools.servers import (
     provide,
     require,
 )
-from lockkit_tools.servers.__main__ import main
 from lockkit_tools.servers.kinds import KINDS, Kind, Need
 from lockkit_tools.servers.provisioning import look
 
@@ -107,87 +105,23 @@ def test_missing_server_fails_the_test_in_ci(ghost: Kind, monkeypatch: pytest.Mo
         require(ghost.name)
 
 
-class TestCommandLine:
-    """``python -m lockkit_tools.servers``."""
+def test_administrator_s_policy_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content and mode, also when apt-get fails; while it runs, no package starts a service."""
+    policy, seen = tmp_path / "policy-rc.d", []
 
-    def test_install_of_what_is_here_tells_where(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Nothing is done, and that is success."""
-        require("redis", local=True)
+    def fail(*arguments: str) -> subprocess.CompletedProcess[str]:
+        seen.append(policy.read_text())
+        return subprocess.CompletedProcess(arguments, 100, "E: Unable to locate package")
 
-        assert main(["install", "redis"]) == 0
+    monkeypatch.setattr(install, "POLICY", policy)
+    monkeypatch.setattr(install, "can_install", lambda: True)
+    monkeypatch.setattr(install, "_apt_get", fail)
+    policy.write_text("#!/bin/sh\nexit 104\n")
+    policy.chmod(0o751)
 
-        assert "redis" in capsys.readouterr().out
+    with pytest.raises(ServerMissing, match="Unable to locate"):
+        install.install([GHOST], tell=lambda _: None)
 
-    def test_unknown_kind_is_a_usage_error(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """With the kinds that there are."""
-        with pytest.raises(SystemExit) as stopped:
-            main(["install", "radis"])
-
-        assert stopped.value.code == 2
-        assert "redis-sentinel" in capsys.readouterr().err
-
-
-class Apt:
-    """Stands for apt-get: remembers calls, may fail, and looks at the policy meanwhile."""
-
-    def __init__(self, policy: Path, failures: int = 0) -> None:
-        self.calls: list[tuple[str, ...]] = []
-        self.policies: list[str] = []
-        self.installed = False
-        self._policy = policy
-        self._failures = failures
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """One run of apt-get."""
-        self.calls.append(arguments)
-        self.policies.append(self._policy.read_text())
-        if arguments[0] == "install":
-            self._failures -= 1
-            self.installed = self._failures < 0
-        status = 0 if self.installed or arguments[0] == "update" else 100
-        return subprocess.CompletedProcess(arguments, status, "E: Unable to locate package")
-
-
-class TestInstall:
-    """apt-get, replaced by a stand-in; the real one ran when these servers were installed."""
-
-    @pytest.fixture(autouse=True)
-    def _machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.policy = tmp_path / "policy-rc.d"
-        self.told: list[str] = []
-        monkeypatch.setattr(install, "POLICY", self.policy)
-        monkeypatch.setattr(install, "can_install", lambda: True)
-        self.monkeypatch = monkeypatch
-
-    def use(self, apt: Apt) -> None:
-        """Puts the stand-in in place; what it installs is present afterwards."""
-        self.monkeypatch.setattr(install, "_apt_get", apt)
-        self.monkeypatch.setattr(kinds, "look_for", lambda *_: "/usr/bin/ghost" if apt.installed else None)
-
-    def run(self, *wanted: Kind) -> Sequence[str]:
-        """Installs and gives what was told."""
-        install.install(wanted, tell=self.told.append)
-        return self.told
-
-    def test_services_are_forbidden_meanwhile_only(self) -> None:
-        """Packages are refused to start servers; afterwards there is no policy, as before."""
-        apt = Apt(self.policy)
-        self.use(apt)
-
-        told = self.run(GHOST)
-
-        assert [text.splitlines()[-1] for text in apt.policies] == ["exit 101"]
-        assert not self.policy.exists()
-        assert told == ["installed lockkit-no-such-package"]
-
-    def test_administrator_s_policy_comes_back(self) -> None:
-        """Content and mode, also when apt-get fails."""
-        self.policy.write_text("#!/bin/sh\nexit 104\n")
-        self.policy.chmod(0o751)
-        self.use(Apt(self.policy, failures=9))
-
-        with pytest.raises(ServerMissing, match="Unable to locate"):
-            self.run(GHOST)
-
-        assert self.policy.read_text() == "#!/bin/sh\nexit 104\n"
-        assert self.policy.stat().st_mode & 0o777 == 0o751
+    assert policy.read_text() == "#!/bin/sh\nexit 104\n"
+    assert policy.stat().st_mode & 0o777 == 0o751
+    assert set(seen) == {install.FORBID}

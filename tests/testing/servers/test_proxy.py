@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import socketserver
 import threading
@@ -11,10 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockkit_tools.servers import FaultProxy, RedisServer, http2_call_ended, require
-from lockkit_tools.servers._link import CommandParser
-from lockkit_tools.servers._ports import Ports
-from lockkit_tools.servers.resp import RespConnection
+from lockkit_tools.servers import FaultProxy, http2_call_ended
 
 # Bounds a wait for something that must come; and is long enough for what must not.
 PATIENCE = 30
@@ -101,13 +97,6 @@ def is_silent(connection: socket.socket) -> bool:
     return False
 
 
-def test_end_of_the_client_s_stream_is_forwarded(client: socket.socket) -> None:
-    """Half-closing reaches the server, whose own end comes back."""
-    client.shutdown(socket.SHUT_WR)
-
-    assert client.recv(1) == b""
-
-
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 def test_delay_makes_answers_late(proxy: FaultProxy, client: socket.socket, direction: str) -> None:
     """Either direction can be slow."""
@@ -116,36 +105,6 @@ def test_delay_makes_answers_late(proxy: FaultProxy, client: socket.socket, dire
     assert asked(client, b"late") == b"late"
 
     assert time.monotonic() - began >= MOMENT
-
-
-def test_cut_closes_connections_and_accepts_new_ones(proxy: FaultProxy, client: socket.socket) -> None:
-    """The client sees the end of the stream, and may come back."""
-    assert proxy.cut() == 1
-
-    assert client.recv(1) == b""
-    assert proxy.counts.open == 0
-    with connect(proxy) as again:
-        assert asked(again, b"again") == b"again"
-
-
-def test_cut_with_reset_is_an_error_for_the_client(proxy: FaultProxy, client: socket.socket) -> None:
-    """RST is what a client of a restarted host sees."""
-    proxy.cut(reset=True)
-
-    with pytest.raises(ConnectionResetError):
-        client.recv(1)
-
-
-def test_refuse_keeps_open_connections(proxy: FaultProxy, client: socket.socket) -> None:
-    """New ones are refused by the kernel, at a port that is the same afterwards."""
-    proxy.refuse()
-    with pytest.raises(ConnectionRefusedError):
-        connect(proxy)
-    assert asked(client, b"old") == b"old"
-
-    proxy.accept()
-    with connect(proxy) as new:
-        assert asked(new, b"new") == b"new"
 
 
 def test_blackhole_keeps_bytes_until_it_heals(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
@@ -160,19 +119,6 @@ def test_blackhole_keeps_bytes_until_it_heals(proxy: FaultProxy, client: socket.
     client.sendall(b"two")
     client.shutdown(socket.SHUT_WR)
     assert b"".join(iter(lambda: client.recv(100), b"")) == b"one two"
-
-
-def test_blackhole_hides_new_connections(proxy: FaultProxy, echo: EchoServer) -> None:
-    """A client that connects in a partition is accepted and not heard."""
-    proxy.blackhole()
-    with connect(proxy) as connection:
-        connection.sendall(b"hello?")
-        assert is_silent(connection)
-        assert echo.connections == 0
-
-        proxy.heal()
-
-        assert connection.recv(100) == b"hello?"
 
 
 def test_forgotten_connection_carries_nothing_and_new_ones_do(
@@ -190,18 +136,6 @@ def test_forgotten_connection_carries_nothing_and_new_ones_do(
     assert b"lost" not in echo.got
 
 
-def test_silent_connections_are_cut(proxy: FaultProxy, client: socket.socket) -> None:
-    """And those that are not silent stay, until `heal` ends it."""
-    with connect(proxy) as busy:
-        proxy.cut_idle(10 * MOMENT)
-        client.settimeout(PATIENCE)
-        ended = threading.Thread(target=client.recv, args=(1,))
-        ended.start()
-        while ended.is_alive():
-            assert asked(busy, b"ping") == b"ping"
-        assert asked(busy, b"still") == b"still"
-
-
 def test_dropped_reply_was_applied_at_the_server(proxy: FaultProxy, client: socket.socket, echo: EchoServer) -> None:
     """The server has the request; the client gets the end of the stream instead of an answer."""
     dropped = proxy.drop_next_reply()
@@ -215,13 +149,12 @@ def test_dropped_reply_was_applied_at_the_server(proxy: FaultProxy, client: sock
 
 
 def test_dropped_reply_is_that_of_the_matching_request(proxy: FaultProxy, client: socket.socket) -> None:
-    """Other requests pass, and as many matching ones as were asked to."""
-    dropped = proxy.drop_next_reply(match=b"SET", skip=1)
+    """Other requests pass."""
+    dropped = proxy.drop_next_reply(match=b"SET")
 
     assert asked(client, b"GET 1") == b"GET 1"
-    assert asked(client, b"SET 1") == b"SET 1"
     assert not dropped.is_set()
-    assert asked(client, b"SET 2") == b""
+    assert asked(client, b"SET 1") == b""
     assert dropped.wait(PATIENCE)
 
 
@@ -235,66 +168,6 @@ def test_dropped_reply_is_swallowed_until_it_is_complete(proxy: FaultProxy, clie
     assert asked(client, b"done") == b""
 
     assert dropped.wait(PATIENCE)
-
-
-def test_heal_disarms_what_waits(proxy: FaultProxy, client: socket.socket) -> None:
-    """After `heal` no fault is left, not even one that has not happened yet."""
-    dropped = proxy.drop_next_reply()
-    proxy.delay(to_server=PATIENCE)
-    proxy.refuse()
-
-    proxy.heal()
-
-    assert asked(client, b"well") == b"well"
-    assert not dropped.is_set()
-    connect(proxy).close()
-
-
-def test_dead_server_is_a_reset_connection() -> None:
-    """The client learns at once that nobody listens behind the proxy."""
-    ports = Ports()
-    with (
-        FaultProxy("127.0.0.1", ports.reserve()) as proxy,
-        pytest.raises(ConnectionResetError),
-        connect(proxy) as connection,  # the reset may come as early as here
-    ):
-        connection.recv(1)
-    ports.close()
-
-
-def test_closing_while_a_client_connects_leaves_no_socket(echo: EchoServer) -> None:
-    """A connection that is just being accepted is closed with the others."""
-    for _ in range(50):
-        with FaultProxy("127.0.0.1", echo.port) as proxy:
-            connect(proxy).close()
-    gc.collect()  # a socket that was left open now gives the warning that fails the test
-
-
-def test_redis_commands_are_counted_and_lost_by_name() -> None:
-    """The proxy knows Redis commands, however they are cut into packets."""
-    require("redis", local=True)
-    with RedisServer() as server, FaultProxy(server.host, server.port, count_commands=True) as proxy:
-        with RespConnection((proxy.host, proxy.port)) as connection:
-            connection.call("PING")
-            connection.call("set", "key", "value\r\n*1\r\n$4\r\nPING\r\n")
-            assert proxy.counts.commands == {"PING": 1, "SET": 1}
-
-            proxy.drop_next_reply(match=b"INCR")
-            with pytest.raises(ConnectionError):
-                connection.call("INCR", "count")
-        with server.connect() as direct:
-            assert direct.call("GET", "count") == "1"
-
-
-def test_command_parser_needs_whole_commands() -> None:
-    """A command counts when its last byte is there."""
-    parser = CommandParser()
-    stream = b"*2\r\n$3\r\nget\r\n$1\r\nk\r\nPING inline\r\n*1\r\n$4\r\nquit\r\n"
-
-    names = [parser.feed(stream[index : index + 1]) for index in range(len(stream))]
-
-    assert [name for found in names for name in found] == ["GET", "PING", "QUIT"]
-    assert names[stream.index(b"k\r\nP") + 2] == ["GET"]
 
 
 def test_http2_call_ends_with_headers_that_end_the_stream() -> None:

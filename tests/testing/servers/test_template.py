@@ -11,23 +11,6 @@ from lockkit_tools.servers import MariaServer, PostgresServer, require
 from lockkit_tools.servers._template import VARIABLE, make_or_copy
 
 
-class Maker:
-    """Fills directories, and counts how often."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def fill(self, data: Path, text: str = "text", *recipe: object) -> None:
-        """Have a directory filled with one file."""
-        data.mkdir(mode=0o700)
-        make_or_copy(data, lambda: self._make(data, text), *recipe)
-
-    def _make(self, data: Path, text: str) -> None:
-        self.made += 1
-        (data / "file").write_text(text)
-        (data / "file").chmod(0o640)
-
-
 @pytest.fixture
 def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that keeps what was made."""
@@ -40,47 +23,26 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("templates")
 def test_same_recipe_is_made_once(tmp_path: Path) -> None:
     """Of several at a time, one makes it; each has a copy of its own, with the modes of the original."""
-    maker = Maker()
-    folders = [tmp_path / f"data{number}" for number in range(4)]
+    made = []
+
+    def fill(folder: Path) -> Path:
+        def make() -> None:
+            made.append(folder)
+            (folder / "file").write_text("text")
+            (folder / "file").chmod(0o640)
+
+        folder.mkdir(mode=0o700)
+        make_or_copy(folder, make, "recipe")
+        return folder / "file"
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda folder: maker.fill(folder, "text", "recipe"), folders))
+        files = list(pool.map(fill, [tmp_path / f"data{number}" for number in range(4)]))
+    files[0].write_text("changed")
+    files[0] = fill(tmp_path / "later")
 
-    assert maker.made == 1
-    assert [(folder / "file").read_text() for folder in folders] == ["text"] * 4
-    assert {(folder / "file").stat().st_mode & 0o777 for folder in folders} == {0o640}
-    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    (folders[0] / "file").write_text("changed")
-    maker.fill(tmp_path / "later", "text", "recipe")
-    assert (tmp_path / "later" / "file").read_text() == "text"
-
-
-@pytest.mark.usefixtures("templates")
-def test_other_recipe_is_made_anew(tmp_path: Path) -> None:
-    """A password, for example, is in the data."""
-    maker = Maker()
-
-    maker.fill(tmp_path / "one", "1", "recipe", 1)
-    maker.fill(tmp_path / "two", "2", "recipe", 2)
-
-    assert [(tmp_path / name / "file").read_text() for name in ("one", "two")] == ["1", "2"]
-
-
-def test_what_failed_is_not_kept(tmp_path: Path, templates: Path) -> None:
-    """The next server tries again."""
-
-    def fail() -> None:
-        (tmp_path / "data" / "half").touch()
-        raise OSError("disk full")
-
-    (tmp_path / "data").mkdir()
-    with pytest.raises(OSError, match="disk full"):
-        make_or_copy(tmp_path / "data", fail, "recipe")
-
-    assert [path for path in templates.iterdir() if path.is_dir()] == []
-    maker = Maker()
-    maker.fill(tmp_path / "again", "text", "recipe")
-    assert maker.made == 1
+    assert len(made) == 1
+    assert {(file.read_text(), file.stat().st_mode & 0o777) for file in files} == {("text", 0o640)}
+    assert {file.parent.stat().st_mode & 0o777 for file in files} == {0o700}
 
 
 @pytest.mark.parametrize("kind", [PostgresServer, MariaServer], ids=["postgresql", "mariadb"])

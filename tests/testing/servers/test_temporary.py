@@ -13,7 +13,7 @@ import pytest
 
 from lockkit.errors import ConfigurationError
 from lockkit.testing.fork_servers import environment
-from lockkit_tools.servers.temporary import TemporaryDirectory, remove_abandoned, shared_directory
+from lockkit_tools.servers.temporary import remove_abandoned, shared_directory
 
 HOLDER = """
 import sys
@@ -51,18 +51,6 @@ def holder(tmp_path: Path) -> Iterator[Holder]:
     holder.end(signal.SIGKILL)
 
 
-def test_directory_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
-    """At the end of the block; a second close does nothing."""
-    directory = TemporaryDirectory("redis", tmp_path)
-    with directory as path:
-        assert path.name.startswith("lockkit-redis-")
-        assert path.stat().st_mode & 0o777 == 0o700
-        (path / "data").mkdir()
-
-    assert list(tmp_path.iterdir()) == []
-    directory.close()
-
-
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_directory_of_a_killed_process_is_removed_by_the_next(
     tmp_path: Path, holder: Holder, signum: signal.Signals
@@ -78,16 +66,6 @@ def test_directory_of_a_killed_process_is_removed_by_the_next(
     assert next_one.path.is_dir()
     remove_abandoned(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_directory_in_use_stays(tmp_path: Path, holder: Holder) -> None:
-    """However many others come and go."""
-    for _ in range(3):
-        Holder(tmp_path).end(signal.SIGKILL)
-    remove_abandoned(tmp_path)
-
-    assert (holder.path / "data").is_dir()
-    assert sorted(tmp_path.iterdir()) == [holder.path, holder.path.with_suffix(".in-use")]
 
 
 def test_what_others_have_there_stays(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self, get_args
+from typing import Any, get_args
 from urllib.parse import quote
 
 import lockkit
@@ -24,58 +24,52 @@ _POLL_SECONDS = 0.25
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    A library, or a baseline; see `Subject` for what has the same name there.
+    A library, or a baseline, and where it is measured.
 
     Attributes:
         schemes: Of the URLs on which it locks.
         module: What must be there to import; empty for a baseline.
-        distribution: What is to be installed for it; empty: it is called as the module is.
+        distribution: What is to be installed for it; empty for a baseline.
         mode: For which option ``mode`` of the URL; None: for any, or none.
         quick: Measured in a first look too.
+        template: The subject, but for what depends on URL and machine.
     """
 
     schemes: tuple[str, ...]
-    label: str
-    target: str
-    module: str = ""
-    _: KW_ONLY
-    distribution: str = ""
-    face: Face = "blocking"
-    scope: Scope = "network"
-    mode: str | None = None
-    quick: bool = True
-    poll: float = 0.0
-    renews: bool = False
-    workloads: tuple[str, ...] | None = None
-    kinds: tuple[Kind, ...] = ("lock",)
-    tuning: str = ""
-
-    @property
-    def role(self) -> Role:
-        """Tell a library from a baseline."""
-        return "peer" if self.module else "baseline"
+    module: str
+    distribution: str
+    mode: str | None
+    quick: bool
+    template: Subject
 
     def subject(self, url: str, group: str) -> Subject:
         """Make the subject for a URL."""
-        distribution = self.distribution or self.module
-        missing = f"not installed: pip install {distribution}" if self.module and not find_spec(self.module) else ""
-        return Subject(
-            label=self.label,
-            target=f"lockkit_tools.bench.adapters.{self.target}",
+        missing = bool(self.module) and not find_spec(self.module)
+        return replace(
+            self.template,
             url=url,
             group=group,
-            face=self.face,
-            role=self.role,
-            scope=self.scope,
-            version=_version(distribution),
-            poll=self.poll,
-            renews=self.renews,
-            workloads=self.workloads,
-            kinds=self.kinds,
-            tuning=self.tuning,
-            missing=missing,
+            version=_version(self.distribution),
+            missing=f"not installed: pip install {self.distribution}" if missing else "",
             imports=_installed(self.module, *_DRIVERS.get(parse(url).scheme, ())),
         )
+
+
+def _entry(
+    schemes: tuple[str, ...],
+    label: str,
+    target: str,
+    module: str = "",
+    *,
+    distribution: str = "",
+    mode: str | None = None,
+    quick: bool = True,
+    **about: Any,
+) -> Entry:
+    role: Role = "peer" if module else "baseline"
+    about = {"face": "blocking", "scope": "network", "role": role, **about}
+    template = Subject(label=label, target=f"lockkit_tools.bench.adapters.{target}", url="", group="", **about)
+    return Entry(schemes, module, distribution or module, mode, quick, template)
 
 
 _DRIVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -125,47 +119,49 @@ _SQL: tuple[tuple[tuple[str, ...], str, str, Scope], ...] = (
 # Ratios are taken to the first baseline of an API.
 # fmt: off
 ENTRIES: tuple[Entry, ...] = (
-    Entry(("memory",), "threading.Lock", "memory:Threading", scope="process"),
-    Entry(("memory",), "asyncio.Lock", "memory:Asyncio", scope="process", face="asyncio"),
-    Entry(("memory",), "threading.Semaphore", "memory:Threading", scope="process", kinds=("permit",)),
-    Entry(("memory",), "asyncio.Semaphore", "memory:Asyncio", scope="process", face="asyncio", kinds=("permit",)),
-    Entry(_FILE, "flock + read + write", "files:Flock", scope="machine", kinds=("lock", "locks")),
-    Entry(_FILE, "portalocker", "files:Portalocker", "portalocker", scope="machine", poll=0.25, tuning=_WAITS_FOR_EVER),
-    Entry(_FILE, "filelock", "files:FileLock", "filelock", scope="machine", poll=0.05),
-    Entry(_FILE, "filelock", "files:AsyncFileLock", "filelock", scope="machine", face="asyncio", poll=0.05),
-    Entry(
+    _entry(("memory",), "threading.Lock", "memory:Threading", scope="process"),
+    _entry(("memory",), "asyncio.Lock", "memory:Asyncio", scope="process", face="asyncio"),
+    _entry(("memory",), "threading.Semaphore", "memory:Threading", scope="process", kinds=("permit",)),
+    _entry(("memory",), "asyncio.Semaphore", "memory:Asyncio", scope="process", face="asyncio", kinds=("permit",)),
+    _entry(_FILE, "flock + read + write", "files:Flock", scope="machine", kinds=("lock", "locks")),
+    _entry(
+        _FILE, "portalocker", "files:Portalocker", "portalocker", scope="machine", poll=0.25, tuning=_WAITS_FOR_EVER
+    ),
+    _entry(_FILE, "filelock", "files:FileLock", "filelock", scope="machine", poll=0.05),
+    _entry(_FILE, "filelock", "files:AsyncFileLock", "filelock", scope="machine", face="asyncio", poll=0.05),
+    _entry(
         _NODE, "raw socket", "redis:RawRedis", workloads=_PAIRS, tuning="asks again at once while the lock is busy",
         kinds=("lock", "read", "write", "permit", "locks", "once"),
     ),
-    Entry(
+    _entry(
         _NODE, "raw socket + BLPOP", "redis:RawPushRedis",
         workloads=("contention", "handoff", "idle"), kinds=("lock", "election"),
     ),
-    Entry(_NODE, "redis-py Lock", "redis:RedisPy", "redis", poll=0.1, tuning=_POOL),
-    Entry(_NODE, "redis-py Lock", "redis:RedisPyAsyncio", "redis", face="asyncio", poll=0.1, tuning=_POOL),
-    Entry(
+    _entry(_NODE, "redis-py Lock", "redis:RedisPy", "redis", poll=0.1, tuning=_POOL),
+    _entry(_NODE, "redis-py Lock", "redis:RedisPyAsyncio", "redis", face="asyncio", poll=0.1, tuning=_POOL),
+    _entry(
         _NODE, "python-redis-lock", "redis:PythonRedisLock", "redis_lock",
         distribution="python-redis-lock", renews=True, tuning=_POOL,
     ),
-    Entry(_NODE, "fencekit", "redis:Fencekit", "fencekit", poll=0.05, tuning=f"{_POOL}, waits for up to a day"),
+    _entry(_NODE, "fencekit", "redis:Fencekit", "fencekit", poll=0.05, tuning=f"{_POOL}, waits for up to a day"),
     *(
-        Entry(
+        _entry(
             schemes, "mithril-locks", target, "mithril", distribution="mithril-locks",
             scope=scope, face=face, poll=poll, renews=True, tuning=_WAITS_FOR_EVER,
         )
         # The interval doubles up to the ttl.
         for schemes, scope, face, target, poll in _MITHRIL
     ),
-    Entry(
+    _entry(
         _REDLOCK, "raw sockets, fenced", "redis:RawFencedRedlock", workloads=_PAIRS, poll=0.002,
         tuning="three rounds, each sent to all nodes before an answer is read",
     ),
-    Entry(
+    _entry(
         _REDLOCK, "raw sockets, no token", "redis:RawRedlock", workloads=_PAIRS, poll=0.002, quick=False,
         tuning="two rounds, each sent to all nodes before an answer is read",
     ),
     *(
-        Entry(schemes, label, target, module, distribution=distribution, poll=0.2, tuning=tuning, quick=quick)
+        _entry(schemes, label, target, module, distribution=distribution, poll=0.2, tuning=tuning, quick=quick)
         # They lock on one node as they do on five.
         for schemes, quick in ((_NODE, False), (_REDLOCK, True))
         for label, target, module, distribution, tuning in (
@@ -173,33 +169,33 @@ ENTRIES: tuple[Entry, ...] = (
             ("redlock-py", "redis:RedlockPy", "redlock", "redlock-py", f"{_POOL}, asked again when it gives up"),
         )
     ),
-    Entry(
+    _entry(
         _ETCD, "gRPC, by hand", "etcd:RawEtcd", workloads=_WAITS, tuning=_WATCHES,
         kinds=("lock", "read", "write", "permit", "locks", "election"),
     ),
-    Entry(_ETCD, "gRPC, by hand", "etcd:RawEtcdAsyncio", face="asyncio", workloads=_WAITS, tuning=_WATCHES),
-    Entry(_ETCD, "pyetcd", "etcd:PyEtcd", "pyetcd", distribution="etcd-sdk-python", tuning=_WAITS_FOR_EVER),
-    Entry(
+    _entry(_ETCD, "gRPC, by hand", "etcd:RawEtcdAsyncio", face="asyncio", workloads=_WAITS, tuning=_WATCHES),
+    _entry(_ETCD, "pyetcd", "etcd:PyEtcd", "pyetcd", distribution="etcd-sdk-python", tuning=_WAITS_FOR_EVER),
+    _entry(
         _ETCD, "etcd3gw", "etcd:Etcd3Gw", "etcd3gw", poll=0.05,
         tuning="asked again while it says no: its `with` enters without the lock",
     ),
-    Entry(
+    _entry(
         _ZOOKEEPER, "kazoo, by hand", "zookeeper:RawZooKeeper", workloads=_WAITS, kinds=("lock", "locks"),
         tuning="create, get_children, delete; watches the one before",
     ),
-    Entry(
+    _entry(
         _ZOOKEEPER, "kazoo Lock", "zookeeper:KazooLock", "kazoo", renews=True,
         kinds=("lock", "read", "write", "permit", "locks", "election"),
     ),
     *(
-        Entry(
+        _entry(
             schemes, f"{library}, by hand", f"sql:Raw{database}Table", mode="table",
             scope=scope, poll=0.002, workloads=_PAIRS, kinds=("lock", "locks"),
         )
         for schemes, library, database, scope in (*_SQL, (("sqlite",), "sqlite3", "Sqlite", "machine"))
     ),
     *(
-        Entry(
+        _entry(
             schemes, f"{library}, {what}", f"sql:Raw{database}{mode.capitalize()}{unfenced}",
             mode=mode, quick=not unfenced, workloads=_WAITS,
         )
@@ -208,7 +204,7 @@ ENTRIES: tuple[Entry, ...] = (
         for what, unfenced in (("by hand", ""), ("no token", "Unfenced"))
     ),
     *(
-        Entry(
+        _entry(
             ("postgresql", "mariadb", "mysql"), label, target, "sqlalchemy_dlock", distribution="sqlalchemy-dlock",
             # The same lock beside each of lockkit's modes: once is enough for a first look.
             mode=mode, quick=mode == "advisory",
@@ -221,7 +217,7 @@ ENTRIES: tuple[Entry, ...] = (
         )
     ),
     *(
-        Entry(
+        _entry(
             schemes, "tooz", "tooz:Tooz", "tooz",
             scope=scope, poll=poll, renews=renews, mode=mode, quick=False, tuning="with its heart beating",
         )
@@ -240,11 +236,43 @@ def subjects(
     quick: bool = False,
 ) -> list[Subject]:
     """List who is measured."""
-    locations = {url: _Location.of(url, (scratch or {}).get(url)) for url in urls}
-    found = [subject for url in urls for subject in locations[url].lockkit()]
-    if peers:
-        found += [subject for location in locations.values() for subject in location.others(quick=quick)]
-    return _numbered([subject for subject in found if subject.face in faces])
+    found, others = list[Subject](), list[Subject]()
+    for given in dict.fromkeys(urls):
+        with lockkit.connect(given) as client:
+            group, can = client.url, client.capabilities
+        url = f"file://{quote(str(scratch[given]))}" if scratch and given in scratch else given
+        scheme, mode = parse(url).scheme, dict(parse(url).query).get("mode")
+        mode = mode or registry.modes(scheme)[0]
+        found += list(_lockkit(url, group, can, mode)) * urls.count(given)
+        # By the whole scheme: on redis+cluster:// these libraries would talk to one node only.
+        others += [
+            entry.subject(url, group)
+            for entry in ENTRIES
+            if scheme in entry.schemes and entry.mode in {None, mode} and (entry.quick or not quick)
+        ]
+    return _numbered([subject for subject in found + (others if peers else []) if subject.face in faces])
+
+
+def _lockkit(url: str, group: str, can: Capabilities, mode: str | None) -> Iterator[Subject]:
+    lacks = _lacks(can)
+    scheme = parse(url).scheme
+    for face in get_args(Face):
+        yield Subject(
+            label="lockkit",
+            target=f"lockkit_tools.bench.adapters.own:{face.capitalize()}",
+            url=url,
+            group=group,
+            face=face,
+            role="lockkit",
+            scope=can.scope,
+            version=lockkit.__version__,
+            poll=_POLL_SECONDS if can.wakeup == "poll" else 0.0,
+            renews=True,
+            kinds=tuple(kind for kind in get_args(Kind) if kind not in lacks),
+            lacks=lacks,
+            session_each=can.crash_release == "connection",
+            imports=(registry.find(scheme, mode).__module__, *_installed(*_DRIVERS.get(scheme, ()))),
+        )
 
 
 def imports() -> list[Subject]:
@@ -285,67 +313,6 @@ def lock_directory(url: str) -> Path | None:
     while not directory.is_dir():
         directory = directory.parent
     return directory
-
-
-@dataclass(frozen=True, slots=True)
-class _Location:
-    """
-    Where subjects lock.
-
-    Attributes:
-        url: For lockkit and all others.
-        group: What people call it, without password.
-    """
-
-    url: str
-    scheme: str
-    group: str
-    capabilities: Capabilities
-
-    @classmethod
-    def of(cls, url: str, scratch: Path | None) -> Self:
-        with lockkit.connect(url) as client:
-            group, capabilities = client.url, client.capabilities
-        if scratch is not None:
-            url = f"file://{quote(str(scratch))}"
-        return cls(url, parse(url).scheme, group, capabilities)
-
-    def lockkit(self) -> Iterator[Subject]:
-        faces: tuple[tuple[Face, str], ...] = (("blocking", "Blocking"), ("asyncio", "Asyncio"))
-        lacks = _lacks(self.capabilities)
-        for face, name in faces:
-            yield Subject(
-                label="lockkit",
-                target=f"lockkit_tools.bench.adapters.own:{name}",
-                url=self.url,
-                group=self.group,
-                face=face,
-                role="lockkit",
-                scope=self.capabilities.scope,
-                version=lockkit.__version__,
-                poll=_POLL_SECONDS if self.capabilities.wakeup == "poll" else 0.0,
-                renews=True,
-                kinds=tuple(kind for kind in get_args(Kind) if kind not in lacks),
-                lacks=lacks,
-                session_each=self.capabilities.crash_release == "connection",
-                imports=(
-                    registry.find(self.scheme, self.mode).__module__,
-                    *_installed(*_DRIVERS.get(self.scheme, ())),
-                ),
-            )
-
-    @property
-    def mode(self) -> str | None:
-        """Of the backend, where it has several."""
-        return dict(parse(self.url).query).get("mode") or registry.modes(self.scheme)[0]
-
-    def others(self, *, quick: bool) -> Iterator[Subject]:
-        # By the whole scheme: on redis+cluster:// these libraries would talk to one node only.
-        return (
-            entry.subject(self.url, self.group)
-            for entry in ENTRIES
-            if self.scheme in entry.schemes and entry.mode in {None, self.mode} and (entry.quick or not quick)
-        )
 
 
 def _lacks(capabilities: Capabilities) -> dict[str, str]:

@@ -45,32 +45,16 @@ def file_system(path: Path) -> str:
     return kinds[above]
 
 
-class CpuTime:
-    """CPU time of the whole machine since this was made."""
-
-    def __init__(self) -> None:
-        self._busy, self._all = _cpu_ticks()
-
-    def so_far(self) -> tuple[float, float]:
-        """
-        Return the seconds of its processors: in which they were busy, and all of them.
-
-        Both are 0 where the system does not say it, and right after the start.
-        """
-        busy, every = _cpu_ticks()
-        tick = 1 / os.sysconf("SC_CLK_TCK")
-        return (busy - self._busy) * tick, (every - self._all) * tick
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Return the ticks in which processors were busy, and all ticks (proc_stat(5)); zeros where there is no such."""
+def processor_seconds() -> tuple[float, float]:
+    """Return the time for which the machine's processors were busy, and all of their time; zeros if it does not say."""
     if sys.platform != "linux":
-        return 0, 0
+        return 0.0, 0.0
+    # In ticks (proc_stat(5)).
     user, nice, system, idle, iowait, irq, softirq, *_ = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     )
-    busy = user + nice + system + irq + softirq
-    return busy, busy + idle + iowait
+    tick, busy = 1 / os.sysconf("SC_CLK_TCK"), user + nice + system + irq + softirq
+    return busy * tick, (busy + idle + iowait) * tick
 
 
 def _processor() -> str:

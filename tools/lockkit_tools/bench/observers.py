@@ -1,26 +1,85 @@
-"""One observer for each kind of server, by the URL's scheme."""
+"""
+What servers say about themselves: commands and connections while they are used, version and durability.
+
+One observer for each kind of server, by the URL's scheme.
+"""
 
 from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from lockkit.url import Url, parse
+from lockkit.url import parse
 from lockkit_tools.bench.addresses import addresses, why_not_through
 from lockkit_tools.bench.machine import file_system
 from lockkit_tools.bench.redis_connection import connect_to, node_urls
-from lockkit_tools.bench.server import Observer
 from lockkit_tools.servers.readiness import etcd_metrics, four_letters
 
 _CONNECT_SECONDS = 5
+
+
+class Observer:
+    """A server that cannot be asked: no figures. A context manager; made before those who use the server connect."""
+
+    _began = 0.0
+    _commands: float | None = None
+
+    def __init__(self, url: str) -> None:
+        """Connect; of this class: to nothing."""
+
+    @classmethod
+    def can_ask(cls, url: str) -> bool:
+        """Whether the server of a URL can be asked, as far as the URL says."""
+        del url
+        return True
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self._commands = self.commands()
+        self._began = time.monotonic()
+
+    def end(self) -> dict[str, float]:
+        """Give ``commands_per_second`` since `begin`, and the ``connections`` that are new since this was made."""
+        seconds = time.monotonic() - self._began
+        commands, connections = self.commands(), self.connections()
+        seen = {} if connections is None else {"connections": max(0.0, connections)}
+        if commands is not None and self._commands is not None:
+            seen["commands_per_second"] = max(0.0, commands - self._commands) / seconds
+        return seen
+
+    def commands(self) -> float | None:
+        """
+        Give all commands so far, of everybody: meant for a server that nobody else uses meanwhile.
+
+        But for our own questions; None if the server does not tell.
+        """
+        return None
+
+    def connections(self) -> float | None:
+        """Give those that are new since this was made: those of an earlier subject may still be closing."""
+        return None
+
+    def about(self) -> dict[str, str]:
+        """Give version and settings that matter for speed and durability."""
+        return {}
+
+    def close(self) -> None:
+        """Disconnect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _Redis(Observer):
@@ -148,6 +207,9 @@ class _Sql(Observer):
     """One connection of our own, outside of the count."""
 
     driver: ClassVar[str]
+    database: ClassVar[str]
+    """What the driver calls the name of a database."""
+    more: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     newer: ClassVar[str]
     """Counts the sessions that began after ours."""
 
@@ -158,10 +220,12 @@ class _Sql(Observer):
 
     def __init__(self, url: str) -> None:
         parsed, module = parse(url), import_module(self.driver)
+        ((host, port),) = addresses(url)[:1]
+        user, password = parsed.hosts[0].username, parsed.hosts[0].password
+        where = {"host": host, "port": port, self.database: parsed.path.strip("/") or user, **self.more}
+        who = {"user": user, "password": password or "", "connect_timeout": _CONNECT_SECONDS}
         try:
-            self._connection: Any = module.connect(
-                **self._arguments(parsed), connect_timeout=_CONNECT_SECONDS, autocommit=True
-            )
+            self._connection: Any = module.connect(**where, **who, autocommit=True)
         except module.Error as error:
             # The driver's own text may quote what it was given; the subject's error says enough.
             message = f"cannot ask {parsed.redacted()}: {type(error).__name__}"
@@ -171,10 +235,6 @@ class _Sql(Observer):
     def connections(self) -> float | None:
         ((count,),) = self._ask(self.newer)
         return int(count)
-
-    @abstractmethod
-    def _arguments(self, url: Url) -> dict[str, Any]:
-        """Give what the driver connects with."""
 
     def _ask(self, statement: str) -> list[tuple[Any, ...]]:
         with self._connection.cursor() as cursor:
@@ -190,28 +250,22 @@ class _Postgresql(_Sql):
     some seconds cannot be counted there.
     """
 
-    driver = "psycopg"
+    driver, database = "psycopg", "dbname"
     newer = (
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND backend_start >"
         " (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())"
     )
 
     def about(self) -> dict[str, str]:
-        names = ("fsync", "synchronous_commit", "full_page_writes", "wal_sync_method")
-        settings = {name: value for name, value in self._ask("SELECT name, setting FROM pg_settings") if name}
+        settings = dict(self._ask("SELECT name, setting FROM pg_settings"))
         about = {"server": "PostgreSQL", "version": settings["server_version"].split()[0]}
-        about |= {name: settings[name] for name in names if name in settings}
+        about |= _of(settings, "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method")
         return about | _disk(settings.get("data_directory"))
-
-    def _arguments(self, url: Url) -> dict[str, Any]:
-        host, database = url.hosts[0], url.path.strip("/")
-        where = {"host": host.host, "port": host.port or 5432, "dbname": database or host.username}
-        options = {name: value for name, value in url.query if name.startswith("ssl")}
-        return {**where, "user": host.username, "password": host.password, **options}
 
 
 class _Mysql(_Sql):
-    driver = "pymysql"
+    driver, database = "pymysql", "database"
+    more: ClassVar[Mapping[str, Any]] = MappingProxyType({"ssl_disabled": True})
     newer = "SELECT count(*) FROM information_schema.processlist WHERE id > CONNECTION_ID()"
     _asked = 0
 
@@ -221,17 +275,11 @@ class _Mysql(_Sql):
         return int(value) - self._asked
 
     def about(self) -> dict[str, str]:
-        names = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "innodb_flush_method")
         settings = dict(self._ask("SHOW GLOBAL VARIABLES"))
         about = {"server": "MariaDB" if "MariaDB" in settings["version"] else "MySQL"}
         about["version"] = settings["version"].partition("-")[0]
-        about |= {name: settings[name] for name in names if name in settings}
+        about |= _of(settings, "innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "innodb_flush_method")
         return about | _disk(settings.get("datadir"))
-
-    def _arguments(self, url: Url) -> dict[str, Any]:
-        host, database = url.hosts[0], url.path.strip("/")
-        where = {"host": host.host, "port": host.port or 3306, "database": database, "ssl_disabled": True}
-        return {**where, "user": host.username, "password": host.password or ""}
 
 
 class _Sqlite(Observer):
@@ -266,7 +314,11 @@ def _disk(directory: str | None) -> dict[str, str]:
     return {"data on": found} if found else {}
 
 
-def _nodes(nodes: list[Any]) -> dict[str, str]:
+def _of(settings: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: settings[name] for name in names if name in settings}
+
+
+def _nodes(nodes: Sequence[object]) -> dict[str, str]:
     return {"nodes": str(len(nodes))} if len(nodes) > 1 else {}
 
 
@@ -283,7 +335,12 @@ _BY_SCHEME: Mapping[str, type[Observer]] = MappingProxyType(
 )
 
 
-def observer(url: str) -> Observer:
-    """Make the observer for a URL; one that gives no figures where the server cannot be asked."""
-    kind = _BY_SCHEME.get(parse(url).base, Observer)
+def watch(url: str) -> Observer:
+    """
+    Make the observer for a URL; one that gives no figures where the server cannot be asked.
+
+    Raises:
+        OSError: The server does not answer, or does not let us in.
+    """
+    kind = _BY_SCHEME.get(parse(url).base, Observer) if url else Observer
     return kind(url) if kind.can_ask(url) else Observer(url)

@@ -118,3 +118,10 @@ async def pause(adapter: Adapter, seconds: float) -> None:
         await asyncio.sleep(seconds)
     else:
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop here: that is what the face says
+
+
+async def idle_percent(adapter: Adapter, seconds: float) -> float:
+    """Let the process wait, and give its CPU time as percents of one core."""
+    cpu, began = time.process_time(), time.monotonic()
+    await pause(adapter, seconds)
+    return 100 * (time.process_time() - cpu) / (time.monotonic() - began)

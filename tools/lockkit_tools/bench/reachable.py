@@ -15,38 +15,33 @@ gives up on servers that are starting, or far away."""
 
 
 def require_answers(urls: Collection[str]) -> None:
-    """Ask every server for an answer, of any kind."""
+    """Ask every server for an answer, each in a thread of its own: a driver may wait longer than its user wants to."""
     until = monotonic() + ANSWER_SECONDS
-    asked = [_Question(url) for url in dict.fromkeys(urls)]
-    for question in asked:
-        question.thread.join(max(0.0, until - monotonic()))
+    asked: list[tuple[str, threading.Thread]] = []
+    errors: dict[str, LockError] = {}
+    for url in dict.fromkeys(urls):
+        client = lockkit.connect(url)
+        # A daemon: the process ends although a driver hangs.
+        asked.append((client.url, threading.Thread(target=_ask, args=(client, errors), daemon=True)))
+        asked[-1][1].start()
     problems = []
-    for question in asked:
-        if question.thread.is_alive():
-            problems.append(f"{question.shown} does not answer within {ANSWER_SECONDS:g} s")
-        elif isinstance(question.error, BackendUnavailable):
-            problems.append(str(question.error).rstrip("."))
-        elif question.error is not None:
-            raise question.error
+    for shown, thread in asked:
+        thread.join(max(0.0, until - monotonic()))
+        error = errors.get(shown)
+        if thread.is_alive():
+            problems.append(f"{shown} does not answer within {ANSWER_SECONDS:g} s")
+        elif isinstance(error, BackendUnavailable):
+            problems.append(str(error).rstrip("."))
+        elif error is not None:
+            raise error
     if problems:
         message = f"{'; '.join(problems)}. Nothing was measured: start what is missing, or leave out its URL"
         raise BackendUnavailable(message)
 
 
-class _Question:
-    """One server, asked in a thread of its own: a driver may wait longer than its user wants to."""
-
-    def __init__(self, url: str) -> None:
-        self.error: LockError | None = None
-        self._client = lockkit.connect(url)
-        self.shown = self._client.url
-        # A daemon: the process ends although a driver hangs.
-        self.thread = threading.Thread(target=self._ask, name="lockkit-bench-ask", daemon=True)
-        self.thread.start()
-
-    def _ask(self) -> None:
-        try:
-            with self._client as client:
-                client.ping()
-        except LockError as error:
-            self.error = error
+def _ask(client: lockkit.Client, errors: dict[str, LockError]) -> None:
+    try:
+        with client:
+            client.ping()
+    except LockError as error:
+        errors[client.url] = error

@@ -11,7 +11,7 @@ from lockkit_tools.bench.run import Cell, Outcome, Status
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads import WORKLOADS
-from lockkit_tools.bench.workloads.base import Figure, Measured, Workload
+from lockkit_tools.bench.workloads.base import Measured, Workload
 
 FASTER_MIN = 1.15
 """A subject this many times as fast as its baseline is suspect. Ratios repeat to within about 15 %: with less, some are
@@ -48,6 +48,14 @@ class Ratio:
             return None
         return cls(statistics.median(ratios), min(ratios), max(ratios), ratios)
 
+    def __str__(self) -> str:
+        """Give the median, and the lowest and the highest round where they were several."""
+        digits = 2 if self.median < 10 else 0
+        middle = f"{self.median:.{digits}f}"
+        if len(self.rounds) < 2:
+            return middle
+        return f"{middle} ({self.lowest:.{digits}f}\N{EN DASH}{self.highest:.{digits}f})"
+
 
 @dataclass(slots=True)
 class Row:
@@ -72,6 +80,20 @@ class Row:
     notes: list[str] = field(default_factory=list)
     suspect: str = ""
 
+    def over_baseline(self, workload: Workload) -> Ratio | None:
+        """Give the headline figure as a multiple of the baseline's."""
+        return self.ratios.get(workload.headline, {}).get(self.baseline or "")
+
+    @property
+    def shown(self) -> bool:
+        """Whether it was measured, or failed."""
+        return self.status not in {"skipped", "pending"}
+
+    @property
+    def label(self) -> str:
+        """Name the subject, also where its URL was given twice."""
+        return self.subject.label + (f" #{self.subject.number}" if self.subject.number > 1 else "")
+
 
 @dataclass(slots=True)
 class Section:
@@ -80,6 +102,12 @@ class Section:
     workload: Workload
     rows: list[Row]
     rounds: list[dict[str, Any]]
+
+    def ours(self, row: Row) -> Row | None:
+        """Find lockkit's row on the same backend and API."""
+        place = row.subject.group, row.subject.face
+        ours = (one for one in self.rows if one.subject.role == "lockkit" and one.subject.number == 1 and one.shown)
+        return next((one for one in ours if (one.subject.group, one.subject.face) == place), None)
 
 
 class Report:
@@ -144,10 +172,7 @@ class Report:
         if status == "ok" and elsewhere:
             # However fast it is: it is no lock.
             status, reason = "broken", elsewhere
-        figures = {
-            figure.key: value for figure in cell.workload.figures if (value := _combined(figure, cell)) is not None
-        }
-        row = Row(cell.subject, status, reason, figures)
+        row = Row(cell.subject, status, reason, _combined(cell))
         row.notes = list(dict.fromkeys(measured.note for measured in cell.rounds.values() if measured.note))
         if status == "failed" and cell.rounds:
             row.notes.append(f"figures of the {len(cell.rounds)} rounds before it failed")
@@ -179,24 +204,15 @@ def _baseline(cell: Cell, comparable: Sequence[Cell]) -> str | None:
 
 def _suspect(workload: Workload, row: Row) -> str:
     """Say that a subject is faster than its baseline, in every round and by more than what does not repeat."""
-    ratio = row.ratios.get(workload.headline, {}).get(row.baseline or "")
-    if ratio is None or row.baseline is None or ratio.lowest <= 0:
+    ratio = row.over_baseline(workload)
+    if ratio is None or ratio.lowest <= 0:
         return ""
     # How many times as fast, in the worst round and in the middle one.
-    if not workload.more_is_faster:
-        slowest, median = 1 / ratio.highest, 1 / ratio.median
-    else:
+    if workload.more_is_faster:
         slowest, median = ratio.lowest, ratio.median
-    if slowest <= 1 or median <= FASTER_MIN:
-        return ""
-    return f"{median:.2f} times as fast as its baseline"
-
-
-def _combined(figure: Figure, cell: Cell) -> float | None:
-    values = [measured.figures[figure.key] for measured in cell.rounds.values() if figure.key in measured.figures]
-    if not values:
-        return None
-    return _COMBINE[figure.combine](values)
+    else:
+        slowest, median = 1 / ratio.highest, 1 / ratio.median
+    return f"{median:.2f} times as fast as its baseline" if slowest > 1 and median > FASTER_MIN else ""
 
 
 _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -205,6 +221,15 @@ _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "sum": sum,
     "median": statistics.median,
 }
+
+
+def _combined(cell: Cell) -> dict[str, float]:
+    """Combine the rounds of each figure."""
+    values = {
+        figure: [measured.figures[figure.key] for measured in cell.rounds.values() if figure.key in measured.figures]
+        for figure in cell.workload.figures
+    }
+    return {figure.key: _COMBINE[figure.combine](found) for figure, found in values.items() if found}
 
 
 _OF_THE_OUTCOME = frozenset({"schema", "interrupted", "out_of_time", "seed", "settings", "subjects", "workloads"})

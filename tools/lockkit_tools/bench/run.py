@@ -11,7 +11,6 @@ from typing import Literal
 from lockkit.units import Instant
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
-from lockkit_tools.bench.worker_pool import WorkerFailed
 from lockkit_tools.bench.workloads.base import Measured, Workload
 
 Status = Literal["ok", "broken", "failed", "skipped", "pending"]
@@ -92,21 +91,13 @@ class Run:
         for cell in cells:
             cell.skipped = cell.workload.inapplicable(cell.subject) or cell.subject.missing
         self.outcome = Outcome(cells, settings, seed)
-        self.over = {workload.name: 0 for workload in workloads}
+        self._over = 0
         self._workloads = workloads
 
     @property
     def turns(self) -> int:
         """How many turns there are at the most."""
-        return sum(self.turns_by_workload.values())
-
-    @property
-    def turns_by_workload(self) -> dict[str, int]:
-        """How many turns each workload has at the most; how many of them are over says `over`."""
-        turns = dict.fromkeys(self.over, 0)
-        for cell in self.outcome.cells:
-            turns[cell.workload.name] += 0 if cell.skipped else self._rounds(cell.workload)
-        return turns
+        return sum(self._rounds(cell.workload) for cell in self.outcome.cells if not cell.skipped)
 
     def go(self, progress: Callable[[Cell, int], None]) -> Outcome:
         """
@@ -115,19 +106,19 @@ class Run:
         The processes that workers are forked from stay for the next run of this process, and end with it.
         """
         began, limit = time.monotonic(), self.outcome.settings.limit
+        end = float("inf") if limit is None else began + limit
         try:
             for number in range(self.outcome.settings.rounds):
                 for position, workload in enumerate(self._workloads, 1):
                     # In the first round each workload has its share of the time, or a slow machine would spend all of
                     # it on the first one.
-                    share = position / len(self._workloads) if number == 0 else 1.0
-                    until = float("inf") if limit is None else began + share * limit
-                    self._round(workload, number, until, progress)
-                if number == 0 and limit is not None:
+                    share = position / len(self._workloads) if number == 0 and limit is not None else 1.0
+                    self._round(workload, number, end if limit is None else began + share * limit, progress)
+                if number == 0:
                     # Those that the shares left out: each is measured once before any is measured twice.
                     for workload in self._workloads:
-                        self._round(workload, number, began + limit, progress)
-            self.outcome.out_of_time = sum(self.over.values()) < self.turns
+                        self._round(workload, number, end, progress)
+            self.outcome.out_of_time = self._over < self.turns
         except KeyboardInterrupt:
             self.outcome.interrupted = True
         return self.outcome
@@ -135,43 +126,26 @@ class Run:
     def _round(self, workload: Workload, number: int, until: Instant, progress: Callable[[Cell, int], None]) -> None:
         if number >= self._rounds(workload):
             return
-        cells = [
-            cell
-            for cell in self.outcome.cells
-            if cell.workload is workload and not cell.skipped and number not in cell.turns
-        ]
+        mine = [cell for cell in self.outcome.cells if cell.workload is workload]
+        cells = [cell for cell in mine if not cell.skipped and number not in cell.turns]
         # A new order each time: who comes after whom, and when, must not be the same for one of them.
         self._random.shuffle(cells)
         for first in range(0, len(cells), workload.together):
             if time.monotonic() > until:
                 return
             batch = cells[first : first + workload.together]
-            progress(batch[0], sum(self.over.values()))
+            progress(batch[0], self._over)
             for cell in batch:
                 cell.turns.add(number)
             # Whatever one that failed waited for then, it would wait for again.
-            self._turns([cell for cell in batch if not cell.failed], number)
-            self.over[workload.name] += len(batch)
-
-    def _turns(self, cells: Sequence[Cell], number: int) -> None:
-        if not cells:
-            return
-        workload = cells[0].workload
-        if workload.together > 1:
-            results = workload.measure_together([cell.subject for cell in cells], self.outcome.settings)
-        else:
-            results = [self._measure(cell) for cell in cells]
-        for cell, result in zip(cells, results, strict=True):
-            if isinstance(result, Exception):
-                cell.failed = str(result) or type(result).__name__
-            else:
-                cell.rounds[number] = result
-
-    def _measure(self, cell: Cell) -> Measured | WorkerFailed | OSError:
-        try:
-            return cell.workload.measure(cell.subject, self.outcome.settings)
-        except (WorkerFailed, OSError) as error:
-            return error
+            if able := [cell for cell in batch if not cell.failed]:
+                results = workload.measure_together([cell.subject for cell in able], self.outcome.settings)
+                for cell, result in zip(able, results, strict=True):
+                    if isinstance(result, Measured):
+                        cell.rounds[number] = result
+                    else:
+                        cell.failed = str(result) or type(result).__name__
+            self._over += len(batch)
 
     def _rounds(self, workload: Workload) -> int:
         settings = self.outcome.settings

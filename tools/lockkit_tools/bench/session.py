@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from lockkit.url import parse
 from lockkit_tools.bench import catalog
 from lockkit_tools.bench.adapters.base import load
 from lockkit_tools.bench.machine import machine
+from lockkit_tools.bench.observers import watch
 from lockkit_tools.bench.reachable import require_answers
 from lockkit_tools.bench.report import Report
-from lockkit_tools.bench.run import Cell, Outcome, Run
-from lockkit_tools.bench.server import watch
+from lockkit_tools.bench.run import Outcome, Run
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Face, Subject
 from lockkit_tools.bench.table import render
@@ -41,77 +40,82 @@ EXIT_INTERRUPTED = 130
 EMBEDDED = ("memory://", "file:")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Session:
     """
-    What the command line said.
+    What is measured, on whatever servers.
 
-    Attributes:
-        urls: Backends; none: the embedded ones, and those of `servers`.
-        servers: ``local`` or ``docker``: start throw-away servers too; ``none``.
-        several: Those of several nodes too.
-        quick: Of those, the ones for a first look.
-        seed: Of the order; None: any.
-        as_json: Print JSON instead of the table.
-        html: Write a page to this file too, or None.
+    Args:
+        seed: Of the order of the subjects; None: any.
+        quick: A first look: fewer subjects, and no servers of several nodes.
     """
 
-    urls: Sequence[str]
-    servers: str
-    several: bool
-    workloads: Sequence[str]
-    faces: Sequence[Face]
-    peers: bool
-    quick: bool
-    settings: Settings
-    seed: int | None
-    as_json: bool
-    html: Path | None
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        workloads: Sequence[str],
+        faces: Sequence[Face],
+        peers: bool,
+        quick: bool,
+        seed: int | None,
+    ) -> None:
+        self._settings, self._workloads = settings, [WORKLOADS[name] for name in workloads]
+        self._faces, self._peers, self._quick = faces, peers, quick
+        self._seed = secrets.randbelow(2**31) if seed is None else seed
 
+    def run(self, urls: Sequence[str], servers: str, *, as_json: bool, html: Path | None) -> int:
+        """Measure on some URLs, none: the embedded ones; and on servers to be started. Report; give the exit status."""
+        with ExitStack() as stack:
+            wanted, missing = list(urls or EMBEDDED), dict[str, str]()
+            if servers != "none":
+                # To start servers takes a minute: what is wrong with the URLs that were given is told before.
+                require_answers(_servers(self._plan(urls, {})))
+                started, missing = self._start_servers(stack, docker=servers == "docker")
+                wanted = [*urls, *started]
+            scratch = {
+                url: stack.enter_context(TemporaryDirectory("bench", directory))
+                for url in wanted
+                if (directory := catalog.lock_directory(url)) is not None
+            }
+            measuring = self._plan(wanted, scratch)
+            require_answers(_servers(measuring))
+            load_before, began = os.getloadavg()[0], datetime.now(UTC)
+            outcome = _measure(measuring)
+            about = _about(outcome, missing, began)
+            _erase(outcome, urls)
+            about["machine"]["load_before"] = load_before
+        report = Report(outcome, about)
+        try:
+            if as_json:
+                print(json.dumps(report.to_json(), indent=2))
+            else:
+                _print(report)
+        finally:
+            # Also if stdout is gone, with the terminal or with a reader that has enough.
+            if html is not None:
+                _write_page(report, html)
+        return _status(outcome)
 
-def run(wanted: Wanted) -> int:
-    """Measure and report; give the exit status."""
-    seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
-    with ExitStack() as stack:
-        if wanted.servers != "none":
-            # To start servers takes a minute: what is wrong with the URLs that were given is told before.
-            require_answers(_servers(_plan(wanted, wanted.urls, {}, seed).outcome))
-        urls, missing = _backends(wanted, stack)
-        scratch = {
-            url: stack.enter_context(TemporaryDirectory("bench", directory))
-            for url in urls
-            if (directory := catalog.lock_directory(url)) is not None
-        }
-        measuring = _plan(wanted, urls, scratch, seed)
-        require_answers(_servers(measuring.outcome))
-        load_before = os.getloadavg()[0]
-        started = datetime.now(UTC)
-        outcome = _measure(measuring)
-        about = _about(outcome, missing, started)
-        _erase(outcome, wanted.urls)
-        about["machine"]["load_before"] = load_before
-    report = Report(outcome, about)
-    try:
-        if wanted.as_json:
-            print(json.dumps(report.to_json(), indent=2))
-        else:
-            _print(report)
-    finally:
-        # Also if stdout is gone, with the terminal or with a reader that has enough.
-        if wanted.html is not None:
-            _write_page(report, wanted.html)
-    return _status(outcome)
+    def _plan(self, urls: Sequence[str], scratch: Mapping[str, Path]) -> Run:
+        """List what is to be measured on some URLs."""
+        subjects = catalog.subjects(urls, faces=self._faces, scratch=scratch, peers=self._peers, quick=self._quick)
+        kinds = {workload.kind for workload in self._workloads}
+        # A library that has none of what is measured is not listed; lockkit is, with the reason.
+        subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
+        if WORKLOADS["import"] in self._workloads:
+            subjects += catalog.imports()
+        return Run(subjects, self._workloads, self._settings, seed=self._seed)
 
+    def _start_servers(self, stack: ExitStack, *, docker: bool) -> tuple[list[str], dict[str, str]]:
+        """Give the URLs of servers that run until the end, and what could not be started."""
+        # Here and not above: it loads every kind of server.
+        from lockkit_tools.bench.throwaway_servers import ThrowawayServers  # noqa: PLC0415
 
-def _plan(wanted: Wanted, urls: Sequence[str], scratch: Mapping[str, Path], seed: int) -> Run:
-    """List what is to be measured on some URLs."""
-    subjects = catalog.subjects(urls, faces=wanted.faces, scratch=scratch, peers=wanted.peers, quick=wanted.quick)
-    kinds = {WORKLOADS[name].kind for name in wanted.workloads}
-    # A library that has none of what is measured is not listed; lockkit is, with the reason.
-    subjects = [one for one in subjects if one.role == "lockkit" or not kinds.isdisjoint(one.kinds)]
-    if "import" in wanted.workloads:
-        subjects += catalog.imports()
-    return Run(subjects, [WORKLOADS[name] for name in wanted.workloads], wanted.settings, seed=seed)
+        console = Console(stderr=True)
+        with console.status("starting servers") as status:
+            servers = ThrowawayServers(docker=docker, several=not self._quick, tell=status.update)
+            started = stack.enter_context(servers)
+        return started.urls, started.missing
 
 
 def _write_page(report: Report, path: Path) -> None:
@@ -125,31 +129,10 @@ def _write_page(report: Report, path: Path) -> None:
         raise lockkit.ConfigurationError(message) from error
 
 
-def _servers(outcome: Outcome) -> list[str]:
+def _servers(run: Run) -> list[str]:
     """Give the URLs of lockkit on which something is to be measured, and which lead to servers."""
-    measured = [cell.subject for cell in outcome.cells if not cell.skipped]
+    measured = [cell.subject for cell in run.outcome.cells if not cell.skipped]
     return [subject.url for subject in measured if subject.role == "lockkit" and subject.scope == "network"]
-
-
-def _backends(wanted: Wanted, stack: ExitStack) -> tuple[list[str], dict[str, str]]:
-    """Give the URLs to measure on, and what could not be started."""
-    if wanted.servers == "none":
-        return list(wanted.urls or EMBEDDED), {}
-    # Here and not above: it loads every kind of server.
-    from lockkit_tools.bench.throwaway_servers import ThrowawayServers  # noqa: PLC0415
-
-    console = Console(stderr=True)
-    status = stack.enter_context(console.status("")) if console.is_terminal else None
-
-    def tell(line: str) -> None:
-        if status is not None:
-            status.update(line)
-
-    servers = ThrowawayServers(docker=wanted.servers == "docker", several=wanted.several, tell=tell)
-    started = stack.enter_context(servers)
-    if status is not None:
-        status.stop()
-    return [*wanted.urls, *started.urls], started.missing
 
 
 def _measure(measuring: Run) -> Outcome:
@@ -161,18 +144,13 @@ def _measure(measuring: Run) -> Outcome:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    turns = measuring.turns_by_workload
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=total, start=False) for name, total in turns.items()}
-        total = bars.add_task("", total=sum(turns.values()))
-
-        def show(cell: Cell, over: int) -> None:
-            bars.update(total, completed=over, description=f"all; now {cell.subject.label}")
-            task = tasks[cell.workload.name]
-            bars.start_task(task)
-            bars.update(task, completed=measuring.over[cell.workload.name])
-
-        return measuring.go(show)
+        bar = bars.add_task("", total=measuring.turns)
+        return measuring.go(
+            lambda cell, over: bars.update(
+                bar, completed=over, description=f"{cell.workload.name}: {cell.subject.label}"
+            )
+        )
 
 
 def _status(outcome: Outcome) -> int:

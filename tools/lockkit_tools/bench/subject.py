@@ -84,12 +84,3 @@ class Subject:
         workloads = fields.pop("workloads")
         kinds = fields.pop("kinds", ("lock",))  # runs of before there were others have none
         return cls(url="", workloads=None if workloads is None else tuple(workloads), kinds=tuple(kinds), **fields)
-
-    def to_worker(self) -> dict[str, Any]:
-        """Give everything, for the process that locks."""
-        return asdict(self)
-
-    @classmethod
-    def from_worker(cls, data: Mapping[str, Any]) -> Subject:
-        """Read `to_worker` back."""
-        return cls(**data)

@@ -83,28 +83,31 @@ def _table(section: Section, rows: list[Row]) -> Table:
         table.add_column("at", overflow="fold")
     for figure in figures:
         table.add_column(figure.title, justify="right")
-    others = [
-        (title, other)
-        for title, other in ((f"{TIMES} baseline", _baseline), (f"{TIMES} lockkit", _lockkit))
-        if any(_ratio(section, row, other(row, rows)) is not None for row in rows)
-    ]
-    for title, _ in others:
-        table.add_column(title, justify="right")
+    ours = [section.ours(row) for row in rows]
+    compared = {
+        "baseline": [row.baseline for row in rows],
+        "lockkit": [None if own is None else own.subject.key for own in ours],
+    }
+    ratios = {
+        title: [_ratio(section, *pair) for pair in zip(rows, keys, strict=True)] for title, keys in compared.items()
+    }
+    ratios = {title: found for title, found in ratios.items() if any(found)}
+    for title in ratios:
+        table.add_column(f"{TIMES} {title}", justify="right")
     # Subjects of one backend stay together, so that they can be compared.
-    for row in sorted(rows, key=lambda row: [other.subject.group for other in rows].index(row.subject.group)):
+    groups = [row.subject.group for row in rows]
+    for index, row in sorted(enumerate(rows), key=lambda one: groups.index(one[1].subject.group)):
         cells = [_name(row), Text(row.subject.api)]
         if several:
             cells.append(Text(row.subject.group))
         cells += [_number(row, figure) for figure in figures]
-        cells += [_ratio(section, row, other(row, rows)) or Text(DASH) for _, other in others]
-        table.add_row(*cells)
+        table.add_row(*cells, *(found[index] or Text(DASH) for found in ratios.values()))
     return table
 
 
 def _name(row: Row) -> Text:
-    subject = row.subject
-    text = Text(subject.label + (f" #{subject.number}" if subject.number > 1 else ""))
-    text.stylize({"lockkit": "bold", "baseline": "dim", "peer": ""}[subject.role])
+    text = Text(row.label)
+    text.stylize({"lockkit": "bold", "baseline": "dim", "peer": ""}[row.subject.role])
     if row.status != "ok":
         text.append(f" {row.status.upper()}", style="bold red" if row.status == "broken" else "yellow")
     elif row.suspect:
@@ -122,30 +125,9 @@ def _ratio(section: Section, row: Row, other: str | None) -> Text | None:
     ratio = row.ratios.get(section.workload.headline, {}).get(other or "")
     if ratio is None:
         return None
-    digits = 2 if ratio.median < 10 else 0
-    text = Text(f"{ratio.median:.{digits}f}")
-    if len(ratio.rounds) > 1:
-        text.append(f" ({ratio.lowest:.{digits}f}{DASH}{ratio.highest:.{digits}f})", style="dim")
+    text = Text(str(ratio))
+    text.highlight_regex(r" \(.*\)", "dim")
     return text
-
-
-def _baseline(row: Row, rows: list[Row]) -> str | None:
-    del rows
-    return row.baseline
-
-
-def _lockkit(row: Row, rows: list[Row]) -> str | None:
-    """Find lockkit's row on the same backend and API."""
-    if row.subject.role == "lockkit" and row.subject.number == 1:
-        return None
-    same = [
-        other.subject.key
-        for other in rows
-        if other.subject.role == "lockkit"
-        and other.subject.group == row.subject.group
-        and other.subject.face == row.subject.face
-    ]
-    return same[0] if same else None
 
 
 def _remarks(section: Section, rows: list[Row]) -> list[Text]:

@@ -50,7 +50,7 @@ def main() -> NoReturn:
 def _work(job: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
     # The default action ends the process: nothing that a library does can make it outlive the run.
     signal.alarm(int(job["limit"]) + 1)
-    subject = Subject.from_worker(job["subject"])
+    subject: Subject = job["subject"]
     adapter = load(subject.target)(subject.url, job["ttl"])
     workload = WORKLOADS[job["workload"]]
 

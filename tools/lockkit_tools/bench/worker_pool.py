@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any, Self
@@ -20,8 +19,6 @@ from lockkit_tools.bench.subject import Subject
 
 _START_SECONDS = 0.1
 """From the word to go to the common start: long enough for the word to reach every process."""
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _COMPLAINT_LINES = 3
 """How much of what a process that ended silently had printed is shown."""
@@ -47,10 +44,10 @@ class WorkerPool:
         self, subject: Subject, workload: str, part: Mapping[str, Any], *, ttl: Seconds, pass_fds: Sequence[int] = ()
     ) -> WorkerProcess:
         """Start a process that does its part of a workload for a subject."""
-        job = {"subject": subject.to_worker(), "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
-        with _uninterrupted():
-            worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
-            self._workers.append(worker)
+        job = {"subject": subject, "workload": workload, "part": part, "ttl": ttl, "limit": self.limit}
+        # Interrupted here, a worker may be left to its fork server, which ends its workers with this process.
+        worker = WorkerProcess(_fork_server(subject), self.limit, pass_fds)
+        self._workers.append(worker)
         # The URL, which may hold a password, goes through the pipe: arguments can be seen by other users.
         worker.tell(job)
         return worker
@@ -84,9 +81,8 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _uninterrupted():
-            for worker in self._workers:
-                worker.end()
+        for worker in self._workers:
+            worker.end()
 
 
 class WorkerProcess:
@@ -189,30 +185,3 @@ def _fork_server(subject: Subject) -> ForkServer:
     """Give where the workers of a subject come from: with its adapter and what that imports in it."""
     adapter, _, _ = subject.target.partition(":")
     return fork_server("lockkit_tools.bench.worker:main", [adapter, *subject.imports], environment())
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """
-    Put Ctrl-C off to the end of the block, and other signals that raise an exception.
-
-    ::
-
-        pool: starts a process
-        user: Ctrl-C                      the exception leaves `Popen` before anybody knows of the process
-        pool: ends all that it knows of   and that one goes on
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
-        return
-    came: list[int] = []
-    former = {signum: handler for signum in _ENDING if callable(handler := signal.getsignal(signum))}
-    for signum in former:
-        signal.signal(signum, lambda signum, _: came.append(signum))
-    try:
-        yield
-    finally:
-        for signum, handler in former.items():
-            signal.signal(signum, handler)
-        if came:
-            signal.raise_signal(came[0])

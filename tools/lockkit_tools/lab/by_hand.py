@@ -72,7 +72,7 @@ class GetSet(Recipe):
         until = self._process.world.now + TTL
         if await self._run(ByHand.set_if_absent, mine):
             return until
-        seen = await self._run(ByHand.look)
+        seen = await self._run(ByHand.get)
         if seen is None or float(seen.partition(".")[2]) >= wall():
             return None
         return until if await self._run(ByHand.swap, mine) == seen else None

@@ -14,6 +14,31 @@ from rich.console import Console
 from lockkit.cli.output import print_json
 from lockkit.errors import ConfigurationError
 
+Scenario = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="Name of a scenario. Without it: list the scenarios.",
+        show_default=False,
+    ),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BACKEND",
+        help="Only the scenes that run on it: redis, redis+sentinel, redlock, etcd, zookeeper, by-hand; with "
+        "options such as redlock?durable=on. Default: all scenes, each on its own.",
+    ),
+]
+Fenced = Annotated[
+    bool | None,
+    typer.Option(
+        "--fenced/--unfenced",
+        help="Whether storage compares fencing tokens. Default: as the scenario says.",
+        show_default=False,
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
@@ -22,31 +47,10 @@ def register(app: typer.Typer) -> None:
 
 def lab(  # the signature is the command line
     *,
-    scenario: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SCENARIO",
-            help="Name of a scenario. Without it: list the scenarios.",
-            show_default=False,
-        ),
-    ] = None,
+    scenario: Scenario = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BACKEND",
-            help="Only the scenes that run on it: redis, redis+sentinel, redlock, etcd, zookeeper, by-hand; with "
-            "options such as redlock?durable=on. Default: all scenes, each on its own.",
-        ),
-    ] = None,
-    fenced: Annotated[
-        bool | None,
-        typer.Option(
-            "--fenced/--unfenced",
-            help="Whether storage compares fencing tokens. Default: as the scenario says.",
-            show_default=False,
-        ),
-    ] = None,
+    backend: Backend = None,
+    fenced: Fenced = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulated latencies.")] = 1,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")

@@ -13,12 +13,12 @@ from math import inf
 from typing import Any, ClassVar
 
 from lockkit.aio import Client
-from lockkit.backend import Busy, Grant, Host, LockBackend, LossReason, Request
+from lockkit.backend import Busy, Grant, Host, LockBackend, Request
 from lockkit.backends.redlock.backend import OPTIONS as REDLOCK_OPTIONS
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, Op
 from lockkit.units import Instant, Seconds
-from lockkit_tools.lab.record import Mark, Message, Record, Span
+from lockkit_tools.lab.record import Mark, Message, Record, Span, SpanKind
 from lockkit_tools.lab.scenario import TTL, Backend, Scene
 from lockkit_tools.simulation.backend import SimulatedBackend, client_of
 from lockkit_tools.simulation.network import Conditions, Network, Node
@@ -74,49 +74,36 @@ class RecordingNetwork(Network):
         super()._carry(way, arrive)
 
 
-class Keeping:
-    """For whom a server keeps the lock, as spans of its lane."""
+Kept = tuple[SpanKind, str, Instant]
+"""``kept`` or ``offered``, for whom, and until when by the machine's clock."""
 
-    def __init__(self, record: Record, node: Node) -> None:
+
+class Keeping:
+    """For whom a machine keeps the lock, as spans of its lane."""
+
+    def __init__(self, record: Record, node: Node, ask: Callable[[], Kept | None]) -> None:
         self._record = record
         self._node = node
+        self._ask = ask
         self._span: Span | None = None
-        self._value = ""
-        self._until = inf
-        self.owners: dict[int, str] = {}
+        self._was: Kept | None = None
+        self._looked_at = 0.0
 
-    def put(self, value: str, until: Instant) -> None:
-        """The lock is kept for an owner, until its clock shows `until`."""
-        self.settle()
-        if self._span is None or value != self._value:
-            self.drop()
-            offered = value.startswith("next:")
-            self._span = Span(self._node.name, "offered" if offered else "kept", self._node.world.now, inf)
-            self._span.who = value.removeprefix("next:").partition(".")[0]
+    def look(self) -> None:
+        """Take down what has changed since the last look: after everything that happens, and before a clock jumps."""
+        now, kept, was = self._node.world.now, self._ask(), self._was
+        if self._span is not None and was is not None:
+            if kept is not None and kept[:2] == was[:2]:
+                was = self._was = kept
+            if was is not kept or self._node.now() >= was[2]:
+                expired = max(self._looked_at, self._node.clock.true_time(was[2])) if was[2] < inf else inf
+                self._span.end = min(now, expired)
+                self._span = None
+        if self._span is None and kept is not None and self._node.now() < kept[2]:
+            self._was = kept
+            self._span = Span(self._node.name, kept[0], now, inf, kept[1].partition(".")[0])
             self._record.spans.append(self._span)
-        self._value, self._until = value, until
-
-    def drop(self) -> None:
-        """The lock is free, or the scene ends."""
-        self.settle()
-        self._close(self._node.world.now)
-
-    def settle(self) -> None:
-        """Close what has expired. Call it before the clock jumps."""
-        if self._span is not None and self._until < inf:
-            at = self._node.clock.true_time(self._until)
-            if at <= self._node.world.now:
-                self._close(at)
-
-    def jumped(self) -> None:
-        """Close what the jump of the clock has ended."""
-        if self._node.now() >= self._until:
-            self._close(self._node.world.now)
-
-    def _close(self, at: float) -> None:
-        if self._span is not None:
-            self._span.end = max(at, self._span.start)
-            self._span = None
+        self._looked_at = now
 
 
 class Service:
@@ -157,21 +144,24 @@ class Service:
 
         return client_of(process, make, ttl=TTL)
 
-    def add(self, node: Node) -> Keeping:
-        """Make a machine known."""
+    def add(self, node: Node, ask: Callable[[], Kept | None]) -> None:
+        """Make a machine known, and whom it keeps the lock for."""
         self.nodes[node.name] = node
         node.wall_clock.jump(WALL_CLOCK)
-        self.keeping[node.name] = Keeping(self.record, node)
-        return self.keeping[node.name]
+        self.keeping[node.name] = Keeping(self.record, node, ask)
+
+    def look(self) -> None:
+        """Look what has changed at the machines."""
+        for keeping in self.keeping.values():
+            keeping.look()
 
     def jump(self, name: str, seconds: Seconds) -> None:
         """Set a machine's clock."""
         node = self.nodes[name]
-        self.keeping[name].settle()
+        self.look()
         node.wall_clock.jump(seconds)
         if self.expires_by_time_of_day:
             node.clock.jump(seconds)
-            self.keeping[name].jumped()
 
     def start(self, name: str) -> None:
         """Let it run again."""
@@ -184,9 +174,8 @@ class Service:
         """Stall replication (`inf`), or let it go on (None)."""
 
     def finish(self) -> None:
-        """End the spans, and name the clients in them."""
-        for keeping in self.keeping.values():
-            keeping.drop()
+        """Name the clients in the spans. One that is open lasts until the end."""
+        self.look()
         for span in self.record.spans:
             if span.kind in {"kept", "offered"}:
                 span.who = self.owners.get(span.who, span.who)
@@ -204,29 +193,15 @@ def label_of(name: str) -> str:
 
 
 class _WatchedNode(VotingNode):
-    """A node of a Redlock whose lock is watched."""
+    """A node of a Redlock that says for whom it keeps the lock, and for how long it does not vote."""
 
-    keeping: Keeping | None = None
     started: float = 0.0
     record: Record
 
-    def _set(self, what: str, lock: str, value: str, ttl_ms: int) -> None:
-        super()._set(what, lock, value, ttl_ms)
-        if what == "lock" and self.keeping is not None:
-            self.keeping.put(value, self._strings[what, lock][1])
-
-    def _delete(self, lock: str) -> None:
-        super()._delete(lock)
-        if self.keeping is not None:
-            self.keeping.drop()
-
-    def _forget(self) -> None:
-        super()._forget()
-        if self.keeping is not None:
-            self.keeping.drop()
-
-    def save(self) -> None:
-        """Write no snapshot: what a node of the lab forgets is everything."""
+    def kept(self) -> Kept | None:
+        """Say for whom it keeps the lock."""
+        found = [kept for (what, _), kept in self._strings.items() if what == "lock"]
+        return ("kept", *found[0]) if found else None
 
     def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
         answer = super().admit(lock, wait_ms, ttl_ms)
@@ -276,7 +251,7 @@ class RedlockService(Service):
         for index, name in enumerate(self.backend.nodes, 1):
             voting = self.voting[name] = _WatchedNode(world, index, rate=1.0, wall_offset=0.0)
             voting.record = record
-            voting.keeping = self.add(voting.node)
+            self.add(voting.node, voting.kept)
             since_us = voting.node.wall_us() - int(RUNNING_SINCE * 1e6)
             ttl_ms = int(TTL * 1000)
             voting.mark = {"run": 1, "ttl_ms": ttl_ms, "since_us": since_us, "until_us": since_us + ttl_ms * 1000}
@@ -300,77 +275,23 @@ class RedlockService(Service):
 
 
 class ModelServer(LockServer):
-    """
-    A server whose lock is watched, and which sends every change to its replicas, later.
+    """A server that says for whom it keeps the lock, or to whom it offers it."""
 
-    Attributes:
-        replicas: The servers that follow it.
-        lag: Seconds until this server has a change of its master; `inf` while replication is cut.
-        version: Number of its last change.
-        has: Number of the last change of its master that it has.
-    """
-
-    def __init__(self, node: Node, network: RecordingNetwork, keeping: Keeping) -> None:
-        super().__init__(node, network, [])
-        self.keeping = keeping
-        self.replicas: list[ModelServer] = []
-        self.lag = REPLICATION_SECONDS
-        self.version = 0
-        self.has = 0
-
-    def renew(self, name: str, owner: str, ttl: Seconds) -> LossReason | None:
-        reason = super().renew(name, owner, ttl)
-        self._changed()
-        return reason
-
-    def replicate(self) -> None:
-        """Send everything to the replicas."""
-        self.version += 1
-        for replica in self.replicas:
-            if replica.lag < inf:
-                records = {name: replace(record) for name, record in self.records.items()}
-                self.node.world.call_in(replica.lag, replica._receive, self.version, records, dict(self.tokens))
-
-    def _receive(self, version: int, records: dict[str, LockRecord], tokens: dict[str, int]) -> None:
-        if version > self.has and self.lag < inf and self.node.up:
-            self.has, self.records, self.tokens = version, records, tokens
-            self._show()
-
-    def _put(self, name: str, record: LockRecord) -> None:
-        super()._put(name, record)
-        self._changed()
-
-    def _free(self, name: str, record: LockRecord, by: str, how: str) -> None:
-        super()._free(name, record, by, how)
-        self._changed()
-
-    def _wake(self, name: str, since: Instant | None = None) -> None:
-        super()._wake(name, since)
-        if queue := self._queues.get(name):
-            self.keeping.put(f"next:{queue[0].owner}", self._offered_until[name])
-
-    def _stopped(self, lose_data: bool) -> None:  # noqa: FBT001 - as Node says it
-        super()._stopped(lose_data)
-        self._show()
-
-    def _changed(self) -> None:
-        self._show()
-        self.replicate()
-
-    def _show(self) -> None:
-        """Draw whom it keeps the lock for; to whom it is offered, `_wake` draws."""
-        for record in self.records.values():
-            self.keeping.put(record.owner, record.until)
-        if not self.records and not any(self._queues.values()):
-            self.keeping.drop()
+    def kept(self) -> Kept | None:
+        """Say for whom it keeps the lock."""
+        if record := self.records.get(NAME):
+            return "kept", record.owner, record.until
+        if (queue := self._queues.get(NAME)) and NAME in self._offered_until:
+            return "offered", queue[0].owner, self._offered_until[NAME]
+        return None
 
 
 class ModelBackend(SimulatedBackend):
-    """A client of the server that is the master now; with replicas, it holds only what so many of them have too."""
+    """A client of the server that is the master now; with ``replicas``, it holds only what the replica has too."""
 
-    def __init__(self, process: Process, service: ModelService, replicas: int) -> None:
+    def __init__(self, process: Process, service: ModelService) -> None:
         super().__init__(process, service.master, service.network, CALL_SECONDS)
-        self._replicas = replicas
+        self._service = service
 
     def follow(self, master: ModelServer) -> None:
         """Ask another server from now on."""
@@ -384,10 +305,9 @@ class ModelBackend(SimulatedBackend):
         return outcome
 
     async def _is_replicated(self) -> bool:
-        master, until = self._server, self._process.now() + ACKNOWLEDGE_SECONDS
-        assert isinstance(master, ModelServer), "made by ModelService"
-        version = master.version
-        while sum(replica.has >= version for replica in master.replicas) < self._replicas:
+        service, until = self._service, self._process.now() + ACKNOWLEDGE_SECONDS
+        version = service.version
+        while service.backend.option("replicas", 0) and service.replicated < version:
             if self._process.now() >= until:
                 return False
             await self._process.waiter(0.01).park()
@@ -395,36 +315,60 @@ class ModelBackend(SimulatedBackend):
 
 
 class ModelService(Service):
-    """A server, or one with a replica."""
+    """
+    A server, or one with a replica, which has every change of it later.
+
+    Attributes:
+        lag: Seconds until the replica has a change; `inf` while replication is cut.
+        version: Number of the last change.
+        replicated: Number of the last change that the replica has.
+    """
 
     parts = "lockkit's engine; a model stands in for the backend and its servers"
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
         super().__init__(world, network, record, scene)
-        nodes = [Node(world, name) for name in self.backend.nodes]
-        self._servers = [ModelServer(node, network, self.add(node)) for node in nodes]
+        self._servers = [ModelServer(Node(world, name), network, []) for name in self.backend.nodes]
+        for server in self._servers:
+            self.add(server.node, server.kept)
         self._backends: list[ModelBackend] = []
-        self.master = self._servers[0]
-        self.master.replicas += self._servers[1:]
+        self.master, self._replica = self._servers[0], self._servers[-1]
+        self.lag = REPLICATION_SECONDS
+        self.version = self.replicated = 0
+        self._sent: object = None
+
+    def look(self) -> None:
+        super().look()
+        records = {name: replace(record) for name, record in self.master.records.items()}
+        if self._replica is not self.master and (records, self.master.tokens) != self._sent:
+            self.version += 1
+            self._sent = records, dict(self.master.tokens)
+            if self.lag < inf:
+                self.world.call_in(self.lag, self._replicate, self._replica, self.version, *self._sent)
+
+    def _replicate(
+        self, replica: ModelServer, version: int, records: dict[str, LockRecord], tokens: dict[str, int]
+    ) -> None:
+        if replica is self._replica and version > self.replicated and self.lag < inf and replica.node.up:
+            replica.records, replica.tokens, self.replicated = records, tokens, version
 
     def promote(self) -> None:
-        former, self.master = self.master, self._servers[-1]
-        former.replicas, self.master.replicas, self.master.lag = [], [former], former.lag
+        self.master, self._replica = self._replica, self.master
+        self.lag, self.version, self.replicated, self._sent = REPLICATION_SECONDS, 0, 0, None
         for backend in self._backends:
             backend.follow(self.master)
 
     def start(self, name: str) -> None:
         """See `Service.start`. A replica asks its master for everything first."""
         super().start(name)
-        self.master.replicate()
+        self._sent = None
 
     def set_lag(self, lag: Seconds | None) -> None:
-        for server in self._servers[1:]:
-            server.lag = REPLICATION_SECONDS if lag is None else lag
+        self.lag = REPLICATION_SECONDS if lag is None else lag
 
     def _backend(self, process: Process, host: Host) -> LockBackend:
         del host
-        self._backends.append(ModelBackend(process, self, self.backend.option("replicas", 0)))
+        self._backends.append(ModelBackend(process, self))
         return self._backends[-1]
 
 
@@ -442,25 +386,24 @@ class ByHand(Service):
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
         super().__init__(world, network, record, scene)
         self.node = Node(world, *self.backend.nodes)
-        self._keeping = self.add(self.node)
         self._key = ("", -inf)
+        self.add(self.node, lambda: ("kept", *self._key))
 
-    def look(self) -> str | None:
+    def get(self) -> str | None:
         """Run ``GET``."""
         value, until = self._key
         return value if until > self.node.now() else None
 
     def set_if_absent(self, value: str, seconds: Seconds = inf) -> bool:
         """Run ``SET key value NX PX``."""
-        if self.look() is not None:
+        if self.get() is not None:
             return False
         self._key = value, self.node.now() + seconds
-        self._keeping.put(*self._key)
         return True
 
     def swap(self, value: str) -> str | None:
         """Run ``GETSET``."""
-        old = self.look()
+        old = self.get()
         self.delete()
         self.set_if_absent(value)
         return old
@@ -468,7 +411,6 @@ class ByHand(Service):
     def delete(self) -> None:
         """Run ``DEL``."""
         self._key = ("", -inf)
-        self._keeping.drop()
 
 
 _SERVICES: dict[str, type[Service]] = {

@@ -95,6 +95,7 @@ class Stage:
         self.world = World(seed)
         self.network = RecordingNetwork(self.world, Conditions(latency=scene.latency), self.record)
         self.service: Service = open_service(self.world, self.network, self.record, scene)
+        self.world.probe = self.service.look
         self.storage = Storage(self)
         self.actors = {name: Actor(self, name) for name in scene.clients}
         self.record.lanes += [Lane(name, "client", name) for name in scene.clients]

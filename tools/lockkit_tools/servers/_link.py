@@ -19,15 +19,11 @@ import asyncio
 import socket
 import struct
 import threading
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Match: TypeAlias = bytes | Callable[[bytes], bool]
 """What a piece of a stream must contain, or a function that decides."""
-
-Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 CHUNK_BYTES = 65_536
 
@@ -36,20 +32,11 @@ CHUNK_BYTES = 65_536
 KEPT_CHUNKS_MAX = 64
 
 
-@dataclass(slots=True)
-class Counts:
-    """What went through a proxy."""
+class Counts(NamedTuple):
+    """Connections that clients opened so far, and those that are open now."""
 
-    connections: int = 0
-    """Connections that clients opened."""
-    open: int = 0
-    """Connections that are open now."""
-    bytes_to_server: int = 0
-    """Bytes forwarded to the server."""
-    bytes_to_client: int = 0
-    """Bytes forwarded to clients; swallowed answers are not among them."""
-    commands: Counter[str] = field(default_factory=Counter)
-    """Redis commands by name in capitals, with `FaultProxy(count_commands=True)`."""
+    connections: int
+    open: int
 
 
 class Trap:
@@ -57,23 +44,18 @@ class Trap:
     Waits for a request whose answer is to be lost.
 
     Args:
-        skip: How many matching requests to let through first.
         until: What the swallowed bytes must contain before the connection is cut.
     """
 
-    def __init__(self, match: Match, skip: int, until: Match) -> None:
+    def __init__(self, match: Match, until: Match) -> None:
         self._match = match
-        self._skip = skip
         self._until = until
         self._swallowed = b""
         self.sprung = threading.Event()
 
     def takes(self, request: bytes) -> bool:
         """Whether the answer to this chunk of requests is the one to lose."""
-        if not matches(self._match, request):
-            return False
-        self._skip -= 1
-        return self._skip < 0
+        return matches(self._match, request)
 
     def swallow(self, answer: bytes) -> bool:
         """Takes bytes of the answer; True when it is complete."""
@@ -93,13 +75,12 @@ class Way:
         self.delay = 0.0
         self.gate = asyncio.Event()
         self.gate.set()
-        self.bytes = 0
 
 
 class Network:
     """What all connections of a proxy share: their faults and counters."""
 
-    def __init__(self, target: tuple[str, int], *, count_commands: bool) -> None:
+    def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.to_server = Way()
         self.to_client = Way()
@@ -107,7 +88,6 @@ class Network:
         self.links: set[Link] = set()
         self._idle_cutter: asyncio.Task[None] | None = None
         self._connections = 0
-        self.commands: Counter[str] | None = Counter() if count_commands else None
 
     def connected(self, connection: socket.socket) -> None:
         """Takes a new client."""
@@ -116,11 +96,11 @@ class Network:
         self.links.add(link)
         link.task.add_done_callback(lambda _: self.links.discard(link))
 
-    def cut(self, *, reset: bool) -> int:
+    def cut(self) -> int:
         """Closes all connections and tells how many there were."""
         links = list(self.links)
         for link in links:
-            link.cut(reset=reset)
+            link.cut()
         return len(links)
 
     def forget(self) -> int:
@@ -143,7 +123,7 @@ class Network:
             await asyncio.sleep(seconds / 10)
             for link in list(self.links):
                 if clock() >= link.active_at + seconds:
-                    link.cut(reset=False)
+                    link.cut()
 
     def trap_for(self, request: bytes) -> Trap | None:
         """Takes the trap that waits for this request out of the list."""
@@ -162,20 +142,8 @@ class Network:
         self.traps.clear()
 
     def counts(self) -> Counts:
-        """A copy of the counters."""
-        return Counts(
-            connections=self._connections,
-            open=len(self.links),
-            bytes_to_server=self.to_server.bytes,
-            bytes_to_client=self.to_client.bytes,
-            commands=Counter(self.commands or {}),
-        )
-
-    def reset_counts(self) -> None:
-        """Sets the counters to zero."""
-        self._connections = self.to_server.bytes = self.to_client.bytes = 0
-        if self.commands is not None:
-            self.commands.clear()
+        """What the counters are now."""
+        return Counts(self._connections, len(self.links))
 
 
 class Link:
@@ -193,13 +161,13 @@ class Link:
         self._writers: list[asyncio.StreamWriter] = []
         self._cut_when_open: Callable[[], None] | None = None
         self._trap: Trap | None = None
-        self._parser = CommandParser()
         self.known = asyncio.Event()
         self.known.set()
-        self.active_at = asyncio.get_running_loop().time()
+        self._clock = asyncio.get_running_loop().time
+        self.active_at = self._clock()
         self.task = asyncio.get_running_loop().create_task(self._run())
 
-    def cut(self, *, reset: bool) -> None:
+    def cut(self, *, reset: bool = False) -> None:
         """Closes both sides at once, throwing away what waits."""
         self._network.links.discard(self)
         if not self._writers:
@@ -207,23 +175,32 @@ class Link:
             self._cut_when_open = lambda: self.cut(reset=reset)
             return
         for writer in self._writers:
-            if reset:
-                set_reset_on_close(writer)
+            connection: socket.socket = writer.get_extra_info("socket")
+            if reset and connection.fileno() >= 0:
+                # Closing sends RST instead of FIN (SO_LINGER with time zero, socket(7)).
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             # Not close(): that would first send what a delay or a blackhole keeps back.
             writer.transport.abort()
         self.task.cancel()
 
     async def _run(self) -> None:
-        client = await self._open(sock=self._connection)
+        network = self._network
+        requests, client = await self._open(sock=self._connection)
         if self._cut_when_open is not None:
             self._cut_when_open()
         # In a partition the server does not learn of a new client either.
-        await self._network.to_server.gate.wait()
-        host, port = self._network.target
+        await network.to_server.gate.wait()
+        host, port = network.target
         try:
-            server = await self._open(host=host, port=port)
+            answers, server = await self._open(host=host, port=port)
             async with asyncio.TaskGroup() as group:
-                self._connect_pipes(group, client, server)
+                for way, source, target in (
+                    (network.to_server, requests, server),
+                    (network.to_client, answers, client),
+                ):
+                    queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(KEPT_CHUNKS_MAX)
+                    group.create_task(self._fill(way, source, queue))
+                    group.create_task(self._empty(way, queue, target))
         except* OSError:
             # No server, or one side is gone: what the host of a dead server would say.
             self.cut(reset=True)
@@ -231,127 +208,41 @@ class Link:
             for writer in self._writers:
                 writer.close()
 
-    async def _open(self, **where: Any) -> Streams:
+    async def _open(self, **where: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(**where)
         self._writers.append(writer)
         return reader, writer
 
-    def _connect_pipes(self, group: asyncio.TaskGroup, client: Streams, server: Streams) -> None:
-        request = Pipe(self, self._network.to_server, server[1], forward=self._forward_request)
-        answer = Pipe(self, self._network.to_client, client[1], keep=self._keep_answer)
-        for pipe, source in ((request, client[0]), (answer, server[0])):
-            group.create_task(pipe.fill(source))
-            group.create_task(pipe.empty())
-
-    def _forward_request(self, data: bytes) -> None:
-        """Looks at a request just before it goes to the server."""
-        network = self._network
-        if network.commands is not None:
-            network.commands.update(self._parser.feed(data))
-        if self._trap is None:
-            self._trap = network.trap_for(data)
-
-    def _keep_answer(self, data: bytes) -> bool:
-        """Whether an answer goes on to the client: not, if it is the one to be lost."""
-        if self._trap is None:
-            return True
-        if self._trap.swallow(data):
-            self.cut(reset=False)
-            self._trap.sprung.set()
-        return False
-
-
-class Pipe:
-    """
-    One direction of one connection.
-
-    Args:
-        way: Delay, gate and counter of this direction.
-        keep: Asked for each chunk that was read; False throws it away.
-        forward: Called with each chunk just before it is written.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        way: Way,
-        target: asyncio.StreamWriter,
-        *,
-        keep: Callable[[bytes], bool] = lambda _: True,
-        forward: Callable[[bytes], None] = lambda _: None,
-    ) -> None:
-        self._link = link
-        self._way = way
-        self._target = target
-        self._keep = keep
-        self._forward = forward
-        self._queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(KEPT_CHUNKS_MAX)
-
-    async def fill(self, source: asyncio.StreamReader) -> None:
-        """Reads until the other side closes; its closing is queued as an empty chunk."""
-        clock = asyncio.get_running_loop().time
+    async def _fill(self, way: Way, source: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes]]) -> None:
+        """Reads one direction until the other side closes; its closing is queued as an empty chunk."""
         while data := await source.read(CHUNK_BYTES):
-            if self._keep(data):
-                await self._queue.put((clock() + self._way.delay, data))
-        await self._queue.put((clock() + self._way.delay, b""))
+            if way is self._network.to_server or not self._swallows(data):
+                await queue.put((self._clock() + way.delay, data))
+        await queue.put((self._clock() + way.delay, b""))
 
-    async def empty(self) -> None:
+    async def _empty(self, way: Way, queue: asyncio.Queue[tuple[float, bytes]], target: asyncio.StreamWriter) -> None:
         """Writes what is due while the gate is open."""
-        clock = asyncio.get_running_loop().time
         while True:
-            due, data = await self._queue.get()
-            if (wait := due - clock()) > 0:
+            due, data = await queue.get()
+            if (wait := due - self._clock()) > 0:
                 await asyncio.sleep(wait)
-            await self._way.gate.wait()
-            await self._link.known.wait()
+            await way.gate.wait()
+            await self.known.wait()
             if not data:
                 break
-            self._link.active_at = clock()
-            self._forward(data)
-            self._target.write(data)
-            self._way.bytes += len(data)
-            await self._target.drain()
-        if self._target.can_write_eof():
-            self._target.write_eof()
+            self.active_at = self._clock()
+            if way is self._network.to_server and self._trap is None:
+                self._trap = self._network.trap_for(data)
+            target.write(data)
+            await target.drain()
+        if target.can_write_eof():
+            target.write_eof()
 
-
-class CommandParser:
-    """Finds the names of Redis commands in the stream of one client."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """Takes the next bytes and gives the names of the commands that they complete."""
-        self._buffer += data
-        names = []
-        while (found := self._first()) is not None:
-            name, end = found
-            names.append(name.decode(errors="replace").upper())
-            self._buffer = self._buffer[end:]
-        return names
-
-    def _first(self) -> tuple[bytes, int] | None:
-        """Name and end of the first command in the buffer, if it is there completely."""
-        head, found, _ = self._buffer.partition(b"\r\n")
-        if not found:
-            return None
-        end = len(head) + 2
-        if not head.startswith(b"*"):
-            return head.split(b" ")[0], end  # the "inline" form, as typed by hand
-        words = []
-        for _ in range(int(head[1:])):
-            # Each word: $LENGTH \r\n BYTES \r\n
-            length, found, _ = self._buffer[end:].partition(b"\r\n")
-            start = end + len(length) + 2
-            if not found or len(self._buffer) < (end := start + int(length[1:]) + 2):
-                return None
-            words.append(self._buffer[start : end - 2])
-        return words[0], end
-
-
-def set_reset_on_close(writer: asyncio.StreamWriter) -> None:
-    """Makes closing send RST instead of FIN (SO_LINGER with time zero, socket(7))."""
-    connection: socket.socket | None = writer.get_extra_info("socket")
-    if connection is not None and connection.fileno() >= 0:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    def _swallows(self, answer: bytes) -> bool:
+        """Whether an answer is the one to be lost, and so does not go on to the client."""
+        if self._trap is None:
+            return False
+        if self._trap.swallow(answer):
+            self.cut()
+            self._trap.sprung.set()
+        return True

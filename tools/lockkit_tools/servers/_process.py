@@ -16,19 +16,8 @@ from pathlib import Path
 
 from lockkit.units import Seconds
 
-LAUNCHER = Path(__file__).with_name("_launch.py")
-
 # A process in an uninterruptible system call stops only after it; not worth waiting for.
 STOP_TREE_TIMEOUT = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """An account to run a server as."""
-
-    name: str
-    uid: int
-    gid: int
 
 
 class Process:
@@ -38,26 +27,13 @@ class Process:
     Args:
         command: Absolute path of the program, and its arguments.
         log: File to which its output is added.
-        user: Account to run as; None: ours.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        log: Path,
-        cwd: Path,
-        env: Mapping[str, str],
-        user: User | None = None,
-    ) -> None:
-        uid, gid = (user.uid, user.gid) if user else (-1, -1)
-        # -I -S: no site-packages, no PYTHON* variables; half the start-up time.
-        launch = [sys.executable, "-I", "-S", str(LAUNCHER)]
-
+    def __init__(self, command: Sequence[str], *, log: Path, cwd: Path, env: Mapping[str, str]) -> None:
         def spawn() -> subprocess.Popen[bytes]:
             with log.open("ab") as output:
                 return subprocess.Popen(
-                    [*launch, str(os.getpid()), str(uid), str(gid), *command],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -71,7 +47,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Process id of the server itself (the launcher became it)."""
+        """Process id of the server itself (what set it up became it)."""
         return self._popen.pid
 
     @property

@@ -15,15 +15,17 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Self, TypedDict
+from typing import ClassVar, Generic, Self, TypeVar
 
 from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports, is_free
-from lockkit_tools.servers._process import Process, User
+from lockkit_tools.servers._process import Process
 from lockkit_tools.servers.errors import PortTaken, ServerError, StartFailed
 from lockkit_tools.servers.temporary import TemporaryDirectory
 from lockkit_tools.servers.tls import NAMES, Certificates, make_certificates
@@ -107,17 +109,6 @@ class Service(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Options(TypedDict, total=False):
-    """What each `Server` can be told: see there."""
-
-    port: int | None
-    start_timeout: Seconds
-    password: str | None
-    durable: bool
-    tls: bool
-    settings: Mapping[str, str] | None
 
 
 class Server(Service):
@@ -307,7 +298,7 @@ class Server(Service):
         self._port_by_use.clear()
         self._was_ready = False
         # Last: if Ctrl-C comes before, it is closed when the interpreter ends.
-        _alive.pop(self, None)
+        alive.pop(self, None)
 
     # The parts of a start, which a group does for all of its members at once.
 
@@ -315,14 +306,13 @@ class Server(Service):
         """Starts the process without waiting until it answers."""
         self.prepare()
         self._await_ports()
-        _alive[self] = os.getpid()
+        alive[self] = os.getpid()
         self._paused = False
         self._process = Process(
-            self.command(),
+            [*self._set_up("--pdeathsig=KILL"), *self.command()],
             log=self.log,
             cwd=self.directory,
             env=self.environment(),
-            user=self.user(),
         )
 
     def wait_ready(self) -> None:
@@ -342,22 +332,19 @@ class Server(Service):
             self._port_by_use[use] = chosen if chosen is not None else self._ports.reserve()
         return self._port_by_use[use]
 
-    def user(self) -> User | None:
+    def user(self) -> pwd.struct_passwd | None:
         """The account that the server runs as; None: ours."""
         if os.geteuid() != 0 or not self.run_as:
             return None
         for name in (*self.run_as, "nobody"):
-            try:
-                entry = pwd.getpwnam(name)
-            except KeyError:
-                continue
-            return User(name, entry.pw_uid, entry.pw_gid)
+            with suppress(KeyError):
+                return pwd.getpwnam(name)
         raise ServerError(f"{self.kind} refuses to run as root, and there is no account 'nobody'")
 
     def run(self, *command: str, **environment: str) -> str:
         """Runs a program of the server's to its end, as the server's user."""
         done = subprocess.run(
-            [*self._as_user(), *command],
+            [*self._set_up(), *command],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -369,19 +356,22 @@ class Server(Service):
             raise ServerError(f"{command[0]} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def _as_user(self) -> Sequence[str]:
+    def _set_up(self, *options: str) -> Sequence[str]:
         """
-        The command before a command that has it run as the server's user.
+        The command before a command that has it run as the server's user, with options of setpriv(1).
 
         Not ``subprocess.run(user=...)``, which uses fork(2) instead of vfork(2): then the handlers of libraries run in
-        the child, and gRPC's start threads there, whose files are closed (SIGBUS).
+        the child, and gRPC's start threads there, whose files are closed (SIGBUS). And a change of the user clears the
+        death signal (prctl(2), PR_SET_PDEATHSIG), so the order matters.
         """
-        if (user := self.user()) is None:
+        user = self.user()
+        if user is None and not (options and sys.platform.startswith("linux")):
             return ()
         setpriv = shutil.which("setpriv")
         if setpriv is None:
-            raise ServerError("setpriv was not found, which runs programs as another user: install util-linux")
-        return (setpriv, f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups")
+            raise ServerError("setpriv was not found, which sets up servers: install util-linux")
+        account = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups") if user else ()
+        return (setpriv, *account, *options)
 
     def write(self, name: str, text: str, *, mode: int = 0o600) -> Path:
         """Writes a file into the directory that the server can read."""
@@ -423,7 +413,7 @@ class Server(Service):
 
     def _own(self, path: Path) -> None:
         if (user := self.user()) is not None:
-            os.chown(path, user.uid, user.gid)
+            os.chown(path, user.pw_uid, user.pw_gid)
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self._process and self.running else "not running"
@@ -481,6 +471,56 @@ class ServerGroup(Service):
         return f"<{type(self).__name__} of {', '.join(map(repr, self.servers))}>"
 
 
+class Member(Server):
+    """A server that may lead others."""
+
+    @abstractmethod
+    def leads(self) -> bool:
+        """Whether this member is the leader, as it sees itself."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Ensemble(ServerGroup, Generic[M]):
+    """
+    Members that elect a leader.
+
+    A single member is started with `Server.start` only while the others are a majority; after more were lost, start the
+    group: its members wait for each other.
+
+    Args:
+        members: All of them; a majority must run.
+    """
+
+    def __init__(self, members: Sequence[M]) -> None:
+        self.members = list(members)
+
+    @property
+    def servers(self) -> Sequence[M]:
+        return self.members
+
+    @property
+    def url(self) -> str:
+        """The scheme of one member's URL, with all members."""
+        scheme = self.members[0].url.partition(":")[0]
+        return f"{scheme}://{','.join(member.address for member in self.members)}"
+
+    @property
+    def leader(self) -> M:
+        """The member that leads now."""
+        for member in self.members:
+            if member.running and member.leads():
+                return member
+        raise ServerError(f"no member of the {self.kind} leads")
+
+    @property
+    def followers(self) -> list[M]:
+        """The members that run and do not lead."""
+        leader = self.leader
+        return [member for member in self.members if member.running and member is not leader]
+
+
 def start_all(servers: Sequence[Server]) -> None:
     """
     Starts servers at the same time and waits until all of them answer.
@@ -514,15 +554,16 @@ def wait_until(ask: Callable[[], str | None], *, timeout: Seconds = START_TIMEOU
         time.sleep(ASK_INTERVAL)
 
 
-# Servers that were launched and not closed, with the process that launched them: a forked
+# What was launched and not closed, with the process that launched them: a forked
 # child has this table too, and must not end its parent's servers when it exits.
-_alive: dict[Server, int] = {}
+alive: dict[Service, int] = {}
 
 
 @atexit.register
 def _close_all() -> None:
-    mine = [server for server, owner in _alive.items() if owner == os.getpid()]
+    mine = [server for server, owner in alive.items() if owner == os.getpid()]
     for server in mine:
-        server.request_close()
+        if isinstance(server, Server):
+            server.request_close()
     for server in mine:
         server.close()

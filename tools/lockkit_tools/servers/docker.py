@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import socket
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 from lockkit.units import Seconds
 from lockkit_tools.servers._ports import HOST, Ports
-from lockkit_tools.servers.base import STOP_TIMEOUT, Service, wait_until
+from lockkit_tools.servers.base import STOP_TIMEOUT, Service, alive, wait_until
 from lockkit_tools.servers.errors import ServerError
 
 # A daemon that needs longer to say that it is there is no help.
@@ -73,7 +72,7 @@ class ContainerServer(Service):
             self._docker.start()
         else:
             self._container = self._described()
-            _alive[self] = os.getpid()
+            alive[self] = os.getpid()
             self._container.start()
         try:
             wait_until(lambda: self._image.ask(HOST, self.port))
@@ -98,7 +97,7 @@ class ContainerServer(Service):
         """Removes the container and its volumes; the next start makes a new one."""
         self._container.stop()
         self._container = None
-        _alive.pop(self, None)
+        alive.pop(self, None)
 
     def close(self) -> None:
         if self._container is not None:
@@ -125,16 +124,6 @@ class ContainerServer(Service):
         if self._image.command is not None:
             container.with_command(list(self._image.command))
         return container
-
-
-# Those that were made and not removed, with the process that made them: a forked child must not remove its parent's.
-_alive: dict[ContainerServer, int] = {}
-
-
-@atexit.register
-def _close_all() -> None:
-    for server in [server for server, owner in _alive.items() if owner == os.getpid()]:
-        server.close()
 
 
 @functools.cache

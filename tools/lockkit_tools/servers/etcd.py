@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from lockkit_tools.servers.base import wait_until
+from lockkit_tools.servers.base import Ensemble, Member, wait_until
 from lockkit_tools.servers.binaries import find_program
-from lockkit_tools.servers.ensemble import Ensemble, Member
 from lockkit_tools.servers.readiness import ask_etcd, etcd_call, etcd_metrics
 
 # A follower that receives nothing for so long calls an election, in ms.  The shortest lease

@@ -10,16 +10,51 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Never, Self
 
 from lockkit_tools.servers.base import Service
-from lockkit_tools.servers.errors import ServerMissing
-from lockkit_tools.servers.external import ExternalServer
+from lockkit_tools.servers.errors import ServerMissing, Unmanaged
 from lockkit_tools.servers.install import install
 from lockkit_tools.servers.kinds import Kind, find_kind
 
 CHOICE = "LOCKKIT_TEST_SERVERS"
 """Environment variable that says which servers will do: ``docker`` or ``local``; by default both."""
+
+
+class ExternalServer(Service):
+    """
+    The server that an environment variable names.
+
+    Starting and closing it do nothing; everything that needs its process raises
+    `Unmanaged`, so that a test which needs faults says so before it waits for one.
+    """
+
+    managed = False
+
+    def __init__(self, kind: Kind, url: str) -> None:
+        self.kind = kind.name
+        self._variable = kind.variable
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        """The URL from the environment."""
+        return self._url
+
+    def start(self) -> Self:
+        return self
+
+    def _refuse(self, *_: object, **__: object) -> Never:
+        """Say that this cannot be done here."""
+        raise Unmanaged(
+            f"the {self.kind} server comes from {self._variable}, so it can neither be stopped nor paused nor emptied: "
+            f"unset it to let the tests start a server of their own"
+        )
+
+    stop = kill = pause = resume = erase = _refuse
+
+    def close(self) -> None:
+        """Does nothing: it belongs to somebody else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,19 +41,16 @@ class FaultProxy:
 
     Args:
         target_host: Where the real server is.
-        count_commands: Understand the Redis protocol, and count commands.
         precise: Make delays exact to some 0.1 ms, for at most 500 connections.  Else they are
             rounded up to milliseconds, as epoll does.
     """
 
     host = HOST
 
-    def __init__(
-        self, target_host: str, target_port: int, *, count_commands: bool = False, precise: bool = False
-    ) -> None:
+    def __init__(self, target_host: str, target_port: int, *, precise: bool = False) -> None:
         self._ports = Ports()
         self._port: int | None = None
-        self._network = Network((target_host, target_port), count_commands=count_commands)
+        self._network = Network((target_host, target_port))
         self._precise = precise
         self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,9 +101,9 @@ class FaultProxy:
 
         self._do(step)
 
-    def cut(self, *, reset: bool = False) -> int:
+    def cut(self) -> int:
         """Closes all connections; new ones are accepted."""
-        return self._do(lambda: self._network.cut(reset=reset))
+        return self._do(self._network.cut)
 
     def refuse(self) -> None:
         """Refuses new connections (ECONNREFUSED) until `accept` or `heal`; open ones stay."""
@@ -116,7 +113,7 @@ class FaultProxy:
         """Accepts connections again."""
         self._do(self._listen)
 
-    def blackhole(self, *, to_server: bool = True, to_client: bool = True) -> None:
+    def blackhole(self, *, to_server: bool = True) -> None:
         """
         Keeps connections open but forwards nothing until `heal`, which forwards the rest.
 
@@ -127,8 +124,7 @@ class FaultProxy:
         def step() -> None:
             if to_server:
                 self._network.to_server.gate.clear()
-            if to_client:
-                self._network.to_client.gate.clear()
+            self._network.to_client.gate.clear()
 
         self._do(step)
 
@@ -144,7 +140,7 @@ class FaultProxy:
         """Closes connections on which nothing was forwarded for so long, as load balancers do, until `heal`."""
         self._do(lambda: self._network.cut_idle(seconds))
 
-    def drop_next_reply(self, *, match: Match = b"", skip: int = 0, until: Match = b"") -> threading.Event:
+    def drop_next_reply(self, *, match: Match = b"", until: Match = b"") -> threading.Event:
         """
         Forwards one request, swallows its answer, then cuts that connection.
 
@@ -154,7 +150,7 @@ class FaultProxy:
         function of them; empty: any answer.  A protocol whose servers send more
         than answers needs it: for gRPC (etcd) see `http2_call_ended`.
         """
-        trap = Trap(match, skip, until)
+        trap = Trap(match, until)
         self._do(lambda: self._network.traps.append(trap))
         return trap.sprung
 
@@ -165,12 +161,8 @@ class FaultProxy:
 
     @property
     def counts(self) -> Counts:
-        """What went through so far; a copy."""
+        """How many connections there were so far, and how many there are."""
         return self._do(self._network.counts)
-
-    def reset_counts(self) -> None:
-        """Begins to count anew."""
-        self._do(self._network.reset_counts)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -221,7 +213,7 @@ class FaultProxy:
         self._network.cut_idle(None)
         # Not all at once: a link that is just being opened is cut when it is open.
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            self._network.cut(reset=False)
+            self._network.cut()
             await asyncio.wait(tasks)
         # Aborted transports close their sockets in the loop's next turn.
         await asyncio.sleep(0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from lockkit.units import Seconds
-from lockkit_tools.servers.base import Options, Server
+from lockkit_tools.servers.base import Server
 from lockkit_tools.servers.binaries import find_program
-from lockkit_tools.servers.resp import RespConnection
+from lockkit_tools.servers.resp import Reply, RespConnection
 from lockkit_tools.servers.tls import Certificates
 
 
@@ -46,7 +46,7 @@ class RedisServer(Server):
         replica_of: RedisServer | None = None,
         unix_socket: bool = False,
         certificates: Certificates | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.users = dict(users or {})
@@ -95,11 +95,8 @@ class RedisServer(Server):
 
     def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
         """A connection for administration, logged in; close it after use."""
-        connection = RespConnection(
-            (self.host, self.port),
-            ca=self.certificates.ca if self.tls else None,
-            timeout=timeout,
-        )
+        ca = self.certificates.ca if self.tls else None
+        connection = RespConnection((self.host, self.port), ca=ca, timeout=timeout)
         credentials = self.login or (("default", self.password) if self.password else None)
         try:
             if credentials is not None:
@@ -109,10 +106,15 @@ class RedisServer(Server):
             raise
         return connection
 
+    def call(self, *words: str | int | bytes) -> Reply:
+        """The answer to one command, on a connection of its own."""
+        with self.connect() as connection:
+            return connection.call(*words)
+
     def role(self) -> str:
         """``"master"`` or ``"slave"``, as the server sees itself."""
         with self.connect() as connection:
-            return str(connection.call_list("ROLE")[0])
+            return connection.info("replication")["role"]
 
     def command(self) -> Sequence[str]:
         program = find_program("redis-server", "valkey-server")
@@ -142,14 +144,9 @@ class RedisServer(Server):
             process_id = int(connection.info("server")["process_id"])
             if process_id != self.pid:
                 return f"process {process_id} answers at our port"
-            if self.replica_of is not None:
-                return self._ask_replica(connection)
-        return None
-
-    def _ask_replica(self, connection: RespConnection) -> str | None:
-        replication = connection.info("replication")
-        # After a failover it may come back as what a Sentinel made of it: a master.
-        if replication["role"] == "master" or replication["master_link_status"] == "up":
+            replication = connection.info("replication")
+        # After a failover a replica may come back as what a Sentinel made of it: a master.
+        if self.replica_of is None or replication["role"] == "master" or replication["master_link_status"] == "up":
             return None
         return "the replica has not caught up with its master"
 
@@ -176,22 +173,19 @@ class RedisServer(Server):
         if self.unix_socket:
             lines += [("unixsocket", str(self.socket_path)), ("unixsocketperm", "700")]
         if self.tls:
-            lines += self._tls_configuration()
+            lines += [
+                ("tls-port", str(self.port)),
+                ("tls-cert-file", str(self.certificates.server)),
+                ("tls-key-file", str(self.certificates.server_key)),
+                ("tls-ca-cert-file", str(self.certificates.ca)),
+                ("tls-auth-clients", "optional"),
+                ("tls-replication", "yes"),
+            ]
         if (master := self.replica_of) is not None:
             lines += [("replicaof", f"{master.host} {master.port}")]
             if master.password is not None:
                 lines += [("masterauth", quoted(master.password))]
         return lines + list(self.settings.items())
-
-    def _tls_configuration(self) -> list[tuple[str, str]]:
-        return [
-            ("tls-port", str(self.port)),
-            ("tls-cert-file", str(self.certificates.server)),
-            ("tls-key-file", str(self.certificates.server_key)),
-            ("tls-ca-cert-file", str(self.certificates.ca)),
-            ("tls-auth-clients", "optional"),
-            ("tls-replication", "yes"),
-        ]
 
 
 def quoted(value: str) -> str:

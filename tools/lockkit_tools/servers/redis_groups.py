@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from urllib.parse import quote
+from typing import Any
 
 from lockkit.units import Seconds
 from lockkit_tools.servers.base import Server, ServerGroup, wait_until
@@ -59,45 +59,36 @@ class Sentinel(Server):
 
     Args:
         master: The master at the time of the first start.
-        name: What the master is called.
         quorum: Sentinels that must agree that the master is down.
         down_after_ms: Time without an answer until it counts as down.
     """
 
     kind = "redis-sentinel"
 
-    def __init__(self, master: RedisServer, *, name: str, quorum: int, down_after_ms: int) -> None:
+    def __init__(self, master: RedisServer, *, quorum: int, down_after_ms: int) -> None:
         super().__init__()
         self._master = master
-        self._name = name
         self._quorum = quorum
         self._down_after_ms = down_after_ms
 
     @property
     def url(self) -> str:
         """``redis+sentinel://…`` with this Sentinel only."""
-        return f"redis+sentinel://{self.address}/{self._name}/0"
+        return f"redis+sentinel://{self.address}/{RedisSentinels.name}/0"
 
     def connect(self, *, timeout: Seconds = 5.0) -> RespConnection:
         """A connection for administration; close it after use."""
         return RespConnection((self.host, self.port), timeout=timeout)
 
-    def master_address(self) -> tuple[str, int]:
-        """Host and port of the master, as this Sentinel sees it now."""
+    def master(self) -> dict[str, str]:
+        """What this Sentinel knows of the master now."""
         with self.connect() as connection:
-            host, port = connection.call_list("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._name)
-        return str(host), int(str(port))
-
-    def state(self) -> dict[str, str]:
-        """What this Sentinel knows of the master (SENTINEL MASTER)."""
-        with self.connect() as connection:
-            return _pairs(connection.call("SENTINEL", "MASTER", self._name))
+            return _pairs(connection.call("SENTINEL", "MASTER", RedisSentinels.name))
 
     def replicas(self) -> list[dict[str, str]]:
-        """What this Sentinel knows of each replica (SENTINEL REPLICAS)."""
+        """What this Sentinel knows of each replica."""
         with self.connect() as connection:
-            replies = connection.call_list("SENTINEL", "REPLICAS", self._name)
-        return [_pairs(reply) for reply in replies]
+            return [_pairs(reply) for reply in connection.call_list("SENTINEL", "REPLICAS", RedisSentinels.name)]
 
     def command(self) -> Sequence[str]:
         program = find_program("redis-server", "valkey-server")
@@ -107,7 +98,7 @@ class Sentinel(Server):
         """Writes sentinel.conf unless it is there: the Sentinel keeps what it learnt in it."""
         if (self.directory / "sentinel.conf").exists():
             return
-        name, master = self._name, self._master
+        name, master = RedisSentinels.name, self._master
         lines = [
             f"bind {self.host}",
             f"port {self.port}",
@@ -141,34 +132,28 @@ class RedisSentinels(ServerGroup):
 
     Args:
         sentinels: How many Sentinels; a majority must agree on a failover.
-        name: What the master is called.
         password: Password of the Redis nodes (the Sentinels have none).
         down_after_ms: Time without an answer until a node counts as down.
     """
 
     kind = "redis-sentinel"
+    name = "mymaster"
 
     def __init__(
         self,
         *,
         replicas: int = 1,
         sentinels: int = 3,
-        name: str = "mymaster",
         password: str | None = None,
         down_after_ms: int = DOWN_AFTER_MS,
     ) -> None:
-        self.name = name
-        self.password = password
         first = RedisServer(password=password)
         # The first master is to know the password of the next one, when it comes back.
         if password is not None:
             first.settings["masterauth"] = quoted(password)
-        copies = [RedisServer(password=password, replica_of=first) for _ in range(replicas)]
-        self.nodes = [first, *copies]
+        self.nodes = [first, *(RedisServer(password=password, replica_of=first) for _ in range(replicas))]
         quorum = sentinels // 2 + 1
-        self.sentinels = [
-            Sentinel(first, name=name, quorum=quorum, down_after_ms=down_after_ms) for _ in range(sentinels)
-        ]
+        self.sentinels = [Sentinel(first, quorum=quorum, down_after_ms=down_after_ms) for _ in range(sentinels)]
 
     @property
     def servers(self) -> Sequence[Server]:
@@ -177,17 +162,13 @@ class RedisSentinels(ServerGroup):
     @property
     def url(self) -> str:
         """``redis+sentinel://…`` with all Sentinels."""
-        userinfo = f":{quote(self.password, safe='')}@" if self.password is not None else ""
         hosts = ",".join(sentinel.address for sentinel in self.sentinels)
-        return f"redis+sentinel://{userinfo}{hosts}/{self.name}/0"
+        return f"redis+sentinel://{self.nodes[0].userinfo}{hosts}/{self.name}/0"
 
     @property
     def master(self) -> RedisServer:
         """The node that the Sentinels name as master now."""
-        for sentinel in self.sentinels:
-            if sentinel.running:
-                return self._node_at(sentinel.master_address())
-        raise ServerError("no Sentinel runs, so nobody knows the master")
+        return self._master_of(self._running_sentinels()[0])
 
     @property
     def replicas(self) -> list[RedisServer]:
@@ -195,15 +176,11 @@ class RedisSentinels(ServerGroup):
         master = self.master
         return [node for node in self.nodes if node is not master]
 
-    def failover(self, *, crash: bool = True, timeout: Seconds = 60.0) -> RedisServer:
-        """Makes the Sentinels promote another node, and waits until all agree on it."""
+    def failover(self) -> RedisServer:
+        """Kills the master, and waits until all Sentinels agree on another one, which knows it."""
         old = self.master
-        if crash:
-            old.kill()
-        else:
-            # Refused while no replica has caught up: one that was just started, say.
-            wait_until(lambda: self._ask_for_failover(old), timeout=timeout)
-        wait_until(lambda: self._missing_after_failover(old, ask_again=not crash), timeout=timeout)
+        old.kill()
+        wait_until(lambda: self._missing_after_failover(old))
         return self.master
 
     def arrange(self) -> None:
@@ -233,35 +210,20 @@ class RedisSentinels(ServerGroup):
 
     def _missing_in_view(self) -> str | None:
         for sentinel in self._running_sentinels():
-            state = sentinel.state()
-            others = (int(state["num-slaves"]), int(state["num-other-sentinels"]))
+            master = sentinel.master()
+            others = (int(master["num-slaves"]), int(master["num-other-sentinels"]))
             if others != (len(self.nodes) - 1, len(self.sentinels) - 1):
                 return f"{sentinel} sees {others[0]} replicas and {others[1]} other Sentinels"
-            if state["flags"] != "master":
-                return f"{sentinel} sees the master as {state['flags']}"
+            if master["flags"] != "master":
+                return f"{sentinel} sees the master as {master['flags']}"
             if lagging := [one for one in sentinel.replicas() if not _may_be_promoted(one)]:
                 return f"{sentinel} would not promote {lagging}"
         return None
 
-    def _ask_for_failover(self, old: RedisServer) -> None:
-        """Asks the first Sentinel to fail over from `old`, unless it has begun or finished to do so."""
-        sentinel = self._running_sentinels()[0]
-        if self._node_at(sentinel.master_address()) is not old:
-            return
-        if "failover_in_progress" in sentinel.state()["flags"]:
-            return
-        with sentinel.connect() as connection:
-            connection.call("SENTINEL", "FAILOVER", self.name)
-
-    def _missing_after_failover(self, old: RedisServer, *, ask_again: bool) -> str | None:
+    def _missing_after_failover(self, old: RedisServer) -> str | None:
         for sentinel in self._running_sentinels():
-            node = self._node_at(sentinel.master_address())
+            node = self._master_of(sentinel)
             if node is old:
-                # On a machine that stalls, a failover in order is given up after its timeout, or
-                # undone when the new master is silent for too long.  Its master being well, no
-                # Sentinel tries again on its own.
-                if ask_again:
-                    self._ask_for_failover(old)
                 return f"{sentinel} still names the old master"
             if (role := node.role()) != "master":
                 return f"{node} is still {role}"
@@ -270,11 +232,13 @@ class RedisSentinels(ServerGroup):
     def _running_sentinels(self) -> list[Sentinel]:
         return [sentinel for sentinel in self.sentinels if sentinel.running]
 
-    def _node_at(self, address: tuple[str, int]) -> RedisServer:
+    def _master_of(self, sentinel: Sentinel) -> RedisServer:
+        with sentinel.connect() as connection:
+            host, port = connection.call_list("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
         for node in self.nodes:
-            if (node.host, node.port) == address:
+            if node.address == f"{host}:{port}":
                 return node
-        raise ServerError(f"the Sentinels name {address} as master, which is none of our nodes")
+        raise ServerError(f"the Sentinels name {host}:{port} as master, which is none of our nodes")
 
 
 def _pairs(reply: Reply) -> dict[str, str]:
@@ -294,42 +258,32 @@ class ClusterNode(RedisServer):
 
     def __init__(self, *, password: str | None = None, node_timeout_ms: int) -> None:
         super().__init__(password=password)
-        self._node_timeout_ms = node_timeout_ms
-
-    def prepare(self) -> None:
-        """Adds the Cluster's lines to the configuration."""
         self.settings |= {
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
-            "cluster-node-timeout": str(self._node_timeout_ms),
-            # By default the peers' port is the clients' + 10000, which may not be free.
-            "cluster-port": str(self.port_for("peers")),
+            "cluster-node-timeout": str(node_timeout_ms),
         }
-        if self.password is not None:
-            self.settings["masterauth"] = quoted(self.password)
+        if password is not None:
+            self.settings["masterauth"] = quoted(password)
+
+    def prepare(self) -> None:
+        """Adds the port of the peers: by default the clients' + 10000, which may not be free."""
+        self.settings["cluster-port"] = str(self.port_for("peers"))
         super().prepare()
 
     def node_id(self) -> str:
         """What the node calls itself."""
-        with self.connect() as connection:
-            return connection.call_str("CLUSTER", "MYID")
+        return str(self.call("CLUSTER", "MYID"))
 
     def cluster_info(self) -> dict[str, str]:
         """CLUSTER INFO as fields."""
-        with self.connect() as connection:
-            return fields(connection.call_str("CLUSTER", "INFO"))
+        return fields(str(self.call("CLUSTER", "INFO")))
 
     def slot_ranges(self) -> list[tuple[range, int]]:
         """Which slots are served by the master at which port, as this node sees it."""
-        with self.connect() as connection:
-            replies = connection.call_list("CLUSTER", "SLOTS")
-        found = []
-        for reply in replies:
-            assert isinstance(reply, list)
-            first, last, master = reply[:3]
-            assert isinstance(master, list)
-            found.append((range(int(str(first)), int(str(last)) + 1), int(str(master[1]))))
-        return found
+        # First and last slot, and host and port of the master, before its replicas.
+        replies: Any = self.call("CLUSTER", "SLOTS")
+        return [(range(first, last + 1), master[1]) for first, last, master, *_ in replies]
 
 
 class RedisCluster(ServerGroup):
@@ -350,10 +304,8 @@ class RedisCluster(ServerGroup):
         password: str | None = None,
         node_timeout_ms: int = DOWN_AFTER_MS,
     ) -> None:
-        self.password = password
-        self.nodes = [
-            ClusterNode(password=password, node_timeout_ms=node_timeout_ms) for _ in range(masters * (1 + replicas))
-        ]
+        count = masters * (1 + replicas)
+        self.nodes = [ClusterNode(password=password, node_timeout_ms=node_timeout_ms) for _ in range(count)]
         self._masters_count = masters
 
     @property
@@ -363,42 +315,37 @@ class RedisCluster(ServerGroup):
     @property
     def url(self) -> str:
         """``redis+cluster://…`` with all nodes."""
-        userinfo = f":{quote(self.password, safe='')}@" if self.password is not None else ""
-        return f"redis+cluster://{userinfo}{','.join(node.address for node in self.nodes)}"
+        return f"redis+cluster://{self.nodes[0].userinfo}{','.join(node.address for node in self.nodes)}"
 
     def arrange(self) -> None:
         """Joins the nodes unless they know each other, and waits until all call it healthy."""
         if int(self.nodes[0].cluster_info()["cluster_known_nodes"]) == 1:
             self._share_slots()
-            self._introduce()
+            for node in self.nodes[1:]:
+                self.nodes[0].call("CLUSTER", "MEET", node.host, node.port, node.port_for("peers"))
             wait_until(self._missing_peers)
-            self._assign_replicas()
-        self.wait_healthy()
+            masters, replicas = self.nodes[: self._masters_count], self.nodes[self._masters_count :]
+            for index, replica in enumerate(replicas):
+                replica.call("CLUSTER", "REPLICATE", masters[index % len(masters)].node_id())
+        wait_until(self._missing_health)
 
-    def wait_healthy(self, *, timeout: Seconds = 60.0) -> None:
-        """Waits until every running node says that all slots are served."""
-        wait_until(self._missing_health, timeout=timeout)
-
-    def failover(self, *, timeout: Seconds = 60.0) -> ClusterNode:
+    def failover(self) -> ClusterNode:
         """Kills the first node that is a master, and waits until its replica serves its slots."""
         old = self._running_masters()[0]
         slot = self.slots_of(old)[0]
         old.kill()
-        wait_until(lambda: self._missing_after_failover(slot, old), timeout=timeout)
-        self.wait_healthy(timeout=timeout)
+        wait_until(lambda: self._missing_after_failover(slot, old))
+        wait_until(self._missing_health)
         return self.owner_of(slot)
 
     def slot_of(self, key: str) -> int:
         """The hash slot of a key."""
-        with self._anyone().connect() as connection:
-            return int(str(connection.call("CLUSTER", "KEYSLOT", key)))
+        return int(str(self._anyone().call("CLUSTER", "KEYSLOT", key)))
 
     def owner_of(self, slot: int) -> ClusterNode:
         """The master that serves a slot."""
-        for slots, port in self._anyone().slot_ranges():
-            if slot in slots:
-                return self._node_at_port(port)
-        raise ServerError(f"nobody serves slot {slot}")
+        (port,) = (port for slots, port in self._anyone().slot_ranges() if slot in slots)
+        return next(node for node in self.nodes if node.port == port)
 
     def slots_of(self, node: ClusterNode) -> list[int]:
         """The hash slots that a master serves."""
@@ -411,61 +358,34 @@ class RedisCluster(ServerGroup):
         if source is target:
             return
         self.begin_move(slot, source, target)
-        self._migrate_keys(slot, source, target)
-        self._finish_move(slot, source, target)
-
-    def begin_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
-        """Only the first half of `move_slot`: keys that are not there yet get ASK answers."""
-        with target.connect() as connection:
-            connection.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source.node_id())
-        with source.connect() as connection:
-            connection.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target.node_id())
-
-    def _migrate_keys(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
-        password = ["AUTH", self.password] if self.password is not None else []
-        with source.connect() as connection:
-            while keys := connection.call_list("CLUSTER", "GETKEYSINSLOT", slot, 100):
-                names = [str(key) for key in keys]
-                connection.call(
-                    *("MIGRATE", target.host, target.port, "", 0, 5000),
-                    *password,
-                    *("KEYS", *names),
-                )
-
-    def _finish_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
+        password = ["AUTH", source.password] if source.password is not None else []
+        while keys := self._keys_in(slot, source):
+            source.call("MIGRATE", target.host, target.port, "", 0, 5000, *password, "KEYS", *keys)
         # The target first: were the source told first, and died, nobody would serve it.
         others = [node for node in self._running_masters() if node not in (source, target)]
         owner = target.node_id()
         for node in [target, source, *others]:
-            with node.connect() as connection:
-                connection.call("CLUSTER", "SETSLOT", slot, "NODE", owner)
+            node.call("CLUSTER", "SETSLOT", slot, "NODE", owner)
+
+    def begin_move(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
+        """Only the first half of `move_slot`: keys that are not there yet get ASK answers."""
+        target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source.node_id())
+        source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target.node_id())
+
+    @staticmethod
+    def _keys_in(slot: int, node: ClusterNode) -> list[str]:
+        keys = node.call("CLUSTER", "GETKEYSINSLOT", slot, 100)
+        assert isinstance(keys, list)
+        return [str(key) for key in keys]
 
     def _share_slots(self) -> None:
         count = self._masters_count
         bounds = [SLOTS_COUNT * index // count for index in range(count + 1)]
         for index, (first, end) in enumerate(pairwise(bounds)):
-            with self.nodes[index].connect() as connection:
-                connection.call("CLUSTER", "ADDSLOTS", *range(first, end))
-                # Distinct epochs from the start: nodes that find two equal ones first
-                # have to settle which of them gives way.
-                connection.call("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
-
-    def _introduce(self) -> None:
-        first = self.nodes[0]
-        with first.connect() as connection:
-            for node in self.nodes[1:]:
-                peers = node.port_for("peers")
-                connection.call("CLUSTER", "MEET", node.host, node.port, peers)
-
-    def _assign_replicas(self) -> None:
-        masters, replicas = (
-            self.nodes[: self._masters_count],
-            self.nodes[self._masters_count :],
-        )
-        for index, replica in enumerate(replicas):
-            master = masters[index % len(masters)]
-            with replica.connect() as connection:
-                connection.call("CLUSTER", "REPLICATE", master.node_id())
+            self.nodes[index].call("CLUSTER", "ADDSLOTS", *range(first, end))
+            # Distinct epochs from the start: nodes that find two equal ones first
+            # have to settle which of them gives way.
+            self.nodes[index].call("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
 
     def _missing_peers(self) -> str | None:
         for node in self.nodes:
@@ -481,24 +401,17 @@ class RedisCluster(ServerGroup):
         return None
 
     def _missing_health(self) -> str | None:
+        """Why not every running node says that all slots are served."""
         for node in self.nodes:
             if not node.running:
                 continue
             info = node.cluster_info()
-            if info["cluster_state"] != "ok":
-                return f"{node} calls the cluster {info['cluster_state']}"
-            if int(info["cluster_slots_ok"]) < SLOTS_COUNT:
-                return f"{node} finds {info['cluster_slots_ok']} slots served"
+            if info["cluster_state"] != "ok" or int(info["cluster_slots_ok"]) < SLOTS_COUNT:
+                return f"{node} calls the cluster {info['cluster_state']}, with {info['cluster_slots_ok']} slots served"
         return None
 
     def _running_masters(self) -> list[ClusterNode]:
         return [node for node in self.nodes if node.running and node.role() == "master"]
 
     def _anyone(self) -> ClusterNode:
-        for node in self.nodes:
-            if node.running:
-                return node
-        raise ServerError("no node of the cluster runs")
-
-    def _node_at_port(self, port: int) -> ClusterNode:
-        return next(node for node in self.nodes if node.port == port)
+        return next(node for node in self.nodes if node.running)

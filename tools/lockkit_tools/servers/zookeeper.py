@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 from urllib.parse import urlencode
 
-from lockkit_tools.servers.base import Options
+from lockkit_tools.servers.base import Ensemble, Member
 from lockkit_tools.servers.binaries import find_program, look_for_jar
-from lockkit_tools.servers.ensemble import Ensemble, Member
 from lockkit_tools.servers.errors import ServerMissing
 from lockkit_tools.servers.readiness import ASK_TIMEOUT, ask_zookeeper, four_letters
 
@@ -50,9 +49,7 @@ class ZooKeeperServer(Member):
 
     kind = "zookeeper"
 
-    def __init__(
-        self, *, tick_ms: int = TICK_MS, properties: Mapping[str, str] | None = None, **options: Unpack[Options]
-    ) -> None:
+    def __init__(self, *, tick_ms: int = TICK_MS, properties: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.tick_ms = tick_ms
         self.properties = dict(properties or {})

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
+from operator import attrgetter
 
 from lockkit.aio import Lease
 from lockkit.backend import Mode
@@ -284,14 +285,10 @@ def progress(waits: Iterable[Wait], longest: Seconds, *, since: Instant, until: 
 def _pairs(beliefs: Sequence[Belief]) -> Iterator[tuple[Belief, Belief]]:
     """Yield each two beliefs in one name that overlap, the earlier first."""
     by_name: dict[str, list[Belief]] = defaultdict(list)
-    for belief in sorted(beliefs, key=_start):
+    for belief in sorted(beliefs, key=attrgetter("start")):
         living = [one for one in by_name[belief.name] if one.end > belief.start + ROUNDING]
         if belief.end > belief.start + ROUNDING:
             for one in living:
                 yield one, belief
             living.append(belief)
         by_name[belief.name] = living
-
-
-def _start(belief: Belief) -> float:
-    return belief.start

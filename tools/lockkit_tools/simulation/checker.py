@@ -116,7 +116,7 @@ def exclusion(seen: Seen, limits: Limits) -> Iterator[Problem]:
         for span in _believed(seen, lease):
             by_name.setdefault(lease.acquired.name, []).append((span, lease))
     for spans in by_name.values():
-        spans.sort(key=_start)
+        spans.sort(key=lambda item: item[0][0])
         for index, ((_, end), earlier) in enumerate(spans):
             for (start, _), later in spans[index + 1 :]:
                 if start >= end - ROUNDING:
@@ -177,7 +177,7 @@ def tokens(seen: Seen, limits: Limits) -> Iterator[Problem]:
 def _token_order(seen: Seen) -> Iterator[Problem]:
     """As clients can see it, on one server or many: who calls after another has acquired gets a higher token."""
     newest: dict[str, SeenLease] = {}
-    for lease in sorted(seen.leases.values(), key=_acquired_at):
+    for lease in sorted(seen.leases.values(), key=lambda lease: lease.acquired.at):
         before = newest.get(lease.acquired.name)
         if before is not None and lease.acquired.token <= before.acquired.token:
             called = seen.calls[lease.acquired.call].called
@@ -361,7 +361,9 @@ def _excused(seen: Seen, one: SeenLease, other: SeenLease) -> bool:
     owners = one.acquired.owner, other.acquired.owner
     if not all(owner in seen.grants_of for owner in owners):
         return False
-    older, newer = sorted((seen.grants_of[owner][0] for owner in owners), key=_granted_at)
+    older, newer = sorted(
+        (seen.grants_of[owner][0] for owner in owners), key=lambda grant: (grant.granted.at, grant.granted.token)
+    )
     return older.freed is not None and older.freed.how in {"broken", "lost"} and older.freed.at <= newer.granted.at
 
 
@@ -387,15 +389,3 @@ def _who(lease: SeenLease) -> str:
 
 def _caller(call: SeenCall) -> str:
     return f"call {call.called.call} of {call.called.client}"
-
-
-def _start(item: tuple[Span, SeenLease]) -> float:
-    return item[0][0]
-
-
-def _granted_at(grant: SeenGrant) -> tuple[float, int]:
-    return grant.granted.at, grant.granted.token
-
-
-def _acquired_at(lease: SeenLease) -> float:
-    return lease.acquired.at

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from lockkit.units import Instant, Seconds
-from lockkit_tools.simulation.history import (
-    Acquired,
-    Believed,
-    Broken,
-    Called,
-    Closed,
-    Crashed,
-    Cut,
-    DataLost,
-    Dropped,
-    Ended,
-    Event,
-    Failed,
-    Freed,
-    Granted,
-    Healed,
-    History,
-    Kept,
-    Looked,
-    Paused,
-    Quiet,
-    Released,
-    Resumed,
-    Stuck,
-    Told,
-    Undone,
-    Unheld,
-    Wrote,
-)
+from lockkit_tools.simulation import history as h
+from lockkit_tools.simulation.history import History
 
 Span = tuple[float, float]
 
@@ -44,13 +19,13 @@ Span = tuple[float, float]
 class SeenLease:
     """One lease as its client saw it."""
 
-    acquired: Acquired
+    acquired: h.Acquired
     deadlines: list[Span]  # since when, the deadline
     ended: float = inf  # since when the client itself does not count it as held
-    lost: Unheld | None = None
-    told: list[Told] = field(default_factory=list)
-    looks: list[Looked] = field(default_factory=list)
-    released: list[Released] = field(default_factory=list)
+    lost: h.Unheld | None = None
+    told: list[h.Told] = field(default_factory=list)
+    looks: list[h.Looked] = field(default_factory=list)
+    released: list[h.Released] = field(default_factory=list)
     dropped: bool = False
 
 
@@ -58,17 +33,17 @@ class SeenLease:
 class SeenGrant:
     """One grant as the server saw it."""
 
-    granted: Granted
+    granted: h.Granted
     ends: list[Span]  # since when, the end
-    freed: Freed | None = None
+    freed: h.Freed | None = None
 
 
 @dataclass(slots=True)
 class SeenCall:
     """One call of ``acquire``."""
 
-    called: Called
-    end: Acquired | Failed | None = None
+    called: h.Called
+    end: h.Acquired | h.Failed | None = None
 
 
 @dataclass(slots=True)
@@ -82,7 +57,6 @@ class Seen:
         grants: As the server gave them, by name of the lock.
         free: By name of the lock: when nobody held it, and how it had become free.
         faults: When network or server were not well.
-        data_lost: When the server lost its data.
         undone: When the server last ran an undo or release of an owner.
         quiet: What was left at the server.
         bugs: What must not happen at all.
@@ -92,18 +66,17 @@ class Seen:
     calls: dict[int, SeenCall] = field(default_factory=dict)
     leases: dict[str, SeenLease] = field(default_factory=dict)
     grants_of: dict[str, list[SeenGrant]] = field(default_factory=lambda: defaultdict(list))
-    grants: dict[str, list[Granted]] = field(default_factory=lambda: defaultdict(list))
+    grants: dict[str, list[h.Granted]] = field(default_factory=lambda: defaultdict(list))
     pauses: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     crashed: dict[str, float] = field(default_factory=dict)
-    closed: dict[str, Closed] = field(default_factory=dict)
+    closed: dict[str, h.Closed] = field(default_factory=dict)
     faults: list[Span] = field(default_factory=list)
-    data_lost: list[float] = field(default_factory=list)
     undone: dict[str, float] = field(default_factory=dict)
-    freed: list[Freed] = field(default_factory=list)
+    freed: list[h.Freed] = field(default_factory=list)
     free: dict[str, list[tuple[Span, str]]] = field(default_factory=lambda: defaultdict(list))
-    quiet: list[Quiet] = field(default_factory=list)
-    writes: list[Wrote] = field(default_factory=list)
-    bugs: list[Stuck | Broken] = field(default_factory=list)
+    quiet: list[h.Quiet] = field(default_factory=list)
+    writes: list[h.Wrote] = field(default_factory=list)
+    bugs: list[h.Stuck | h.Broken] = field(default_factory=list)
 
     def alive_until(self, client: str) -> float:
         """When a client crashed; infinity if it did not."""
@@ -123,19 +96,19 @@ class IncompleteError(Exception):
 
 
 def read(history: History) -> Seen:
-    """Sort a history."""
-    if not history or not isinstance(history[-1], Ended):
+    """Sort a history. What is about a lease that was never handed out is a `KeyError`: something is missing."""
+    if not history or not isinstance(history[-1], h.Ended):
         message = "the history has no end"
         raise IncompleteError(message)
     seen = Seen(history[-1].at)
     for event in history:
-        _take(seen, event)
+        _READERS[type(event)](seen, event)
     for name in {call.called.name for call in seen.calls.values()}:
         seen.free[name] = _free(seen, seen.grants[name])
     return seen
 
 
-def _free(seen: Seen, grants: list[Granted]) -> list[tuple[Span, str]]:
+def _free(seen: Seen, grants: list[h.Granted]) -> list[tuple[Span, str]]:
     """When nobody held a lock at the server, and how the last lease before had ended."""
     free = []
     since, how = 0.0, "new"
@@ -147,87 +120,61 @@ def _free(seen: Seen, grants: list[Granted]) -> list[tuple[Span, str]]:
     return free
 
 
-def _take(seen: Seen, event: Event) -> None:
-    match event:
-        case Called() | Acquired() | Failed():
-            _take_call(seen, event)
-        case Believed() | Unheld() | Looked() | Told() | Released() | Dropped():
-            if event.owner not in seen.leases:
-                message = f"no lease of owner {event.owner} was handed out"
-                raise IncompleteError(message)
-            _take_lease(seen.leases[event.owner], event)
-        case Paused() | Resumed() | Crashed() | Closed() | Cut() | Healed():
-            _take_fault(seen, event)
-        case Granted() | Kept() | Freed() | Undone() | DataLost() | Quiet():
-            _take_server(seen, event)
-        case Wrote():
-            seen.writes.append(event)
-        case Stuck() | Broken():
-            seen.bugs.append(event)
-        case Ended():
-            return  # read first
-        case _:
-            message = f"what is {event!r}?"  # type: ignore[unreachable]
-            raise IncompleteError(message)
-
-
-def _take_call(seen: Seen, event: Called | Acquired | Failed) -> None:
-    if isinstance(event, Called):
-        seen.calls[event.call] = SeenCall(event)
-        return
+def _acquired(seen: Seen, event: h.Acquired) -> None:
     seen.calls[event.call].end = event
     # Not if it was entered again by the task that held it.
-    if isinstance(event, Acquired) and event.owner not in seen.leases:
-        seen.leases[event.owner] = SeenLease(event, [(event.at, event.until)])
+    seen.leases.setdefault(event.owner, SeenLease(event, [(event.at, event.until)]))
 
 
-def _take_lease(lease: SeenLease, event: Believed | Unheld | Looked | Told | Released | Dropped) -> None:
-    match event:
-        case Believed():
-            lease.deadlines.append((event.at, event.until))
-        case Unheld():
-            lease.ended = min(lease.ended, event.at)
-            lease.lost = lease.lost if event.why == "released" else event
-        case Looked():
-            lease.looks.append(event)
-        case Told():
-            lease.told.append(event)
-        case Released():
-            lease.released.append(event)
-        case Dropped():
-            lease.dropped = True
+def _unheld(seen: Seen, event: h.Unheld) -> None:
+    lease = seen.leases[event.owner]
+    lease.ended = min(lease.ended, event.at)
+    lease.lost = lease.lost if event.why == "released" else event
 
 
-def _take_fault(seen: Seen, event: Paused | Resumed | Crashed | Closed | Cut | Healed) -> None:
-    match event:
-        case Paused():
-            seen.pauses[event.client].append((event.at, inf))
-        case Resumed():
-            start, _ = seen.pauses[event.client].pop()
-            seen.pauses[event.client].append((start, event.at))
-        case Crashed():
-            seen.crashed[event.client] = event.at
-        case Closed():
-            seen.closed[event.client] = event
-        case Cut():
-            seen.faults.append((event.at, inf))
-        case Healed():
-            seen.faults[-1:] = [(start, event.at) for start, _ in seen.faults[-1:]]
+def _resumed(seen: Seen, event: h.Resumed) -> None:
+    start, _ = seen.pauses[event.client].pop()
+    seen.pauses[event.client].append((start, event.at))
 
 
-def _take_server(seen: Seen, event: Granted | Kept | Freed | Undone | DataLost | Quiet) -> None:
-    match event:
-        case Granted():
-            seen.grants[event.name].append(event)
-            seen.grants_of[event.owner].append(SeenGrant(event, [(event.at, event.until)]))
-        case Kept():
-            seen.grants_of[event.owner][-1].ends.append((event.at, event.until))
-        case Freed():
-            seen.freed.append(event)
-            seen.grants_of[event.owner][-1].freed = event
-        case Undone():
-            seen.undone[event.owner] = event.at
-        case DataLost():
-            seen.data_lost.append(event.at)
-        case Quiet():
-            seen.quiet.append(event)
+def _healed(seen: Seen, event: h.Healed) -> None:
+    seen.faults[-1:] = [(start, event.at) for start, _ in seen.faults[-1:]]
+
+
+def _granted(seen: Seen, event: h.Granted) -> None:
+    seen.grants[event.name].append(event)
+    seen.grants_of[event.owner].append(SeenGrant(event, [(event.at, event.until)]))
+
+
+def _freed(seen: Seen, event: h.Freed) -> None:
+    seen.freed.append(event)
+    seen.grants_of[event.owner][-1].freed = event
+
+
+_READERS: dict[type, Callable[[Seen, Any], object]] = {
+    h.Called: lambda seen, event: seen.calls.update({event.call: SeenCall(event)}),
+    h.Acquired: _acquired,
+    h.Failed: lambda seen, event: setattr(seen.calls[event.call], "end", event),
+    h.Believed: lambda seen, event: seen.leases[event.owner].deadlines.append((event.at, event.until)),
+    h.Unheld: _unheld,
+    h.Looked: lambda seen, event: seen.leases[event.owner].looks.append(event),
+    h.Told: lambda seen, event: seen.leases[event.owner].told.append(event),
+    h.Released: lambda seen, event: seen.leases[event.owner].released.append(event),
+    h.Dropped: lambda seen, event: setattr(seen.leases[event.owner], "dropped", True),
+    h.Paused: lambda seen, event: seen.pauses[event.client].append((event.at, inf)),
+    h.Resumed: _resumed,
+    h.Crashed: lambda seen, event: seen.crashed.update({event.client: event.at}),
+    h.Closed: lambda seen, event: seen.closed.update({event.client: event}),
+    h.Cut: lambda seen, event: seen.faults.append((event.at, inf)),
+    h.Healed: _healed,
+    h.Granted: _granted,
+    h.Kept: lambda seen, event: seen.grants_of[event.owner][-1].ends.append((event.at, event.until)),
+    h.Freed: _freed,
+    h.Undone: lambda seen, event: seen.undone.update({event.owner: event.at}),
+    h.Quiet: lambda seen, event: seen.quiet.append(event),
+    h.Wrote: lambda seen, event: seen.writes.append(event),
+    h.Stuck: lambda seen, event: seen.bugs.append(event),
+    h.Broken: lambda seen, event: seen.bugs.append(event),
+    h.DataLost: lambda _, __: None,  # each lease was freed with it
+    h.Ended: lambda _, __: None,  # read first
+}

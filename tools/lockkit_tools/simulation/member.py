@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockkit.aio import Client
 from lockkit.backend import LockBackend
@@ -12,34 +12,36 @@ from lockkit.errors import LockError
 from lockkit_tools.simulation.backend import connect
 from lockkit_tools.simulation.history import Believed, Closed, Crashed, Paused, Resumed, Unheld
 from lockkit_tools.simulation.network import Network
-from lockkit_tools.simulation.scenario import Scenario
 from lockkit_tools.simulation.schedule import Fault
 from lockkit_tools.simulation.server import LockServer
 from lockkit_tools.simulation.world import Process, Task
 
+if TYPE_CHECKING:
+    from lockkit_tools.simulation.run import Simulation
+
 
 class Member:
-    """One client of the scenario: its process, its workers, and what the history says about it."""
+    """One client: its process, its workers, and what the history says about it."""
 
     def __init__(
         self,
-        scenario: Scenario,
+        simulation: Simulation,
         index: int,
         rate: float,
         offset: float,
         backend: Callable[[Process, LockServer, Network, float], LockBackend],
     ) -> None:
-        self.scenario = scenario
-        self.schedule = scenario.schedule
-        self.world = scenario.world
-        self.history = scenario.history
+        self.schedule = simulation.schedule
+        self.storage = simulation.storage
+        self.world = simulation.world
+        self.history = simulation.history
         self.index = index
         self.process = self.world.process(f"client{index}", rate=rate, offset=offset, lateness=self.schedule.lateness)
         self.process.probe = self._probe
         self.client: Client = connect(
             self.process,
-            scenario.server,
-            scenario.network,
+            simulation.server,
+            simulation.network,
             call_timeout=self.schedule.call_timeout,
             backend=backend,
             schedule=self.schedule,
@@ -48,7 +50,8 @@ class Member:
         )
         self.closed = False
         self.exiting = False
-        self._watched: list[_Watched] = []
+        self.calls = simulation.calls
+        self._watched: dict[LeaseRecord, tuple[float, str]] = {}
 
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Task[Any]:
         """Run something in the client's process."""
@@ -67,7 +70,9 @@ class Member:
         elif fault.kind == "close":
             self.start(self.close(calm=False), "close")
         elif fault.kind == "cut close":
-            self.cut_close(fault.variant * self.schedule.call_timeout)
+            # Close the client, and be cancelled on the way; somebody closes it again later.
+            closing = self.process.start(self.client.close(), "close", awaited=True)
+            self.world.call_in(fault.variant * self.schedule.call_timeout, closing.cancel)
         elif fault.kind == "no threads":
             self.process.refuses_tasks = True
             self.world.call_in(fault.seconds, self._allow_tasks)
@@ -112,11 +117,6 @@ class Member:
     def _allow_tasks(self) -> None:
         self.process.refuses_tasks = False
 
-    def cut_close(self, seconds: float) -> None:
-        """Close the client, and be cancelled on the way; somebody closes it again later."""
-        task = self.process.start(self.client.close(), "close", awaited=True)
-        self.world.call_in(seconds, task.cancel)
-
     async def leave(self) -> None:
         """Close the client at the end, if there is one."""
         if not self.process.dead:
@@ -133,7 +133,7 @@ class Member:
 
     def watch(self, record: LeaseRecord) -> None:
         """Take down from now on what the client believes about a lease."""
-        self._watched.append(_Watched(record))
+        self._watched[record] = record.valid_until, ""
 
     def _probe(self) -> None:
         """
@@ -141,24 +141,13 @@ class Member:
 
         At the fields: asking the lease would make it notice its loss.
         """
-        for watched in self._watched:
-            record = watched.record
-            if record.valid_until != watched.valid_until:
-                watched.valid_until = record.valid_until
+        for record, (valid_until, why_before) in self._watched.items():
+            why = record.lost_reason or ("released" if record.released else "")
+            if (record.valid_until, why) == (valid_until, why_before):
+                continue
+            self._watched[record] = record.valid_until, why
+            if record.valid_until != valid_until:
                 until = self.process.clock.true_time(record.valid_until)
                 self.history.append(Believed(self.world.now, record.grant.owner, until))
-            why = record.lost_reason or ("released" if record.released else "")
-            if why != watched.why:
-                watched.why = why
+            if why != why_before:
                 self.history.append(Unheld(self.world.now, record.grant.owner, why))
-
-
-class _Watched:
-    """A lease of a client, as it was when last looked at."""
-
-    __slots__ = ("record", "valid_until", "why")
-
-    def __init__(self, record: LeaseRecord) -> None:
-        self.record = record
-        self.valid_until = record.valid_until
-        self.why = ""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from lockkit.units import Seconds
@@ -161,7 +162,7 @@ class Network:
         waiter = process.waiter(timeout)
         path = (process.name, node.name)
         if path not in self._cut_requests and self._chance() >= self.conditions.requests_lost:
-            self._carry((*path, True), node.receive, operation, _Return(self, path, waiter))
+            self._carry((*path, True), node.receive, operation, partial(self._answer, path, waiter))
         answer: Answer | None = await waiter.park()
         if answer is None:
             message = f"no answer from {node.name} within {timeout:g} s"
@@ -177,7 +178,7 @@ class Network:
         if (process.name, node.name) not in self._cut_answers and self._chance() >= self.conditions.answers_lost:
             self._carry((process.name, node.name, False), process.receive, function)
 
-    def answer(self, path: tuple[str, str], waiter: Waiter, answer: Answer) -> None:
+    def _answer(self, path: tuple[str, str], waiter: Waiter, answer: Answer) -> None:
         """Send an answer back."""
         if path not in self._cut_answers and self._chance() >= self.conditions.answers_lost:
             self._carry((*path, False), waiter.wake, answer)
@@ -193,17 +194,3 @@ class Network:
             self._last_arrival[way] = arrival
         self.slowest = max(self.slowest, arrival - now)
         self.world.call_at(arrival, function, *arguments)
-
-
-class _Return:
-    """The way back of one request."""
-
-    __slots__ = ("_network", "_path", "_waiter")
-
-    def __init__(self, network: Network, path: tuple[str, str], waiter: Waiter) -> None:
-        self._network = network
-        self._path = path
-        self._waiter = waiter
-
-    def __call__(self, answer: Answer) -> None:
-        self._network.answer(self._path, self._waiter, answer)

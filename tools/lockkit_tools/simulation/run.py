@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from lockkit.backend import LockBackend
@@ -11,12 +12,11 @@ from lockkit_tools.simulation.backend import SimulatedBackend
 from lockkit_tools.simulation.checker import Limits, Verdict, check
 from lockkit_tools.simulation.history import Broken, Cut, Ended, Healed, History, Stuck
 from lockkit_tools.simulation.member import Member
-from lockkit_tools.simulation.network import CALM, Network
-from lockkit_tools.simulation.scenario import Scenario
+from lockkit_tools.simulation.network import CALM, Network, Node
 from lockkit_tools.simulation.schedule import EXTENDED_MAX, Fault, Schedule, draw
-from lockkit_tools.simulation.server import LockServer
+from lockkit_tools.simulation.server import LockServer, Storage
 from lockkit_tools.simulation.worker import start_workers
-from lockkit_tools.simulation.world import Overrun, Process, Task
+from lockkit_tools.simulation.world import Overrun, Process, Task, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,18 @@ def simulate(seed: int, **parts: Any) -> Outcome:
     return Simulation(draw(seed), **parts).run()
 
 
-class Simulation(Scenario):
-    """One run of a schedule."""
+WALL_CLOCK_WRONG = 1000.0
+"""The server's time of day is wrong by up to this, seconds. It must not matter."""
+
+
+class Simulation:
+    """
+    One run of a schedule.
+
+    Attributes:
+        chance: Draws what differs between the machines.
+        calls: Numbers the calls of ``acquire``.
+    """
 
     def __init__(
         self,
@@ -44,7 +54,16 @@ class Simulation(Scenario):
         backend: Callable[[Process, LockServer, Network, float], LockBackend] = SimulatedBackend,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(schedule, server)
+        self.schedule = schedule
+        self.history: History = []
+        self.world = World(schedule.seed)
+        self.network = Network(self.world, schedule.conditions)
+        self.chance = self.world.chance("machines")
+        wrong = self.chance.uniform(-WALL_CLOCK_WRONG, WALL_CLOCK_WRONG)
+        self.node = Node(self.world, "server", rate=schedule.server_rate, wall_offset=wrong)
+        self.server = server(self.node, self.network, self.history, wakeup=schedule.wakeup, tells=schedule.tells)
+        self.storage = Storage(self.world, self.network, self.history)
+        self.calls = count(1)
         self.limits = schedule.limits() if limits is None else limits
         self.clients = [
             Member(self, index, rate, self.chance.uniform(0.0, 1e5), backend)

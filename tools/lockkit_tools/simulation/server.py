@@ -12,9 +12,9 @@ from typing import Literal
 
 from lockkit.backend import Holder, Host, LossReason, Note, decode_metadata
 from lockkit.units import Instant, Seconds
-from lockkit_tools.simulation.history import DataLost, Freed, Granted, History, Kept, Quiet, Undone
-from lockkit_tools.simulation.network import Network, Node
-from lockkit_tools.simulation.world import Process
+from lockkit_tools.simulation.history import DataLost, Freed, Granted, History, Kept, Quiet, Undone, Wrote
+from lockkit_tools.simulation.network import Network, NoAnswer, Node
+from lockkit_tools.simulation.world import Process, World
 
 Wakeup = Literal["fair", "all", "none"]
 """
@@ -257,3 +257,26 @@ class LockServer:
             self.tokens.clear()
             self.notes.clear()
             self.history.append(DataLost(at))
+
+
+class Storage:
+    """What the locks protect: it compares fencing tokens, so a late write of a former holder is refused."""
+
+    def __init__(self, world: World, network: Network, history: History) -> None:
+        self.node = Node(world, "storage")
+        self._network = network
+        self._history = history
+        self._newest: dict[str, int] = {}
+
+    async def write(self, process: Process, name: str, token: int, timeout: Seconds) -> None:
+        """Send a write, and wait for the answer for a while; whether it was accepted is for the history."""
+        try:
+            await self._network.call(process, self.node, lambda: self._accept(name, token), timeout)
+        except NoAnswer:
+            return  # it may have been written or not, as any write
+
+    def _accept(self, name: str, token: int) -> None:
+        accepted = token >= self._newest.get(name, 0)
+        if accepted:
+            self._newest[name] = token
+        self._history.append(Wrote(self.node.world.now, name, token, accepted))

@@ -92,7 +92,7 @@ class Worker:
         told_wanted: bool,
         reentrant: bool,
     ) -> Lease | None:
-        call = self.member.scenario.next_call()
+        call = next(self.member.calls)
         self.history.append(Called(self.world.now, call, self.process.name, name, timeout))
         try:
             # A reentrant lease belongs to the task that acquired it.
@@ -168,7 +168,7 @@ class Worker:
         elif action < 0.7:
             lease.check()
             # Between the look and the write anything may happen: that is what the token is for.
-            await self.member.scenario.storage.write(self.process, lease.name, lease.token, ttl)
+            await self.member.storage.write(self.process, lease.name, lease.token, ttl)
         elif action < 0.8:
             await lease.extend(ttl * chance.uniform(0.15, EXTENDED_MAX) if chance.random() < 0.8 else None)
         elif action < 0.9:

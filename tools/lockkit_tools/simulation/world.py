@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Coroutine, Generator
 from heapq import heappop, heappush
 from math import inf
+from operator import attrgetter
 from types import coroutine
 from typing import Any, Generic, TypeVar, cast
 
@@ -63,6 +64,7 @@ class World:
         current: The task that is running, or None.
         failures: What tasks raised that nobody waited for: bugs of the simulated program.
         mutexes_held: Short sections entered and not left; none may be open when a task suspends.
+        probe: Called after each timer, to watch the machines from outside.
     """
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX) -> None:
@@ -72,6 +74,7 @@ class World:
         self.failures: list[tuple[Task[Any], BaseException]] = []
         self.processes: list[Process] = []
         self.mutexes_held = 0
+        self.probe: Callable[[], object] | None = None
         self.ready: list[Task[Any]] = []
         self._steps_left = steps_max
         self._timers: list[tuple[float, float, int, Timer]] = []
@@ -122,7 +125,7 @@ class World:
         ready = self.ready
         if len(ready) == 1:
             return ready.pop()
-        ready.sort(key=_number)
+        ready.sort(key=attrgetter("number"))
         return ready.pop(int(self._chance() * len(ready)))
 
     def _advance(self, until: Instant) -> bool:
@@ -135,6 +138,8 @@ class World:
         when, _, _, timer = heappop(timers)
         self.now = when
         timer.fire()
+        if self.probe is not None:
+            self.probe()
         return True
 
     def _step(self, task: Task[Any]) -> None:
@@ -158,10 +163,6 @@ class World:
         """Crash what is left, so that no coroutine is found unfinished by the garbage collector later."""
         for process in self.processes:
             process.crash()
-
-
-def _number(task: Task[Any]) -> int:
-    return task.number
 
 
 TICK = 1e-9

@@ -80,7 +80,7 @@ def _ours(entries: Sequence[_Entry]) -> _Entry | None:
 
 
 def _over_baseline(plot: Plot, section: Section, ours: _Entry) -> str:
-    ratio = ours.row.ratios.get(section.workload.headline, {}).get(ours.row.baseline or "")
+    ratio = ours.row.over_baseline(section.workload)
     if not plot.ratio or ratio is None:
         return ""
     headline = next(figure for figure in section.workload.figures if figure.key == section.workload.headline)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 
@@ -27,7 +27,7 @@ GLANCE = ("pair", "handoff", "crash")
 
 def page(report: Report) -> str:
     """Write the report as HTML, complete in itself."""
-    sections = [section for section in report.sections if any(_shown(row) for row in section.rows)]
+    sections = [section for section in report.sections if any(row.shown for row in section.rows)]
     body = tag(
         "main",
         _head(report),
@@ -60,7 +60,11 @@ def _head(report: Report) -> Html:
         "Machine": f"{machine['processor'] or machine['architecture']}, {machine['cores']} cores, {machine['system']}",
         "Python": str(machine["python"]),
         "Load before": f"{machine['load_before']:.1f} processes"
-        + (" \N{EM DASH} the machine was busy: trust ratios, not times" if _busy(machine) else ""),
+        + (
+            " \N{EM DASH} the machine was busy: trust ratios, not times"
+            if machine["load_before"] > machine["cores"] / 2
+            else ""
+        ),
         "Rounds": f"up to {settings.rounds}, subjects in a new random order in each (seed {report.outcome.seed})",
     }
     rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts.items()]
@@ -99,10 +103,6 @@ def _marks(report: Report) -> list[str]:
             "One that is faster than its baseline in every round is marked as suspect."
         )
     return lines
-
-
-def _busy(machine: Mapping[str, float]) -> bool:
-    return machine["load_before"] > machine["cores"] / 2
 
 
 def _alarms(report: Report) -> Html:
@@ -177,12 +177,10 @@ def _repeat(report: Report) -> Html:
 def _glance(sections: Sequence[Section], report: Report) -> Html:
     """Show lockkit's sync API on all backends."""
     figures = []
-    for section in sections:
-        drawn = glance(section)
+    for section, drawn in zip(sections, map(glance, sections), strict=True):
         if drawn is not None:
             plot, chart = drawn
-            ours = [row for row in section.rows if _ours(row) and _shown(row)]
-            taken = compare_backends(plot, ours, name=lambda row: title(row.subject.group))
+            taken = compare_backends(plot, _ours(section), name=lambda row: title(row.subject.group))
             caption = f"{plot.hint} The plot does not show what each backend guarantees in return: see its page."
             figures.append(_figure(section.workload.title, "", chart, taken, caption.lstrip()))
     if not figures:
@@ -197,7 +195,7 @@ def _glance(sections: Sequence[Section], report: Report) -> Html:
 
 def glance(section: Section) -> tuple[Plot, Html] | None:
     """Draw lockkit's sync API on all backends; None for a workload not drawn like this, or with one backend only."""
-    ours = [row for row in section.rows if _ours(row) and _shown(row)]
+    ours = _ours(section)
     if section.workload.name not in GLANCE or len({row.subject.group for row in ours}) < 2:
         return None
     # Without multiples of the baseline: each backend has a different one.
@@ -206,23 +204,25 @@ def glance(section: Section) -> tuple[Plot, Html] | None:
     return None if chart is None else (plot, chart)
 
 
-def _ours(row: Row) -> bool:
-    return row.subject.role == "lockkit" and row.subject.face == "blocking" and row.subject.number == 1
+def _ours(section: Section) -> list[Row]:
+    shown = [row for row in section.rows if row.shown and row.subject.number == 1]
+    return [row for row in shown if (row.subject.role, row.subject.face) == ("lockkit", "blocking")]
 
 
 def _section(section: Section, report: Report) -> Html:
     workload = section.workload
-    groups = dict.fromkeys(row.subject.group for row in section.rows if _shown(row))
+    groups = dict.fromkeys(row.subject.group for row in section.rows if row.shown)
     panels = []
     for group in groups:
-        rows = [row for row in section.rows if row.subject.group == group and _shown(row)]
+        rows = [row for row in section.rows if row.subject.group == group and row.shown]
         for plot in PLOTS[workload.name]:
             drawn = draw(plot, section, rows, name=_name)
             if drawn is None:
                 continue
             about = described(report.about["servers"].get(group, {}))
             heading = title(group) if len(PLOTS[workload.name]) == 1 else f"{title(group)}: {plot.title.lower()}"
-            baseline = f"{TIMES} baseline: of the {_headline(section)}. " if "baseline</small>" in drawn else ""
+            headline = next(figure.title for figure in workload.figures if figure.key == workload.headline)
+            baseline = f"{TIMES} baseline: of the {headline}. " if "baseline</small>" in drawn else ""
             taken = conclude(plot, section, rows, name=_name)
             hint = f"{plot.hint} " if plot.hint else ""
             panels.append(_figure(heading, about, drawn, taken, f"{hint}{baseline}Not shown: {workload.silent}"))
@@ -232,14 +232,8 @@ def _section(section: Section, report: Report) -> Html:
         tag("p", workload.explains),
         tag("div", *panels, class_="panels"),
         *_remarks(section),
-        _details(section),
         id=workload.name,
     )
-
-
-def _headline(section: Section) -> str:
-    workload = section.workload
-    return next(figure.title for figure in workload.figures if figure.key == workload.headline)
 
 
 def _figure(title: str, about: str, drawn: Html, taken: str, caption: str) -> Html:
@@ -252,36 +246,10 @@ def _remarks(section: Section) -> list[Html]:
     remarks = [
         tag("li", f"{row.subject.key}: {note}", class_=row.status)
         for row in section.rows
-        for note in ([f"{row.status}: {row.reason}"] if row.reason and _shown(row) else []) + row.notes
+        for note in ([f"{row.status}: {row.reason}"] if row.reason and row.shown else []) + row.notes
     ]
     return [tag("ul", *remarks, class_="remarks")] if remarks else []
 
 
-def _details(section: Section) -> Html:
-    figures = [f for f in section.workload.figures if any(f.key in row.figures for row in section.rows)]
-    headline = section.workload.headline
-    head = ["subject", "API", "backend", *(figure.title for figure in figures), f"{TIMES} baseline"]
-    rows = []
-    for row in filter(_shown, section.rows):
-        numbers = [
-            f"{row.figures[figure.key]:,.{figure.digits}f}" if figure.key in row.figures else "" for figure in figures
-        ]
-        ratio = row.ratios.get(headline, {}).get(row.baseline or "")
-        numbers.append(f"{ratio.median:.2f}" if ratio is not None else "")
-        words = [_label(row), row.subject.api, title(row.subject.group)]
-        cells = [tag("td", word) for word in words] + [tag("td", number, class_="number") for number in numbers]
-        rows.append(tag("tr", *cells, class_=row.status))
-    table = tag("table", tag("tr", *(tag("th", word) for word in head)), *rows)
-    return tag("details", tag("summary", "All figures"), tag("div", table, class_="scroll"))
-
-
-def _shown(row: Row) -> bool:
-    return row.status not in {"skipped", "pending"}
-
-
 def _name(row: Row) -> str:
-    return _label(row) + (" (async)" if row.subject.face == "asyncio" else "")
-
-
-def _label(row: Row) -> str:
-    return row.subject.label + (f" #{row.subject.number}" if row.subject.number > 1 else "")
+    return row.label + (" (async)" if row.subject.face == "asyncio" else "")

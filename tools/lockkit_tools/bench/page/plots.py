@@ -36,7 +36,7 @@ class Line:
 
 def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[Row], str]) -> Html | None:
     """Draw a plot."""
-    shown = [row for row in rows if row.status not in {"skipped", "pending"}]
+    shown = [row for row in rows if row.shown]
     lines = [Line(row, name(row), _values(plot, section, row), _times_baseline(plot, section, row)) for row in shown]
     # Without values and without a reason for it: the figure does not apply.
     lines = [line for line in lines if line.values or line.row.reason or line.row.notes]
@@ -64,7 +64,7 @@ def _values(plot: Plot, section: Section, row: Row) -> Values:
 def _times_baseline(plot: Plot, section: Section, row: Row) -> str:
     if not plot.ratio:
         return ""
-    ratio = row.ratios.get(section.workload.headline, {}).get(row.baseline or "")
+    ratio = row.over_baseline(section.workload)
     return "" if ratio is None else f"{written(ratio.median, 'share')}{TIMES}"
 
 

@@ -13,7 +13,7 @@ from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.parts import ParentPipe
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Kind, Subject
-from lockkit_tools.bench.worker_pool import WorkerFailed
+from lockkit_tools.bench.worker_pool import WorkerFailed, WorkerPool
 
 _WORDS: Mapping[Kind, str] = MappingProxyType(
     {
@@ -103,11 +103,25 @@ class Workload(ABC):
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         """Measure once. Runs in the process of the command; starts the processes that lock."""
 
+    def measure_alone(self, subject: Subject, settings: Settings, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Have one process do its part, and give its result."""
+        with WorkerPool(settings.seconds + settings.patience) as pool:
+            worker = pool.start(subject, self.name, part, ttl=settings.ttl)
+            worker.ready()
+            worker.go()
+            return worker.result()
+
     def measure_together(
         self, subjects: Sequence[Subject], settings: Settings
     ) -> list[Measured | WorkerFailed | OSError]:
-        """Measure several at the same time: what each gave, or how it failed. Only where `together` is above 1."""
-        raise NotImplementedError
+        """Measure up to `together` of them at the same time: what each gave, or how it failed."""
+        results: list[Measured | WorkerFailed | OSError] = []
+        for subject in subjects:
+            try:
+                results.append(self.measure(subject, settings))
+            except (WorkerFailed, OSError) as error:
+                results.append(error)
+        return results
 
     async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
         """Do the part of one process. Must not block an event loop that it runs in."""

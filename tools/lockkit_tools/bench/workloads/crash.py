@@ -70,15 +70,7 @@ class Crash(Workload):
         """See `Workload.measure_together`. One step of all subjects after the other, in one thread."""
         with ExitStack() as stack:
             scenes = [_Scene(self, subject, settings, stack) for subject in subjects]
-            steps: Sequence[Callable[[_Scene], None]] = (
-                _Scene.start,
-                _Scene.hold,
-                _Scene.wait,
-                _Scene.plan,
-                _Scene.strike,
-                _Scene.look,
-            )
-            for step in steps:
+            for step in (_Scene.start, _Scene.begin, _Scene.strike, _Scene.look):
                 # The first one that is struck comes first: waiting for it delays nobody.
                 for scene in sorted(scenes, key=lambda scene: scene.strike_ns):
                     scene.do(step)
@@ -146,27 +138,17 @@ class _Scene:
     def start(self) -> None:
         ttl = self.settings.crash_ttl
         pool = self.stack.enter_context(WorkerPool((TTLS_MAX + 1) * ttl + self.settings.patience))
-        name = fresh_name()
+        part = {"name": fresh_name(), "renews": self.subject.renews}
         self.holder, self.waiter = (
-            pool.start(
-                self.subject,
-                self.workload.name,
-                {"name": name, "role": role, "renews": self.subject.renews},
-                ttl=ttl,
-            )
-            for role in ("hold", "wait")
+            pool.start(self.subject, self.workload.name, {**part, "role": role}, ttl=ttl) for role in ("hold", "wait")
         )
 
-    def hold(self) -> None:
+    def begin(self) -> None:
         self.holder.ready()
         self.waiter.ready()
-
-    def wait(self) -> None:
         self.holder.go()
         self.holder.ready()
         self.waiter.go()
-
-    def plan(self) -> None:
         # Anywhere between two renewals, which come every third of a ttl.
         held_ns = (HELD_SECONDS_MIN + random.uniform(0, self.settings.crash_ttl / 3)) * 1e9
         self.strike_ns = now_ns() + int(held_ns)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from lockkit_tools.bench.addresses import addresses, redirected, why_not_through
 from lockkit_tools.bench.parts import now_ns
@@ -17,9 +17,7 @@ from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit_tools.bench.workloads.handoff import Handoff
 from lockkit_tools.bench.workloads.pair import Pair
-
-if TYPE_CHECKING:
-    from lockkit_tools.servers import FaultProxy
+from lockkit_tools.servers.proxy import FaultProxy
 
 _PAIR, _HANDOFF = Pair(), Handoff()
 
@@ -67,7 +65,7 @@ class Distance(Workload):
         hands_over = not _HANDOFF.inapplicable(subject)
         figures: dict[str, float] = {}
         with ExitStack() as stack:
-            proxies = [stack.enter_context(_proxy(address)) for address in addresses(subject.url)]
+            proxies = [stack.enter_context(FaultProxy(*address, precise=True)) for address in addresses(subject.url)]
             echo = stack.enter_context(_echo())
             far = replace(subject, url=redirected(subject.url, [proxy.address for proxy in proxies]))
             for trip_ms in settings.round_trips_ms:
@@ -75,8 +73,7 @@ class Distance(Workload):
                     proxy.delay(trip_ms / 2000, trip_ms / 2000)
                 figures[f"trip_{trip_ms}_ms"] = _round_trip_ms(echo)
                 part = {"name": fresh_name(), "seconds": 0.0, "pairs": settings.far_pairs, "warm_up": WARM_UP}
-                pair = _PAIR.measure_part(far, settings, part)
-                figures[f"pair_{trip_ms}_ms"] = pair.figures["median_us"] / 1000
+                figures[f"pair_{trip_ms}_ms"] = _PAIR.measure_alone(far, settings, part)["median_us"] / 1000
                 if not hands_over:
                     continue
                 hold = settings.hold_min + QUEUEING_TRIPS * trip_ms / 1000
@@ -107,13 +104,6 @@ def trips(figures: Mapping[str, float], levels_ms: Sequence[int]) -> dict[str, f
     }
 
 
-def _proxy(address: tuple[str, int]) -> FaultProxy:
-    # Imported here: the processes that lock load this module too, and start quicker without all kinds of servers.
-    from lockkit_tools.servers import FaultProxy  # noqa: PLC0415
-
-    return FaultProxy(*address, precise=True)
-
-
 @contextmanager
 def _echo() -> Iterator[FaultProxy]:
     """Give a proxy with a server behind it that sends back what it gets, one connection at a time."""
@@ -131,7 +121,7 @@ def _echo() -> Iterator[FaultProxy]:
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    with closing(listener), _proxy(listener.getsockname()) as proxy:
+    with closing(listener), FaultProxy(*listener.getsockname(), precise=True) as proxy:
         yield proxy
         # Linux: closing a socket does not wake a thread that accepts on it; shutting it down does.
         listener.shutdown(socket.SHUT_RDWR)

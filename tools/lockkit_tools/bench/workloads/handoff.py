@@ -6,9 +6,8 @@ import os
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns, pause, readable, run_contenders, spread
@@ -52,15 +51,17 @@ class Handoff(Workload):
         # Threads or tasks of one process, where the lock excludes no others.
         casts = [["give", "take"]] if subject.scope == "process" else [["give"], ["take"]]
         with ExitStack() as stack:
-            begin, done = stack.enter_context(_Pipe.open()), stack.enter_context(_Pipe.open())
+            begin, done = os.pipe(), os.pipe()
+            for fd in (*begin, *done):
+                stack.callback(os.close, fd)
             pool = stack.enter_context(WorkerPool(expected + settings.patience))
             workers = [
                 pool.start(
                     subject,
                     self.name,
-                    {**part, "roles": roles, "begin": begin.fds, "done": done.fds},
+                    {**part, "roles": roles, "begin": begin, "done": done},
                     ttl=settings.ttl,
-                    pass_fds=[*begin.fds, *done.fds],
+                    pass_fds=[*begin, *done],
                 )
                 for roles in casts
             ]
@@ -73,43 +74,42 @@ class Handoff(Workload):
         return _measured(gaps)
 
     async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
-        begin, done = _Pipe(*part["begin"]), _Pipe(*part["done"])
         parts: dict[str, Callable[[], Coroutine[Any, Any, list[int]]]] = {
-            "give": partial(_give, adapter, part, begin, done),
-            "take": partial(_take, adapter, part, begin, done),
+            "give": partial(_give, adapter, part),
+            "take": partial(_take, adapter, part),
         }
         roles: Sequence[str] = part["roles"]
         await parent.ready()
         return dict(zip(roles, await run_contenders(adapter, [parts[role] for role in roles]), strict=True))
 
 
-async def _give(adapter: Adapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe) -> list[int]:
+async def _give(adapter: Adapter, part: Mapping[str, Any]) -> list[int]:
     """Hold, tell the taker to wait, release; note the time before each release."""
     lock = adapter.primitive(part["kind"], part["name"])
     stamps = []
     for _ in range(part["count"]):
         await enter(adapter, lock)
-        begin.tell()
+        _tell(part["begin"][1])
         await pause(adapter, part["hold_min"] + random.uniform(0, HOLD_SECONDS_MORE + part["poll"]))
         stamps.append(now_ns())
         await leave(adapter, lock)
-        await done.hear()
+        await _hear(part["done"][0])
     return stamps
 
 
-async def _take(adapter: Adapter, part: Mapping[str, Any], begin: _Pipe, done: _Pipe) -> list[int]:
+async def _take(adapter: Adapter, part: Mapping[str, Any]) -> list[int]:
     """Wait for the lock when told to; note the time after each acquire."""
     lock = adapter.primitive(part["kind"], part["name"])
     # The first use connects, loads scripts and so on: that is not the hand-off.
-    await begin.hear()
+    await _hear(part["begin"][0])
     stamps = []
     for turn in range(part["count"]):
         await enter(adapter, lock)
         stamps.append(now_ns())
         await leave(adapter, lock)
-        done.tell()
+        _tell(part["done"][1])
         if turn + 1 < part["count"]:
-            await begin.hear()
+            await _hear(part["begin"][0])
     return stamps
 
 
@@ -122,33 +122,12 @@ def _measured(gaps: list[int]) -> Measured:
     return Measured(spread(gaps[1:] or gaps, "ms"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipe:
-    """Between two processes, or two tasks of one event loop."""
+def _tell(writer: int) -> None:
+    os.write(writer, b".")
 
-    reader: int
-    writer: int
 
-    @classmethod
-    def open(cls) -> Self:
-        return cls(*os.pipe())
-
-    @property
-    def fds(self) -> tuple[int, int]:
-        return self.reader, self.writer
-
-    def tell(self) -> None:
-        os.write(self.writer, b".")
-
-    async def hear(self) -> None:
-        await readable(self.reader)
-        if not os.read(self.reader, 1):
-            message = "the other process has ended"
-            raise EOFError(message)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.reader)
-        os.close(self.writer)
+async def _hear(reader: int) -> None:
+    await readable(reader)
+    if not os.read(reader, 1):
+        message = "the other process has ended"
+        raise EOFError(message)

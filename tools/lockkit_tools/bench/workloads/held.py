@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.parts import ParentPipe, enter, leave, pause
-from lockkit_tools.bench.server import watch
+from lockkit_tools.bench.observers import watch
+from lockkit_tools.bench.parts import ParentPipe, enter, idle_percent, leave
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerPool
@@ -80,13 +80,11 @@ class Held(Workload):
         entered = [await enter(adapter, lock) for lock in locks]
         acquire_us = (time.monotonic() - began) / len(locks) * 1e6
         await parent.ready()
-        cpu, began = time.process_time(), time.monotonic()
-        await pause(adapter, part["seconds"])
-        cpu, seconds = time.process_time() - cpu, time.monotonic() - began
+        cpu_percent = await idle_percent(adapter, part["seconds"])
         threads = threading.active_count()
         lost = sum(adapter.still_held(lock, lease) is False for lock, lease in zip(locks, entered, strict=True))
         await parent.ready()
         if not lost:
             for lock in locks:
                 await leave(adapter, lock)
-        return {"cpu_percent": 100 * cpu / seconds, "threads": threads, "lost": lost, "acquire_us": acquire_us}
+        return {"cpu_percent": cpu_percent, "threads": threads, "lost": lost, "acquire_us": acquire_us}

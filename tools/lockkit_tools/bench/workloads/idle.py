@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from lockkit.runtime import drive
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.parts import ParentPipe, enter, leave, pause
-from lockkit_tools.bench.server import watch
+from lockkit_tools.bench.observers import watch
+from lockkit_tools.bench.parts import ParentPipe, enter, idle_percent, leave, pause
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
 from lockkit_tools.bench.worker_pool import WorkerPool
@@ -85,16 +85,14 @@ class Idle(Workload):
         crowd.begin()
         await pause(adapter, part["settle"])
         await parent.ready()
-        cpu, began = time.process_time(), time.monotonic()
-        await pause(adapter, part["seconds"])
-        cpu, seconds = time.process_time() - cpu, time.monotonic() - began
+        cpu_percent = await idle_percent(adapter, part["seconds"])
         early = crowd.check()
         threads = threading.active_count()
         await parent.ready()
         if part["holds"]:
             await leave(adapter, lock)
         await crowd.end(LEAVE_SECONDS)
-        return {"cpu_percent": 100 * cpu / seconds, "threads": threads, "early": early}
+        return {"cpu_percent": cpu_percent, "threads": threads, "early": early}
 
 
 class _Crowd:

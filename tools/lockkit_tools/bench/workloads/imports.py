@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -57,14 +56,16 @@ class Imports(Workload):
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         """See `Workload.measure`. ``subject.target`` holds the statements."""
-        bare, full = [], []
+        bare, full = list[int](), list[int]()
         # Whatever the user's environment says about byte code: it is compiled once, as it is for an installed package.
         with TemporaryDirectory("bench") as cache:
             python = partial(_python, cache=str(cache), patience=settings.patience)
             loaded: list[str] = json.loads(python(LIST_MODULES.format(statements=subject.target)))
             for _ in range(settings.imports):
-                bare.append(_time(python, "pass"))
-                full.append(_time(python, subject.target))
+                for times, statements in ((bare, "pass"), (full, subject.target)):
+                    began = now_ns()
+                    python(statements)
+                    times.append(now_ns() - began)
         without, with_it = spread(bare, "ms"), spread(full, "ms")
         foreign = sorted({name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"lockkit"})
         return Measured(
@@ -77,12 +78,6 @@ class Imports(Workload):
             },
             details={"third_party": foreign},
         )
-
-
-def _time(python: Callable[[str], str], statements: str) -> int:
-    began = now_ns()
-    python(statements)
-    return now_ns() - began
 
 
 def _python(statements: str, *, cache: str, patience: Seconds) -> str:

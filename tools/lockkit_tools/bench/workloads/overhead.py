@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lockkit.backend import Grant, LockBackend, LossReason, Request
+from lockkit.backend import Grant, LockBackend, Request
 from lockkit.configuration import registry
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.url import parse
@@ -15,7 +14,6 @@ from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.parts import ParentPipe, now_ns, spread
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Subject
-from lockkit_tools.bench.worker_pool import WorkerPool
 from lockkit_tools.bench.workloads.base import Figure, Measured, Workload, fresh_name
 from lockkit_tools.bench.workloads.pair import time_pairs
 
@@ -51,18 +49,9 @@ class Overhead(Workload):
         return super().inapplicable(subject)
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
-        part = {
-            "name": fresh_name(),
-            "url": subject.url,
-            "ttl": settings.ttl,
-            "seconds": settings.seconds,
-            "warm_up": settings.warm_up,
-        }
-        with WorkerPool(settings.seconds + settings.patience) as pool:
-            worker = pool.start(subject, self.name, part, ttl=settings.ttl)
-            worker.ready()
-            worker.go()
-            result = worker.result()
+        part = {"name": fresh_name(), "url": subject.url, "ttl": settings.ttl}
+        part |= {"seconds": settings.seconds, "warm_up": settings.warm_up}
+        result = self.measure_alone(subject, settings, part)
         for kind in ("min", "median"):
             result[f"overhead_{kind}_us"] = result[f"face_{kind}_us"] - result[f"backend_{kind}_us"]
         return Measured({figure.key: result[figure.key] for figure in self.figures})
@@ -82,26 +71,14 @@ class Overhead(Workload):
         return {f"face_{k}": v for k, v in face.items()} | {f"backend_{k}": v for k, v in backend.items()}
 
 
-@dataclass(slots=True)
-class _Host:
-    """What a backend needs of an engine."""
-
-    runtime: Runtime
-
-    def lost(self, owner: str, reason: LossReason) -> None:
-        message = f"the backend lost {owner} while it was measured: {reason}"
-        raise RuntimeError(message)
-
-    def confirm_soon(self) -> None:
-        """Nothing is held for longer than a pair."""
-
-
 class _Direct:
     """A backend without engine."""
 
     def __init__(self, part: Mapping[str, Any], runtime: Runtime) -> None:
+        host = registry.DetachedHost()
+        host.runtime = runtime  # type: ignore[assignment]  # of either API
         self.backend: LockBackend
-        self.backend, _ = registry.open_backend(parse(part["url"]), {}, _Host(runtime))
+        self.backend, _ = registry.open_backend(parse(part["url"]), {}, host)
         self._runtime = runtime
         self._name = part["name"] + "-direct"
         self._ttl = part["ttl"]

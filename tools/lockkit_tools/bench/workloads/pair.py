@@ -10,7 +10,6 @@ from lockkit_tools.bench.adapters.base import Adapter
 from lockkit_tools.bench.parts import ParentPipe, now_ns, spread
 from lockkit_tools.bench.settings import Settings
 from lockkit_tools.bench.subject import Kind, Subject
-from lockkit_tools.bench.worker_pool import WorkerPool
 from lockkit_tools.bench.workloads.base import Figure, Measured, Workload, fresh_name
 
 
@@ -39,17 +38,10 @@ class Pair(Workload):
 
     def measure(self, subject: Subject, settings: Settings) -> Measured:
         part = {"name": fresh_name(), "seconds": settings.seconds, "pairs": 1, "warm_up": settings.warm_up}
-        return self.measure_part(subject, settings, part)
-
-    def measure_part(self, subject: Subject, settings: Settings, part: Mapping[str, Any]) -> Measured:
-        """Measure until ``part["seconds"]`` have passed and ``part["pairs"]`` were timed."""
-        with WorkerPool(settings.seconds + settings.patience) as pool:
-            worker = pool.start(subject, self.name, part, ttl=settings.ttl)
-            worker.ready()
-            worker.go()
-            return Measured(worker.result())
+        return Measured(self.measure_alone(subject, settings, part))
 
     async def work(self, adapter: Adapter, part: Mapping[str, Any], parent: ParentPipe) -> dict[str, Any]:
+        """Time pairs until ``part["seconds"]`` have passed and ``part["pairs"]`` were timed."""
         name, kind = part["name"], self.kind
         await time_pairs(adapter, name, kind=kind, pairs=part["warm_up"])
         await parent.ready()

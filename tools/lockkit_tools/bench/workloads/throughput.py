@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from lockkit_tools.bench.adapters.base import Adapter
-from lockkit_tools.bench.machine import CpuTime
+from lockkit_tools.bench.machine import processor_seconds
 from lockkit_tools.bench.parts import ParentPipe, enter, leave, now_ns, pause, run_contenders
 from lockkit_tools.bench.settings import CONTENDERS, Settings
 from lockkit_tools.bench.subject import Subject
@@ -54,9 +54,9 @@ class Throughput(Workload):
             for part in parts:
                 pool.start(subject, self.name, part, ttl=settings.ttl)
             pool.start_together()
-            machine = CpuTime()
+            before = processor_seconds()
             results = pool.results()
-            busy, every = machine.so_far()
+            busy, every = (now - then for now, then in zip(processor_seconds(), before, strict=True))
         figures = {f"pairs_{count}": sum(result["pairs"] for result in results) / settings.seconds}
         if busy:
             clients = sum(result["cpu_seconds"] for result in results)

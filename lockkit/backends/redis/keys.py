@@ -81,11 +81,12 @@ class Command:
 class Script(Command):
     """A Lua file in the folder ``scripts`` of a backend. Its `keys` are named as for `side_key`, or "lock"."""
 
-    __slots__ = ("keys",)
+    __slots__ = ("keys", "name")
 
     def __init__(
         self, name: str, *, keys: Sequence[str], arguments: int, alone: bool = False, package: str = __package__
     ) -> None:
+        self.name = name
         self.keys = tuple(keys)
         folder = files(package).joinpath("scripts")
         text, words = folder.joinpath(f"{name}.lua").read_text("utf-8"), len(keys) + arguments

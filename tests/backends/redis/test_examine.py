@@ -13,7 +13,8 @@ import pytest
 import lockkit
 from lockkit.backends.redis import examine as redis_examine
 from lockkit.backends.redis.handshake import VERSION_MIN, version_of
-from lockkit.doctor import Severity, addresses, examine, timing
+from lockkit.doctor import Severity, addresses, examine
+from lockkit.runtime import wall_clock
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers import FaultProxy, RedisCluster, RedisSentinels, RedisServer, wait_until
 from tests.doctor.support import SECRET, complaints, found
@@ -240,8 +241,7 @@ def test_short_ttl(server: RedisServer) -> None:
 
 def test_clock_of_this_machine_is_wrong(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour between client and server, whichever of them is right."""
-    right = timing.wall_clock
-    monkeypatch.setattr(timing, "wall_clock", lambda: right() - 3600)
+    monkeypatch.setattr("lockkit.doctor.timing.wall_clock", lambda: wall_clock() - 3600)
 
     assert "3600.0 s ahead of" in found(server.url)["clock-differs"].seen
 

@@ -16,7 +16,8 @@ import pytest
 
 import lockkit
 from lockkit.backends.sql import examine as sql_examine
-from lockkit.doctor import Severity, examine, timing
+from lockkit.doctor import Severity, examine
+from lockkit.runtime import wall_clock
 from lockkit.url import parse
 from lockkit_tools.servers import MariaServer, PgBouncer, PostgresServer, wait_until
 from tests.backends.sql.galera import galera_node, needs_galera
@@ -206,8 +207,7 @@ def test_mariadb_tls_absent_or_unverified_across_a_network(monkeypatch: pytest.M
 
 def test_postgresql_clock(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour between client and server."""
-    right = timing.wall_clock
-    monkeypatch.setattr(timing, "wall_clock", lambda: right() + 3600)
+    monkeypatch.setattr("lockkit.doctor.timing.wall_clock", lambda: wall_clock() + 3600)
 
     assert "behind this machine's" in found(postgres.url)["clock-differs"].seen
 

@@ -53,6 +53,10 @@ class SimulatedRuntime:
     def bind(self) -> None:
         """A simulated client may be used by every task of its process."""
 
+    def loop_is_closed(self) -> bool:
+        """A simulated process has one loop."""
+        return False
+
     def spawn(self, name: str, function: Work, ending: Work | None = None) -> None:
         """See `Runtime.spawn`. It may fail as a thread may that cannot be started."""
         assert not self._mutexes.locked(), f"{name} is started under a mutex"

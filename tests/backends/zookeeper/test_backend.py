@@ -308,32 +308,19 @@ class TestAccess:
             assert not backend_of(refused)._removals._nodes  # nothing was created, so nothing has to be removed
         assert "0ther" not in f"{raised.value!r} {raised.value.__cause__!r}"
 
-    @pytest.mark.parametrize(
-        ("login", "options", "is_open"),
-        [
+    def test_login_closes_the_nodes_to_others(self, server: ZooKeeperServer, tree: Tree, connect: Connect) -> None:
+        """Unless the option acl says otherwise."""
+        cases: list[tuple[str, dict[str, Any], bool]] = [
             ("ada:s3cret@", {}, False),
             ("", {"auth_data": [("digest", "ada:s3cret")]}, False),
             ("ada:s3cret@", {"acl": "creator"}, False),
             ("ada:s3cret@", {"acl": "open"}, True),
             ("", {}, True),
-        ],
-        ids=["url", "auth_data", "creator", "open", "no login"],
-    )
-    def test_login_closes_the_nodes_to_others(
-        self,
-        server: ZooKeeperServer,
-        tree: Tree,
-        connect: Connect,
-        login: str,
-        options: dict[str, Any],
-        *,
-        is_open: bool,
-    ) -> None:
-        """Unless the option acl says otherwise."""
-        prefix = f"mine-{is_open}-{bool(login)}"
-        client = connect(f"zookeeper://{login}{server.address}?prefix={prefix}", **options)
-        with client.lock("x", ttl=LONG), nullcontext() if is_open else pytest.raises(NoAuthError):
-            assert len(tree.nodes(f"/{prefix}/x")) == 1
+        ]
+        for number, (login, options, is_open) in enumerate(cases):
+            client = connect(f"zookeeper://{login}{server.address}?prefix=mine{number}", **options)
+            with client.lock("x", ttl=LONG), nullcontext() if is_open else pytest.raises(NoAuthError):
+                assert len(tree.nodes(f"/mine{number}/x")) == 1
 
     def test_list_of_rights(self, server: ZooKeeperServer, connect: Connect) -> None:
         """As text in the URL, or kazoo's objects."""

@@ -452,6 +452,19 @@ class EtcdBackend(LockBackend):
             found += (Gone("broken" if one.response_range.kvs else "gone") for one in answer.responses)
         return [*found, *[Gone("gone")] * (len(contenders) - len(found))]
 
+    async def detach(self, grant: Grant) -> Renewal:
+        """See `LockBackend.detach`. A session of its own: that of the client is revoked when the client is closed."""
+        contender: Contender = grant.state
+        if contender.session.ended:
+            return Gone("session")
+        started = self._runtime.now()
+        answer_by = started + CALL_SECONDS
+        await self._sessions.set_apart(contender, round_up(grant.ttl), answer_by)
+        if not await self._change(contender, answer_by):
+            return (await self._gone([contender]))[0]
+        self._sessions.detach(contender)
+        return Renewed(started)
+
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
         """Only the engine sends it again."""
         contender: Contender = grant.state

@@ -94,6 +94,13 @@ class Sessions:
         with self._mutex:
             self._all = [*self._living(), session]
 
+    async def set_apart(self, contender: Contender, ttl: int, answer_by: float) -> None:
+        """Give a contender a session of its own, which nobody keeps alive or revokes; its key is to be moved there."""
+        started = self._runtime.now()
+        request = rpc.LeaseGrantRequest(TTL=ttl)
+        answer = await self._cluster.call(GRANT, request, resend=True, answer_by=answer_by)
+        contender.session, contender.unsettled = Session(answer.ID, ttl, float(answer.TTL), started), True
+
     def _living(self) -> list[Session]:
         """List the sessions, without those that may have ended unnoticed with nothing that is wanted."""
         now = self._runtime.now()

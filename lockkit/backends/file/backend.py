@@ -64,7 +64,7 @@ from lockkit.backend import (
     Request,
     Unknown,
 )
-from lockkit.backends.file.directory import CHECK_SECONDS, Directory
+from lockkit.backends.file.directory import CHECK_SECONDS, DETACHED, Directory
 from lockkit.backends.file.record import FileClaim
 from lockkit.backends.file.record_store import RecordStore, State
 from lockkit.backends.file.wakeup import WakeupListener
@@ -119,6 +119,7 @@ class FileBackend(LockBackend):
         metadata_update=True,
         listing=True,
         notes=True,
+        transfer=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "group": Option(parse_bool, "share the locks with the group of the directory (files 0660)", default=False),
@@ -276,6 +277,24 @@ class FileBackend(LockBackend):
             return claim._replace(metadata=metadata)
 
         return await self._store.update(grant.name, lambda state, now: state.update(grant.owner, change, now))
+
+    async def detach(self, grant: Grant) -> Renewal:
+        """See `LockBackend.detach`. No client's end frees the lock then."""
+
+        def change(state: State, now: float) -> Renewal:
+            self._directory.allow_ttl(grant.ttl, now)
+            gone = state.update(grant.owner, lambda claim: claim._replace(client=DETACHED), now)
+            return gone or state.renew(grant.owner, grant.ttl, now)
+
+        return await self._store.update(grant.name, change)
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        def change(state: State, now: float) -> Grant | None:
+            self._directory.allow_ttl(request.ttl, now)
+            claim = FileClaim(request.owner, request.ttl, self._directory.client_id, request.metadata)
+            return state.take_over(request.name, owner, claim, now, wall_clock_us())
+
+        return await self._store.update(request.name, change, request.answer_by, taking=True)
 
     async def break_lock(self, name: str) -> bool:
         """See `LockBackend.break_lock`. Repairs a damaged record too, which counts as a lock that was held."""

@@ -76,6 +76,10 @@ TOUCH_SECONDS = 3600.0
 """How often a client that renews marks its file as in use. Cleaners such as systemd-tmpfiles(8) remove from /tmp what
 was not touched for ten days, and then the other clients would assume that this one has ended."""
 
+DETACHED = "0"
+"""Client in the claim of a lock that stays held although its client may end: until its ttl, or until it is taken over.
+No client has this id, which are random."""
+
 
 def record_name(name: str) -> tuple[str, str]:
     """
@@ -355,7 +359,7 @@ class Directory:
 
     def has_ended(self, client_id: str) -> bool:
         """Tell whether the client of a claim has ended; removes its file if so."""
-        return client_id not in {"", self.client_id} and self._content_if_alive(client_id) is None
+        return client_id not in {"", DETACHED, self.client_id} and self._content_if_alive(client_id) is None
 
     def _content_if_alive(self, client_id: str) -> bytes | None:
         path = f"{self.clients}/{client_id}"

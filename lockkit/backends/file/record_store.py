@@ -27,6 +27,7 @@ from lockkit.backends.file.directory import (
     CHECK_SECONDS,
     CLIENT_CONTENT,
     CLIENT_NAME,
+    DETACHED,
     MARKER,
     Directory,
     boot_id,
@@ -444,7 +445,7 @@ class RecordStore:
     def _free_after_boot(self, record: _Record, state: State) -> None:
         """Free a lock that was held when the machine was shut down."""
         for claim in state.claims:
-            if claim.client and not self.dead(claim):
+            if claim.client not in {"", DETACHED} and not self.dead(claim):
                 message = (
                     f"{record.path} is in use under another kernel or time namespace, whose times mean nothing here: "
                     "name a directory that only this machine uses, or use a backend for several machines"

@@ -92,6 +92,7 @@ _ABANDON = Script("abandon", keys=_KEYS, arguments=2, alone=True)
 _RENEW = Script("renew", keys=["lock", "fence", "broken", "shares", "leases"], arguments=4, alone=True)
 _DOWNGRADE = Script("downgrade", keys=_KEYS, arguments=3)
 _BREAK = Script("break", keys=["lock", "fence", "broken", "queue", "shares", "leases"], arguments=3)
+_TAKE_OVER = Script("take_over", keys=["lock", "fence"], arguments=5)
 _UPDATE = Script("update", keys=["lock", "fence", "shares", "leases"], arguments=2, alone=True)
 _HOLDERS = Script("holders", keys=_KEYS, arguments=0)
 _CLOCK = Script("clock", keys=["lock"], arguments=0)
@@ -121,6 +122,7 @@ _CAPABILITIES = Capabilities(
     listing=True,
     permits="native",
     notes=True,
+    transfer=True,
 )
 
 
@@ -288,6 +290,13 @@ class RedisBackend(LockBackend):
             return sorted(holders, key=lambda holder: holder.token or 0)
         owner, left_ms, token, metadata, waiters = reply
         return [_holder(owner, left_ms, token + b" " + metadata, None, waiters=waiters)]
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        keys = self._keys[request.name]
+        ttl_ms, terms = _terms(request.ttl, request.metadata, self._idle_ms)
+        body = b"%b%b%b%b" % (keys.packed(_TAKE_OVER), bulk(request.owner), terms, bulk(owner))
+        token = cast("int", await self._change(_TAKE_OVER, keys, body, request.answer_by))
+        return Grant(request.name, request.owner, token, ttl_ms / 1000, None, keys) if token else None
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         reply = await self._ask(_UPDATE, grant.state, grant.owner, metadata)

@@ -139,6 +139,7 @@ CAPABILITIES = Capabilities(
     downgrade=True,
     permits="native",
     notes=True,
+    transfer=True,
 )
 
 
@@ -370,6 +371,14 @@ class SqlTableBackend(SqlBackend):
     async def _look(self, key: str, answer_by: float = inf) -> tuple[Any, ...] | None:
         rows = (await self._run(self._statements.look, (key,), answer_by=answer_by)).rows
         return rows[0] if rows else None
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        key, mine, ttl_us, metadata = self._parameters(request)
+        taking = (mine, ttl_us, metadata, key, owner)
+        await self._run(self._statements.take_over, taking, answer_by=request.answer_by)
+        # While it has this owner, nobody changes the token. An earlier statement may have put it there: asked again.
+        row = await self._look(self._key(request.name), request.answer_by)
+        return None if row is None or text(row[0]) != mine else Grant(request.name, request.owner, row[2], request.ttl)
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
         parameters = (metadata, self._key(grant.name), grant.owner)

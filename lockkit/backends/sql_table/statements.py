@@ -71,6 +71,11 @@ class Statements(ABC):
         self.update = written(
             "UPDATE {table} SET metadata = $1 WHERE name = $2 AND owner = $3 AND expires_at_us > {now}"
         )
+        self.take_over = written(
+            "UPDATE {table} SET owner = $1, metadata_owner = $1, expires_at_us = {now} + $2, metadata = $3,"
+            " token = CASE WHEN token >= {now} THEN token + 1 ELSE {now} END"
+            " WHERE name = $4 AND owner = $5 AND expires_at_us > {now}"
+        )
         self.clock = written("SELECT {now}")
         self.read_note = written(
             "SELECT note, note_until_us - {now} FROM {table} WHERE name = $1 AND note_until_us > {now}"

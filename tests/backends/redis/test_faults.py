@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from math import inf
+from typing import Literal
 
 import pytest
 
@@ -15,6 +16,7 @@ import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
 from lockkit.backends.redis import node as redis_node
 from lockkit.backends.redis.address import Target
+from lockkit.backends.redis.backend import RedisBackend
 from lockkit.backends.redis.node import RedisNode
 from lockkit.backends.redis.resp import pack
 from lockkit.runtime import BlockingRuntime, drive
@@ -539,3 +541,88 @@ class TestCluster:
             wait_until(lambda: None if waiters(client, name) == 1 else "nobody waits at the new master yet")
             lease.release()
             waiting.result(PATIENCE).release()
+
+
+async def hold(backend: RedisBackend, host: StubHost, count: int) -> list[Grant]:
+    """Acquire the read side so many times."""
+    grants = []
+    for _ in range(count):
+        request = host.request(ttl=60.0)
+        request.mode = "shared"
+        grants.append(granted(await backend.try_acquire(request)))
+    return grants
+
+
+class TestSharesInCluster:
+    """Readers and permits, on three masters."""
+
+    @pytest.mark.parametrize("count", [1, 2])
+    @pytest.mark.parametrize("moved", ["nothing", "needless", "all"])
+    async def test_shares_outlive_a_slot_that_moves_for_long(
+        self, cluster: RedisCluster, host: StubHost, moved: str, count: int
+    ) -> None:
+        """As long as the keys that a renewal needs are at one node."""
+        needed = ["{lockkit:x}:fence"] if count == 1 else ["{lockkit:x}:shares", "{lockkit:x}:leases"]
+        needless = ["{lockkit:x}:broken"] if count == 1 else ["{lockkit:x}:fence"]
+        keys: list[str] = {"nothing": [], "needless": needless, "all": [*needed, *needless, "lockkit:x"]}[moved]
+
+        with moving(cluster, "x") as (slot, source, target):
+            async with backend_at(cluster.url, host) as backend:
+                grants = await hold(backend, host, count)
+                cluster.begin_move(slot, source, target)
+                with source.connect() as connection:
+                    for key in keys:
+                        connection.call("MIGRATE", target.host, target.port, key, 0, 5000)
+
+                assert await backend.renew(grants * 2) == [Renewed()] * count * 2
+                for grant in grants:
+                    assert await backend.release(grant)
+                assert await backend.renew(grants) == [Gone("gone")] * count
+                assert not await backend.release(grants[0])
+
+    @pytest.mark.parametrize("mode", ["exclusive", "permit"])
+    async def test_release_that_empties_a_key_while_the_slot_moves(
+        self, cluster: RedisCluster, host: StubHost, mode: Literal["exclusive", "permit"]
+    ) -> None:
+        """With its last entry a key is gone, and the server takes it for one that has moved."""
+        with moving(cluster, "x") as (slot, source, target):
+            async with backend_at(cluster.url, host) as backend, backend_at(cluster.url, host) as other:
+                requests = [host.request(ttl=60.0) for _ in range(3)]
+                for request in requests:
+                    request.mode, request.limit = "permit", 2
+                first, second = [granted(await backend.try_acquire(request)) for request in requests[:2]]
+                waiter = requests[2]
+                waiter.mode = mode
+                await queue_up(other, waiter)
+                if mode == "exclusive":
+                    assert await backend.release(second)
+                cluster.begin_move(slot, source, target)
+
+                assert await backend.release(first)
+
+                assert await woken(waiter)
+                assert not await backend.release(first)
+
+    async def test_shares_of_which_a_part_has_moved(self, cluster: RedisCluster, host: StubHost) -> None:
+        """They can be neither renewed nor ended meanwhile, which is no loss; then they can. Others are not affected."""
+        with moving(cluster, "x") as (slot, source, target):
+            async with backend_at(cluster.url, host) as backend:
+                grants = await hold(backend, host, 2)
+                other = granted(await backend.try_acquire(host.request("y", ttl=60.0)))
+                cluster.begin_move(slot, source, target)
+                with source.connect() as connection:
+                    connection.call("MIGRATE", target.host, target.port, "{lockkit:x}:shares", 0, 5000)
+                one, two, three = await backend.renew([*grants, other])
+                assert isinstance(one, Unknown)
+                assert isinstance(two, Unknown)
+                assert three == Renewed()
+                with pytest.raises(lockkit.BackendUnavailable, match="moving"):
+                    await backend.release(grants[0])
+
+                cluster.move_slot(slot, target)
+
+                assert await backend.renew([*grants, other]) == [Renewed()] * 3
+                assert await backend.release(grants[0])
+                assert await backend.release(grants[1])
+                assert await backend.renew(grants) == [Gone("gone")] * 2
+                assert await backend.release(other)

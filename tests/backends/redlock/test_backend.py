@@ -1288,7 +1288,7 @@ async def test_same_server_by_two_names_votes_once(nodes: RedisNodes, host: Stub
 
 
 RIGHTS = (
-    # The documented ones but client|setinfo, which is no command before Redis 7.2, and an ACL may not name it there.
+    # The documented ones.
     "on >secret ~lockkit:* ~{lockkit* &lockkit:wake:* +ping +hello +select +client|setname +eval +evalsha +set +get "
     "+mget +exists +del +pexpire +pttl +time +rpush +lpop +lpos +lrange +lrem +publish +subscribe "
     "+pubsub|numsub +info"

@@ -146,7 +146,7 @@ class _Record:
     path: str
     fd: int  # -1 when closed
     status: os.stat_result  # of the file when it was opened
-    size: int  # of the file, bytes
+    size: int  # a record may become so long without a change of the file's size
     single_use: bool  # this client made it, and lately no other of that name: it goes with the release
     # Held during an operation and `close`, by the threads of this client: they share the descriptor, and so the flock.
     mutex: threading.Lock = field(default_factory=threading.Lock)
@@ -164,9 +164,10 @@ class _Record:
                     "lock beside one another, or wait for it. Give them shorter metadata, or use another backend"
                 )
                 raise BackendUnavailable(message)
-            # What is behind the old record first. The disk may be full: find out before anything has changed.
-            write_all(self.fd, text[self.size :], self.size)
-            self.size = len(text)
+            # What is behind the file's end first. The disk may be full: find out before anything has changed.
+            end = os.fstat(self.fd).st_size  # another client may have moved it
+            write_all(self.fd, text[end:], end)
+            self.size = min(max(end, len(text)), SIZE_MAX)
         _pwrite(self.fd, text, 0)
 
     def close(self) -> None:
@@ -477,7 +478,9 @@ class RecordStore:
                 made = self._make(path, escaped)
                 fd, status = self._directory.open(path)
             single_use = made and name not in self._recent
-            record = self._records[name] = _Record(name, escaped, path, fd, status, status.st_size, single_use)
+            record = self._records[name] = _Record(
+                name, escaped, path, fd, status, min(status.st_size, SIZE_MAX), single_use
+            )
             if made:
                 self._made_count += 1
                 self._recent[name] = None

@@ -50,7 +50,6 @@ from lockkit.url import Url
 PAGE_LOCKS = 1000
 """Locks that one page of `MemoryBackend.names` looks at. More keeps the mutex for longer than half a millisecond."""
 
-
 EXPIRED_MAX = 1000
 """How many locks there may be before those of leases that expired without a release are removed; then again when there
 are twice as many as were left. More takes memory; fewer looks through all of them more often."""
@@ -124,15 +123,12 @@ class MemoryBackend(LockBackend):
                 request.state = request.wake
             # Read under the mutex: an earlier time may be before a lease that was granted meanwhile.
             now = self._runtime.now()
-            token_min = wall_clock_us()
-            if token_min <= space.token:
-                token_min = space.token + 1
+            token_min = max(wall_clock_us(), space.token + 1)
             outcome, notify = lock.acquire(request.name, request, now, token_min, request.queue)
             if isinstance(outcome, Grant):
                 space.token = outcome.token
                 request.state = None
-        if notify:
-            _notify(notify)
+        _notify(notify)
         return outcome
 
     async def abandon(self, request: Request) -> None:
@@ -162,8 +158,7 @@ class MemoryBackend(LockBackend):
             in_time, notify = lock.release(grant.owner, self._runtime.now())
             if lock.idle:
                 del self._space.locks[grant.name]
-        if notify:
-            _notify(notify)
+        _notify(notify)
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:
@@ -217,7 +212,8 @@ class MemoryBackend(LockBackend):
             self._remove_if_idle(name, lock)
         _notify(notify)
         for owner in owners:
-            self._report_broken(owner)
+            for client in tuple(self._space.clients):  # the holder is in this process
+                client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
         return broken
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
@@ -232,11 +228,6 @@ class MemoryBackend(LockBackend):
             part = names[begin:end]
             found = [name for name in part if (lock := locks.get(name)) is not None and lock.in_use(now)]
         return NamesPage(found, (names, end) if end < len(names) else None)
-
-    def _report_broken(self, owner: str) -> None:
-        """Notify the client that held the lease; it is in this process."""
-        for client in tuple(self._space.clients):
-            client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
     async def read_note(self, name: str) -> Note | None:
         with self._space.mutex:

@@ -79,7 +79,7 @@ from lockkit.backends.redis.address import Target
 from lockkit.backends.redis.keys import KeysByName, fence_milliseconds, ttl_milliseconds
 from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redlock.delayed_restart import DelayedRestart
-from lockkit.backends.redlock.network import NetworkNodes
+from lockkit.backends.redlock.network import Nodes
 from lockkit.backends.redlock.nodes import (
     ABANDON,
     ACQUIRE,
@@ -93,7 +93,6 @@ from lockkit.backends.redlock.nodes import (
     Answer,
     LockKeys,
     NodeDown,
-    Nodes,
 )
 from lockkit.backends.redlock.votes import (
     BROKEN,
@@ -102,7 +101,6 @@ from lockkit.backends.redlock.votes import (
     Count,
     Found,
     Held,
-    Votes,
     as_renewal,
     find_holder,
 )
@@ -225,7 +223,7 @@ class RedlockBackend(LockBackend):
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> RedlockBackend:
         driver = {name: value for name, value in options.items() if name not in OPTIONS}
         targets = url_targets(url, options, driver, host.runtime.kind)
-        return cls(url.safe_text, NetworkNodes(host, targets, options), options, host)
+        return cls(url.safe_text, Nodes(host, targets, options), options, host)
 
     @classmethod
     def adopt(cls, client: object, options: Mapping[str, Any], host: Host) -> RedlockBackend | None:
@@ -244,7 +242,7 @@ class RedlockBackend(LockBackend):
         url = f"{scheme}://{','.join(target.label for target in targets)}"
         _check_nodes(targets, url)
         redis_options.warn_of_unverified(targets, kind, url)
-        return cls(url, NetworkNodes(host, targets, options), options, host)
+        return cls(url, Nodes(host, targets, options), options, host)
 
     @property
     def url(self) -> str:
@@ -259,14 +257,14 @@ class RedlockBackend(LockBackend):
             self._delayed_restart.note_ttl(attempts.ttl_ms)
         by = min(request.answer_by, self._runtime.now() + CALL_SECONDS)
         outcome = await self._attempt(request, attempts, by)
-        while isinstance(outcome, Votes) and outcome.connecting and self._runtime.now() < by - CONNECT_SECONDS_MIN:
+        while isinstance(outcome, Count) and outcome.connecting and self._runtime.now() < by - CONNECT_SECONDS_MIN:
             outcome = await self._attempt(request, attempts, by)
-        if isinstance(outcome, Votes) and outcome.not_admitted:
+        if isinstance(outcome, Count) and outcome.not_admitted:
             # The very first use of the nodes, or a restart that no client has dealt with.
             admitted = self._delayed_restart.run_soon()
             await admitted.wait(self._round_until(by) - self._runtime.now())
             outcome = await self._attempt(request, attempts, by)
-        if isinstance(outcome, Votes):
+        if isinstance(outcome, Count):
             raise self._no_quorum(outcome)
         return outcome
 
@@ -275,7 +273,7 @@ class RedlockBackend(LockBackend):
         now = self._runtime.now()
         return now + seconds_left(by, now) * 2 / 3
 
-    async def _attempt(self, request: Request, attempts: Attempts, by: Instant) -> Grant | Busy | Votes:
+    async def _attempt(self, request: Request, attempts: Attempts, by: Instant) -> Grant | Busy | Count:
         """Ask for the votes once. Return the votes if fewer than a majority may vote."""
         keys, value = attempts.keys, attempts.next_value(request.owner)
         queued = request.queue and self._listening
@@ -289,7 +287,7 @@ class RedlockBackend(LockBackend):
         answers = await self._nodes.ask(
             ACQUIRE, keys, arguments, last_arguments=attempts.entries, until=self._round_until(by)
         )
-        votes = Votes(answers)
+        votes = Count(answers)
         if votes.not_admitted and votes.answered_count >= self._quorum:
             # The others are enough, whatever they say; the caller need not wait for that.
             self._delayed_restart.run_soon()
@@ -312,7 +310,7 @@ class RedlockBackend(LockBackend):
             raise self._no_quorum(refused)
         return attempts.split(self._runtime)
 
-    async def _write_token(self, request: Request, value: str, token: int, votes: Votes, by: Instant) -> Count | None:
+    async def _write_token(self, request: Request, value: str, token: int, votes: Count, by: Instant) -> Count | None:
         """Run round two. Return None if a majority has written the token, otherwise the nodes' answers."""
         attempts: Attempts = request.state
         arguments = value, token, fence_milliseconds(attempts.ttl_ms, self._idle_ms), request.metadata
@@ -321,7 +319,7 @@ class RedlockBackend(LockBackend):
         assert written.yes.keys() <= votes.yes.keys(), "a token written where round one has read none"
         return None if len(written.yes) >= self._quorum else written
 
-    async def _take_back(self, attempts: Attempts, value: str, votes: Votes, by: Instant) -> None:
+    async def _take_back(self, attempts: Attempts, value: str, votes: Count, by: Instant) -> None:
         """Take back the votes of an attempt that did not win, also those of nodes that did not answer."""
         voted = [*votes.yes, *votes.silent]
         if voted:

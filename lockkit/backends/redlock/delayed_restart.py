@@ -45,7 +45,8 @@ import logging
 import math
 from typing import NamedTuple, cast
 
-from lockkit.backends.redlock.nodes import ADMIT, LOOK, LockKeys, Nodes
+from lockkit.backends.redlock.network import Nodes
+from lockkit.backends.redlock.nodes import ADMIT, LOOK, LockKeys
 from lockkit.background import SingleRun
 from lockkit.errors import LockError
 from lockkit.runtime import Event, Runtime

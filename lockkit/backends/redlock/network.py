@@ -1,6 +1,9 @@
 """
 The nodes of a Redlock on the network: calls to several of them at the same time, on one thread.
 
+`lockkit.backends.redlock.backend` decides by counting answers, and contains no I/O. So the same code runs on these
+nodes and on simulated ones (`lockkit_tools.simulation.redlock`).
+
 A command is sent to all nodes that are up before any answer is read, and all answers have one deadline.
 
 Which nodes are up is known before the call. Connections to the others are opened in the background, with a back-off. A
@@ -33,7 +36,6 @@ from lockkit.backends.redlock.nodes import (
     LockKeys,
     NodeConnecting,
     NodeDown,
-    Nodes,
     Op,
 )
 from lockkit.background import SingleRun
@@ -77,11 +79,12 @@ Answers: TypeAlias = "list[Reply] | LockError"
 """Of one node to a batch."""
 
 
-class NetworkNodes(Nodes):
+class Nodes:
     """
-    Nodes on the network. Each call has one connection to every node to itself; tasks share one to each.
+    All nodes. Each call has one connection to every node to itself; tasks share one to each.
 
     Attributes:
+        labels: Of the nodes, for messages.
         all: The nodes.
         host: The engine's side.
         timeout: Seconds for an answer, and for a connection.
@@ -120,6 +123,12 @@ class NetworkNodes(Nodes):
         send_later_seconds: float = 0.0,
         until: Instant = inf,
     ) -> list[Answer]:
+        """
+        Run an operation on several nodes at the same time, with one deadline for all answers.
+
+        It does not wait for nodes that are known to be down. With `send_later_seconds`, a node that does not answer
+        gets it when it is reached again within that time.
+        """
         self.ending = False
         assert last_arguments is None or len(last_arguments) == len(self.all)
         assert only is None or len(set(only)) == len(only), "a node asked twice"
@@ -147,6 +156,7 @@ class NetworkNodes(Nodes):
         until: Instant = inf,
         last: bool = False,
     ) -> list[list[Answer]]:
+        """Run an operation for many locks on all nodes, pipelined, as long as there is time; `last` before the end."""
         # Threads that connect need no event loop, and a connection that was idle for long must be replaced.
         self.ending = last and self._runtime.kind == "asyncio"
         now = self._now
@@ -260,6 +270,11 @@ class NetworkNodes(Nodes):
         return answers
 
     def queue_entries(self, request: Request) -> list[str]:
+        """
+        Return the entries for the queues of the nodes, and wake the request from now on.
+
+        An entry is "" where there is no subscription; all are before `listen`.
+        """
         found = []
         for node in self.all:
             channel = node.listener.channel
@@ -271,7 +286,7 @@ class NetworkNodes(Nodes):
         return found
 
     async def listen(self, until: Instant) -> bool:
-        """See `Nodes.listen`. At all nodes at the same time; one that hangs is given the time for an answer."""
+        """Subscribe at all nodes that are up, for `queue_entries`. Return whether there is any subscription."""
         until = min(until, self._now() + self.timeout)
         opened = [node.subscribe_soon() for node in self.all if node.up and node.listener.channel is None]
         for event in opened:
@@ -284,17 +299,21 @@ class NetworkNodes(Nodes):
         return self._subscribed_before
 
     def forget(self, request: Request) -> None:
+        """Stop waking a request."""
         for node in self.all:
             node.listener.forget(request)
 
     def scan(self, index: int, prefix: str, name_prefix: str) -> Scan:
+        """Begin to list the locks whose keys a node has."""
         return Scan(prefix, name_prefix, [self.all[index].server])
 
     async def erase(self, prefix: str) -> None:
+        """Delete the keys of all locks with a prefix at every node."""
         for node in self.all:
             await delete_keys(node.server, prefix)
 
     async def close(self) -> None:
+        """Close the connections."""
         self.closed = True
         for node in self.all:
             node.close()
@@ -323,7 +342,7 @@ class RedlockNode:
         wait_until: Until then, an attempt to connect is worth waiting for; infinite before the first one.
     """
 
-    def __init__(self, nodes: NetworkNodes, index: int, target: Target, prefix: str) -> None:
+    def __init__(self, nodes: Nodes, index: int, target: Target, prefix: str) -> None:
         self._nodes = nodes
         self._runtime = runtime = nodes.host.runtime
         self.index = index

@@ -1,25 +1,14 @@
-"""
-The nodes of a Redlock as its algorithm sees them: operations, their keys, and answers.
-
-`lockkit.backends.redlock.backend` decides by counting answers, and contains no I/O. So the same code runs on real nodes
-(`lockkit.backends.redlock.network`) and on simulated ones (`lockkit_tools.simulation.redlock`).
-"""
+"""What the nodes of a Redlock are asked: operations, their keys, and answers."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
 from functools import partial
-from math import inf
 from typing import TypeAlias
 
-from lockkit.backend import Request
 from lockkit.backends.redis import keys as redis_keys
 from lockkit.backends.redis.keys import Script
-from lockkit.backends.redis.listing import Scan
 from lockkit.backends.redis.resp import Reply
 from lockkit.errors import BackendUnavailable, LockError
-from lockkit.units import Instant
 
 Argument: TypeAlias = "bytes | str | int"
 Answer: TypeAlias = "Reply | LockError"
@@ -69,67 +58,3 @@ class LockKeys(redis_keys.LockKeys):
     def _name(self, what: str) -> str:
         # Neither the key of a lock (those begin with PREFIX:) nor beside one (their braces contain PREFIX:NAME).
         return f"{{{self._prefix}}}:redlock" if what == "mark" else super()._name(what)
-
-
-class Nodes(ABC):
-    """All nodes of a Redlock; `labels` name each in messages."""
-
-    labels: Sequence[str]
-
-    @abstractmethod
-    async def ask(
-        self,
-        op: Op,
-        keys: LockKeys,
-        arguments: Sequence[Argument],
-        *,
-        last_arguments: Sequence[Argument] | None = None,
-        only: Collection[int] | None = None,
-        send_later_seconds: float = 0.0,
-        until: Instant = inf,
-    ) -> list[Answer]:
-        """
-        Run an operation on several nodes at the same time, with one deadline for all answers.
-
-        It does not wait for nodes that are known to be down. With `send_later_seconds`, a node that does not answer
-        gets it when it is reached again within that time.
-        """
-
-    @abstractmethod
-    async def ask_many(
-        self,
-        op: Op,
-        calls: Sequence[tuple[LockKeys, Sequence[Argument]]],
-        *,
-        until: Instant = inf,
-        last: bool = False,
-    ) -> list[list[Answer]]:
-        """Run an operation for many locks on all nodes, pipelined, as long as there is time; `last` before the end."""
-
-    @abstractmethod
-    def queue_entries(self, request: Request) -> list[str]:
-        """
-        Return the entries for the queues of the nodes, and wake the request from now on.
-
-        An entry is "" where there is no subscription; all are before `listen`.
-        """
-
-    @abstractmethod
-    async def listen(self, until: Instant) -> bool:
-        """Subscribe at all nodes that are up, for `queue_entries`. Return whether there is any subscription."""
-
-    @abstractmethod
-    def forget(self, request: Request) -> None:
-        """Stop waking a request."""
-
-    @abstractmethod
-    def scan(self, index: int, prefix: str, name_prefix: str) -> Scan:
-        """Begin to list the locks whose keys a node has."""
-
-    @abstractmethod
-    async def erase(self, prefix: str) -> None:
-        """Delete the keys of all locks with a prefix at every node."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Close the connections."""

@@ -32,9 +32,17 @@ OWNED, FREE, TAKEN, BROKEN = 1, 0, -1, -2  # renew.lua, of a lock
 _OWN_VALUE = re.compile(r"([0-9a-f]{32})\.\d+")
 
 
+class Refusal(NamedTuple):
+    """A node's "busy": how long the key lives on, the value of its holder, and the kind of its client."""
+
+    left_seconds: float
+    value: str
+    kind: int
+
+
 class Count:
     """
-    The answers of all nodes to one operation, counted.
+    The answers of all nodes to one operation, counted. Only nodes that may vote count as having answered.
 
     Attributes:
         answers: For each node.
@@ -58,69 +66,46 @@ class Count:
                 if answer > 0:
                     self.yes[index] = answer
             elif isinstance(answer, list):
-                self.answered_count += self._is_vote(answer)
+                self.answered_count += not _may_not_vote(answer)
             elif isinstance(answer, NodeDown):
                 self.down.append(index)
             elif answer is not None:
                 self.silent.append(index)
-
-    def _is_vote(self, answer: list[Any]) -> bool:
-        del answer
-        return True
-
-    def why(self, index: int, label: str) -> str:
-        """Return why a node did not answer; empty if it did."""
-        del label
-        answer = self.answers[index]
-        return str(answer) if isinstance(answer, LockError) else ""
-
-
-class Refusal(NamedTuple):
-    """A node's "busy": how long the key lives on, the value of its holder, and the kind of its client."""
-
-    left_seconds: float
-    value: str
-    kind: int
-
-
-class Votes(Count):
-    """
-    The answers to round one (see ``acquire.lua``). Only nodes that may vote count as having answered.
-
-    Attributes:
-        busy: From nodes where another value has the key.
-        not_admitted: Some node may not vote, and no client has decided when it may.
-    """
-
-    __slots__ = ("busy", "not_admitted")
-
-    def __init__(self, answers: list[Answer]) -> None:
-        self.busy: list[Refusal] = []
-        self.not_admitted = False
-        super().__init__(answers)
-        assert len(self.yes) + len(self.busy) <= self.answered_count, "a node voted twice"
 
     @property
     def connecting(self) -> bool:
         """Whether some node was left out only because there was no time to connect."""
         return any(isinstance(answer, NodeConnecting) for answer in self.answers)
 
-    def _is_vote(self, answer: list[Any]) -> bool:
-        if answer[0] in {NOT_ADMITTED, WAITING}:
-            self.not_admitted = self.not_admitted or answer[0] == NOT_ADMITTED
-            return False
-        _, left_ms, value, kind = answer
-        self.busy.append(Refusal(_seconds(left_ms), value.decode("utf-8", "replace"), kind))
-        return True
+    @property
+    def not_admitted(self) -> bool:
+        """Whether some node may not vote, and no client has decided when it may."""
+        return [NOT_ADMITTED] in self.answers
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """The answers to ``acquire.lua`` from nodes where another value has the key."""
+        lists = [cast("list[Any]", answer) for answer in self.answers if isinstance(answer, list)]
+        return [
+            Refusal(_seconds(answer[1]), answer[2].decode("utf-8", "replace"), answer[3])
+            for answer in lists
+            if not _may_not_vote(answer)
+        ]
 
     def why(self, index: int, label: str) -> str:
         """Return why a node did not answer or may not vote; empty if it voted."""
         answer = self.answers[index]
-        if isinstance(answer, list) and answer[0] in {NOT_ADMITTED, WAITING}:
-            left_seconds = cast("int", answer[-1]) / 1000
-            when = "may not vote yet" if answer[0] == NOT_ADMITTED else f"votes again in {left_seconds:.1f} s"
-            return f"{label} was restarted or has lost its data, and {when}"
-        return super().why(index, label)
+        if isinstance(answer, LockError):
+            return str(answer)
+        if not isinstance(answer, list) or not _may_not_vote(answer):
+            return ""
+        left_seconds = cast("int", answer[-1]) / 1000
+        when = "may not vote yet" if answer[0] == NOT_ADMITTED else f"votes again in {left_seconds:.1f} s"
+        return f"{label} was restarted or has lost its data, and {when}"
+
+
+def _may_not_vote(answer: list[Any]) -> bool:
+    return bool(answer) and answer[0] in {NOT_ADMITTED, WAITING}
 
 
 @dataclass(slots=True)
@@ -186,17 +171,18 @@ class Attempts:
         self.splits = min(self.splits + 1, 20)
         return Busy(min(longest * runtime.random.uniform(0.2, 1.0), free_after))
 
-    def busy(self, votes: Votes, quorum: int, runtime: Runtime) -> Busy:
+    def busy(self, votes: Count, quorum: int, runtime: Runtime) -> Busy:
         """Return when to retry: when enough of the nodes that refused will be free, at the latest."""
-        lefts = sorted(refusal.left_seconds for refusal in votes.busy)
+        refusals = votes.refusals
+        lefts = sorted(refusal.left_seconds for refusal in refusals)
         missing = quorum - len(votes.yes)
         assert lefts, "a majority answered, did not say yes, and did not refuse"
         seconds = _retry_after(lefts[missing - 1] if len(lefts) >= missing else inf, self.ttl_ms / 1000)
-        (value, supporters), *_ = Counter(refusal.value for refusal in votes.busy).most_common(1)
+        (value, supporters), *_ = Counter(refusal.value for refusal in refusals).most_common(1)
         if supporters < quorum:
             return self.split(runtime, seconds)
         self.splits = 0
-        kind = min(refusal.kind for refusal in votes.busy if refusal.value == value)
+        kind = min(refusal.kind for refusal in refusals if refusal.value == value)
         if kind == UNSURE:
             seconds = min(seconds, UNSURE_SECONDS * runtime.random.uniform(0.5, 1.0))
         return Busy(None if seconds == inf else seconds, poll=kind == FOREIGN, owner=_owner_of(value))

@@ -15,6 +15,7 @@ from lockkit.runtime import drive
 from lockkit.testing.timing import PATIENCE
 from tests.backends.file.support import Connect
 from tests.backends.support import StubHost, granted
+from tests.tries import until
 
 
 def test_asking_makes_no_record(connect: Connect, frozen: StubHost, directory: Path) -> None:
@@ -56,13 +57,17 @@ def test_thread_that_writes_a_record_while_the_client_is_closed_writes_into_no_o
     thread = threading.Thread(target=lambda: released.append(drive(backend.release(grant))))
     thread.start()
     assert writing.wait(PATIENCE)
-    drive(backend.close())
+    closing = threading.Thread(target=lambda: drive(backend.close()))
+    closing.start()
+    until(lambda: backend._closed)
+    closing.join(0.1)  # it waits for the writer
     others = [tmp_path / str(number) for number in range(5)]
     with ExitStack() as opened:
         for path in others:
             opened.enter_context(path.open("wb"))
         go_on.set()
         thread.join(PATIENCE)
+        closing.join(PATIENCE)
 
     assert released == [True]
     assert [path.read_bytes() for path in others] == [b""] * len(others)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from lockkit.backend import Gone, Grant, Renewed, Unknown
-from lockkit.backends.file import directory
+from lockkit.backends.file import directory, record_store
+from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.record import FileClaim, encode
 from lockkit.backends.lock_state import LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
@@ -264,14 +265,38 @@ def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
             subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def permit_of(backend: FileBackend, host: StubHost, metadata_size: int) -> Grant:
+    """Take one of many permits."""
+    request = host.request()
+    request.mode, request.limit, request.metadata = "permit", 1000, "x" * metadata_size
+    return granted(drive(backend.try_acquire(request)))
+
+
+def test_record_that_grows_stays_whole_if_its_writer_is_killed(
+    connect: Connect, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two writes, also if another client had made the file larger."""
+    first, second = connect(host), connect(host)
+    grant = permit_of(first, host, 10)
+    permit_of(second, host, 6000)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record_store, "_pwrite", killed)
+        with pytest.raises(KeyboardInterrupt):
+            drive(first.update(grant, "x" * 200))
+
+    assert len(drive(connect(host).holders("x"))) == 2
+
+
 def test_record_that_would_be_too_large_stays_as_it_is(connect: Connect, host: StubHost, directory: Path) -> None:
     """Its size has six digits: one more made the record damaged, and ended the leases of all who held permits."""
     backend = connect(host)
 
     def permit(metadata_size: int) -> Grant:
-        request = host.request()
-        request.mode, request.limit, request.metadata = "permit", 1000, "x" * metadata_size
-        return granted(drive(backend.try_acquire(request)))
+        return permit_of(backend, host, metadata_size)
 
     def size() -> int:
         return int((directory / "x.lock").read_bytes().split(maxsplit=4)[3])

@@ -26,7 +26,7 @@ from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
-from lockkit.backends.redlock.network import NetworkNodes
+from lockkit.backends.redlock.network import Nodes
 from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, RELEASE, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
@@ -95,9 +95,9 @@ async def busy_at(backend: RedlockBackend, request: Request) -> Busy:
     return outcome
 
 
-def nodes_of(backend: RedlockBackend) -> NetworkNodes:
+def nodes_of(backend: RedlockBackend) -> Nodes:
     """The connections of a backend."""
-    return cast("NetworkNodes", backend._nodes)
+    return backend._nodes
 
 
 def restart_empty(*nodes: RedisServer) -> None:

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from lockkit.backend import LossReason, Request
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX
-from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, NodeDown, Nodes, Op
+from lockkit.backends.redlock.network import Nodes
+from lockkit.backends.redlock.nodes import Answer, Argument, LockKeys, NodeDown, Op
 from lockkit.errors import BackendUnavailable, Unsupported
 from lockkit.units import Instant, Seconds
 from lockkit_tools.simulation.network import Network, NoAnswer, Node

@@ -34,8 +34,13 @@ class Connection(sqlite3.Connection):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.create_function("gate", 0, lambda: self.reached.set() or self.gate.wait(PATIENCE))
+        self.create_function("gate", 0, self.wait_at_the_gate)
         self.create_function("note", 1, self.noted.append)
+
+    def wait_at_the_gate(self) -> bool:
+        """Say that it was reached."""
+        self.reached.set()
+        return self.gate.wait(PATIENCE)
 
 
 @pytest.fixture(autouse=True)

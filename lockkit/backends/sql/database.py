@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from weakref import WeakSet
+from weakref import ref
 
 from lockkit.backend import seconds_left
 from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, take_last
@@ -89,8 +89,7 @@ class Database:
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
         self._waiting: deque[_Place] = deque()
-        # By weak references: one that an interrupt dropped between two lines is not counted any more.
-        self._taken: WeakSet[_Place] = WeakSet()
+        self._taken: list[ref[_Place]] = []
         self._blocking: Database | None = None
         self._closed = False
 
@@ -218,8 +217,8 @@ class Database:
         """Take a place for one statement, or wait until another caller leaves one."""
         place = _Place()
         with self._mutex:
-            if not self._waiting and len(self._taken) < self.dialect.connections_max:
-                self._taken.add(place)
+            if not self._waiting and self._has_room():
+                self._taken.append(ref(place))
                 return place
             place.free = self._runtime.event()
             self._waiting.insert(0 if urgent else len(self._waiting), place)
@@ -242,8 +241,9 @@ class Database:
     def _leave(self, place: _Place) -> None:
         """Leave a place, or the queue for one."""
         with self._mutex:
-            self._taken.discard(place)
-            if place in self._waiting:
+            if ref(place) in self._taken:
+                self._taken.remove(ref(place))
+            elif place in self._waiting:
                 self._waiting.remove(place)
         self._let_in()
 
@@ -251,11 +251,18 @@ class Database:
         """Give free places to those that have waited longest."""
         while self._waiting:
             with self._mutex:
-                if not self._waiting or len(self._taken) >= self.dialect.connections_max:
+                if not self._waiting or not self._has_room():
                     return
                 place = self._waiting.popleft()
-                self._taken.add(place)
+                self._taken.append(ref(place))
             place.free.set()
+
+    def _has_room(self) -> bool:
+        """Tell whether a place is free. Under the mutex."""
+        if len(self._taken) >= self.dialect.connections_max:
+            # One that an interrupt dropped between two lines does not count any more.
+            self._taken = [one for one in self._taken if one() is not None]
+        return len(self._taken) < self.dialect.connections_max
 
     def _give_back(self, connection: Connection) -> None:
         connection.used = self._runtime.now()

@@ -16,7 +16,6 @@ from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.sqlite import SqliteDriver
 from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import AsyncioRuntime, Runtime
-from lockkit_tools.servers import wait_until
 
 PATIENCE = 60.0
 OTHERS = [f"caller {number}" for number in range(6)]
@@ -30,12 +29,18 @@ class Connection(sqlite3.Connection):
     """Has one function in SQL that waits until the gate is open, and one that notes who came when."""
 
     gate: ClassVar[threading.Event]
+    reached: ClassVar[threading.Event]
     noted: ClassVar[list[str]]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.create_function("gate", 0, lambda: self.gate.wait(PATIENCE))
+        self.create_function("gate", 0, self.wait_at_the_gate)
         self.create_function("note", 1, self.noted.append)
+
+    def wait_at_the_gate(self) -> bool:
+        """Say that it was reached."""
+        self.reached.set()
+        return self.gate.wait(PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +48,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The gate, closed. Callers look often whether a connection was lost."""
     made = threading.Event()
     monkeypatch.setattr(Connection, "gate", made, raising=False)
+    monkeypatch.setattr(Connection, "reached", threading.Event(), raising=False)
     monkeypatch.setattr(Connection, "noted", [], raising=False)
     monkeypatch.setattr(module, "WAIT_CHECK_SECONDS", CHECK_SECONDS)
     return made
@@ -57,7 +63,7 @@ class TestQueue:
         async def main() -> None:
             database = opened(tmp_path, AsyncioRuntime())
             tasks = [asyncio.create_task(database.run(GATE))]
-            await asyncio.to_thread(wait_until, lambda: None if database._taken else "the gate")
+            await asyncio.to_thread(Connection.reached.wait, PATIENCE)
             tasks += [asyncio.create_task(database.run(NOTE, [caller])) for caller in OTHERS]
             await asyncio.sleep(20 * CHECK_SECONDS)
             tasks.append(asyncio.create_task(database.run(NOTE, ["renewal"], urgent=True)))
@@ -79,7 +85,7 @@ class TestCancelled:
         async def main() -> None:
             database = opened(tmp_path, AsyncioRuntime())
             task = asyncio.create_task(database.run(GATE))
-            await asyncio.to_thread(wait_until, lambda: None if database._taken else "the gate")
+            await asyncio.to_thread(Connection.reached.wait, PATIENCE)
             for _ in range(5):
                 await asyncio.sleep(CHECK_SECONDS)
                 task.cancel()

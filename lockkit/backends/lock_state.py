@@ -370,11 +370,9 @@ class LockState(Generic[C]):
     def _gone(self, owner: str) -> Gone:
         if owner in self.broken:
             return Gone("broken")
-        if owner in self.shares:
+        if owner in self._leases:
             return Gone("expired")
-        if self.holder is None:
-            return Gone("gone")
-        return Gone("expired" if self.holder.owner == owner else "taken")
+        return Gone("gone" if self.holder is None else "taken")
 
     def release(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
         """Free the lock if `owner` holds it; return whether its lease had not ended, and the waiters to notify."""
@@ -389,10 +387,8 @@ class LockState(Generic[C]):
 
     def abandon(self, owner: str, now: float) -> Sequence[C]:
         """Remove every trace of `owner`; return the waiters to notify."""
-        if self.shares.pop(owner, None) is not None:
-            return self._offer(now)
-        if self.holder is not None and self.holder.owner == owner:
-            return self._free(now)
+        if owner in self._leases:
+            return self.release(owner, now)[1]
         for index, waiter in enumerate(self.queue):
             if waiter.owner == owner:
                 del self.queue[index]

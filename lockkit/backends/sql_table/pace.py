@@ -24,7 +24,7 @@ CONTENDED_SECONDS = 1.0
 before it locks when the others have gone; shorter forgets others that lock rarely."""
 
 NAMES_MAX = 1000
-"""Names for which a client remembers that. More takes memory; fewer forgets others sooner."""
+"""Names for which a client remembers that; then it forgets all. More takes memory; fewer forgets others sooner."""
 
 HELD_SECONDS = 0.1
 """A lock that was in the same hands for so long does not change hands, seconds: those that wait for it look as rarely
@@ -99,7 +99,7 @@ class Paces:
 
     def begin(self, name: str) -> Pace:
         """Return a pace for a lock that was not contended so far."""
-        while len(self._paces) >= NAMES_MAX:
-            self._paces.pop(next(iter(tuple(self._paces)), ""), None)  # a copy: threads add others meanwhile
+        if len(self._paces) >= NAMES_MAX:
+            self._paces.clear()
         pace = self._paces[name] = Pace()
         return pace

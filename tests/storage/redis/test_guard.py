@@ -14,6 +14,7 @@ from redis.crc import key_slot
 
 import lockkit
 from lockkit.fencing import AsyncRedisGuard, RedisGuard
+from lockkit.optimistic import with_retry
 from lockkit.storage.redis import mark_of
 from lockkit_tools.servers import RedisServer
 from tests.forked import all_done
@@ -201,10 +202,15 @@ def test_bad_options_are_refused(face: Face, options: dict[str, Any]) -> None:
         (AsyncRedisGuard, redis.asyncio.Redis().pipeline(), "not a pipeline"),
         (RedisGuard, "redis://localhost", r"must be a redis\.Redis or redis\.RedisCluster, not str"),
         (AsyncRedisGuard, None, r"must be a redis\.asyncio\.Redis or"),
+        (
+            lambda client: with_retry(client, "x", str),
+            redis.asyncio.Redis(),
+            r"use lockkit\.optimistic\.with_retry_async",
+        ),
     ],
 )
-def test_client_of_another_kind_is_refused(make: Any, client: object, message: str) -> None:  # noqa: ANN401 - two classes
-    """The message names the guard for it."""
+def test_client_of_another_kind_is_refused(make: Any, client: object, message: str) -> None:  # noqa: ANN401 - a function
+    """The message names the guard, or the function, for it."""
     with pytest.raises(lockkit.ConfigurationError, match=message):
         make(client)
 

@@ -181,20 +181,6 @@ def test_bad_input_is_named(face: Face, data: redis.Redis, arguments: dict[str, 
     assert data.keys() == ["a list"]
 
 
-@pytest.mark.parametrize(
-    ("client", "message"),
-    [
-        (redis.asyncio.Redis(), r"is asyncio: use lockkit\.optimistic\.with_retry_async"),
-        (redis.Redis().pipeline(), "not a pipeline"),
-        ("redis://localhost", r"must be a redis\.Redis or redis\.RedisCluster, not str"),
-    ],
-)
-def test_client_of_another_kind_is_refused(client: Any, message: str) -> None:  # noqa: ANN401 - wrong on purpose
-    """The message names what is for it."""
-    with pytest.raises(lockkit.ConfigurationError, match=message):
-        with_retry(client, "x", lambda _: None)
-
-
 def test_asyncio_cluster_is_unsupported_with_the_reason() -> None:
     """Its transactions would not be safe, and nothing is sent."""
 

@@ -252,7 +252,7 @@ class EtcdBackend(LockBackend):
                 return self._behind(contender, answer) or await self._grant(request, contender, answer_by)
             found = nested.responses[0].response_range.kvs
         if not found or found[0].key != contender.key:
-            return Busy(owner=_owner_of(oldest[0]))
+            return Busy(owner=keys.owner_and_metadata(oldest[0])[0])
         if found[0].value != contender.value:
             # A key of this client that should be gone. Its session keeps it no longer than a ttl.
             contender.set_may_come_late()
@@ -279,7 +279,7 @@ class EtcdBackend(LockBackend):
         if not in_front or (contender.mode == "shared" and in_front[0].value.startswith(keys.SHARED)):
             return None
         contender.waits_for(answer.header.revision, in_front[0].key)
-        return Busy(owner=_owner_of(oldest[0]))
+        return Busy(owner=keys.owner_and_metadata(oldest[0])[0])
 
     async def _grant(self, request: Request, contender: Contender, answer_by: float) -> Grant | None:
         """Grant what a contender holds, if its session lasts. None: start again."""
@@ -684,10 +684,6 @@ def _name_of(part: bytes) -> str | None:
     except (UnicodeDecodeError, ConfigurationError):
         return None
     return name if validation.escape(name, "/").encode() == part else None
-
-
-def _owner_of(kv: rpc.KeyValue) -> str:
-    return keys.owner_and_metadata(kv)[0]
 
 
 def _is_semaphore(name: str) -> bool:

@@ -53,21 +53,22 @@ _MESSAGES: tuple[tuple[str, type[LockError], str], ...] = (
 _STALE_TOKEN = ("invalid auth token", "auth store is old", "user name is empty")
 _NEVER_SENT = ("failed to connect to all addresses", "no leader", "DNS resolution failed")
 
-_CODES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
+# The call may or may not have been executed, and another member may do better.
+_FAILURES: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: (BackendUnavailable, NO_ANSWER),
     grpc.StatusCode.UNAVAILABLE: (BackendUnavailable, "cannot be reached: is it running, and reachable from here?"),
     grpc.StatusCode.CANCELLED: (BackendUnavailable, "did not finish the call: the connection was closed"),
     grpc.StatusCode.INTERNAL: (BackendUnavailable, "broke the connection"),
     grpc.StatusCode.UNKNOWN: (BackendUnavailable, "failed"),
     grpc.StatusCode.ABORTED: (BackendUnavailable, "aborted the call"),
+}
+
+_REFUSALS: dict[grpc.StatusCode, tuple[type[LockError], str]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: (BackendUnavailable, "is overloaded"),
     grpc.StatusCode.UNIMPLEMENTED: (ConfigurationError, "is no etcd of version 3.4 or later"),
     grpc.StatusCode.UNAUTHENTICATED: (ConfigurationError, _LOGIN_REFUSED),
     grpc.StatusCode.PERMISSION_DENIED: (ConfigurationError, _NO_RIGHTS),
 }
-
-# The first six: the call may or may not have been executed, and another member may do better.
-_MEMBER_FAILURES = [*_CODES][:6]
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
@@ -84,7 +85,7 @@ def details_of(error: Exception) -> str:
 
 def is_member_failure(error: Exception) -> bool:
     """Tell whether the member failed, rather than refused: another one may do better."""
-    return code_of(error) in _MEMBER_FAILURES
+    return code_of(error) in _FAILURES
 
 
 def is_outcome_unknown(error: Exception) -> bool:
@@ -100,7 +101,7 @@ def is_stale_token(error: Exception) -> bool:
 def translate(error: Exception, label: str, *, sent: bool = True) -> LockError:
     """Turn a failed call into an error of lockkit; raise it ``from`` the original."""
     code, details = code_of(error), details_of(error)
-    kind, text = _CODES.get(code, (BackendUnavailable, f"failed with {code.name}"))
+    kind, text = (_FAILURES | _REFUSALS).get(code, (BackendUnavailable, f"failed with {code.name}"))
     more = f" ({details})" if details and code is not grpc.StatusCode.DEADLINE_EXCEEDED else ""
     failure = kind(f"etcd at {label} {text}{more}")
     for message, kind, text in _MESSAGES:

@@ -132,11 +132,6 @@ class Contender:
         """Note the key that it waits for, or the range of keys, and a revision at which they were there."""
         self.key_in_front, self.behind_front, self.seen_at = key, behind, seen_at
 
-    def takes_slot(self, slot: int, revision: int) -> None:
-        """Note that a permit was granted, with the revision at which its key was created."""
-        self.key, self.slot_keys, self.slot = slot_key(self.prefix, slot), (), slot
-        self.set_revision(revision)
-
     def set_revision(self, revision: int) -> None:
         """Note the revision at which the key was created."""
         assert revision > 0

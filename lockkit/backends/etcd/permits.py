@@ -98,11 +98,12 @@ def _take(contender: Contender, lease_id: int, revision: int) -> rpc.TxnRequest:
 
 
 def _has_slot(contender: Contender, kvs: Sequence[rpc.KeyValue]) -> bool:
-    """Read whether a contender has a permit: the one that was read is its own."""
-    slot = keys.slot_of(kvs[0].key) if kvs and kvs[0].value == contender.value else None
-    if slot is not None:
-        contender.takes_slot(slot, kvs[0].create_revision)
-    return slot is not None
+    """Tell whether a contender has a permit: the one that was read is its own."""
+    if not kvs or kvs[0].value != contender.value:
+        return False
+    contender.key, contender.slot_keys, contender.slot = kvs[0].key, (), keys.slot_of(kvs[0].key)
+    contender.set_revision(kvs[0].create_revision)
+    return True
 
 
 async def enter(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from lockkit.aio import Client
-from lockkit.backend import LockBackend
 from lockkit.engine.lease_record import LeaseRecord
 from lockkit.errors import LockError
-from lockkit_tools.simulation.backend import connect
-from lockkit_tools.simulation.history import Believed, Closed, Crashed, Paused, Resumed, Unheld
-from lockkit_tools.simulation.network import Network
-from lockkit_tools.simulation.schedule import Fault
-from lockkit_tools.simulation.server import LockServer
+from lockkit_tools.simulation.history import Believed, Closed, Crashed, History, Paused, Resumed, Unheld
+from lockkit_tools.simulation.schedule import Fault, Schedule
+from lockkit_tools.simulation.server import Storage
 from lockkit_tools.simulation.world import Process, Task
-
-if TYPE_CHECKING:
-    from lockkit_tools.simulation.run import Simulation
 
 
 class Member:
@@ -25,32 +19,26 @@ class Member:
 
     def __init__(
         self,
-        simulation: Simulation,
+        schedule: Schedule,
         index: int,
-        rate: float,
-        offset: float,
-        backend: Callable[[Process, LockServer, Network, float], LockBackend],
+        process: Process,
+        client: Client,
+        *,
+        storage: Storage,
+        history: History,
+        calls: Iterator[int],
     ) -> None:
-        self.schedule = simulation.schedule
-        self.storage = simulation.storage
-        self.world = simulation.world
-        self.history = simulation.history
+        self.schedule = schedule
         self.index = index
-        self.process = self.world.process(f"client{index}", rate=rate, offset=offset, lateness=self.schedule.lateness)
+        self.process = process
         self.process.probe = self._probe
-        self.client: Client = connect(
-            self.process,
-            simulation.server,
-            simulation.network,
-            call_timeout=self.schedule.call_timeout,
-            backend=backend,
-            schedule=self.schedule,
-            ttl=self.schedule.ttl,
-            unavailable_after=30.0,
-        )
+        self.client = client
+        self.storage = storage
+        self.world = process.world
+        self.history = history
+        self.calls = calls
         self.closed = False
         self.exiting = False
-        self.calls = simulation.calls
         self._watched: dict[LeaseRecord, tuple[float, str]] = {}
 
     def start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Task[Any]:

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from lockkit.backend import LockBackend
-from lockkit_tools.simulation.backend import SimulatedBackend
+from lockkit_tools.simulation.backend import SimulatedBackend, connect
 from lockkit_tools.simulation.checker import Limits, Verdict, check
 from lockkit_tools.simulation.history import Broken, Cut, Ended, Healed, History, Stuck
 from lockkit_tools.simulation.member import Member
@@ -65,12 +65,25 @@ class Simulation:
         self.storage = Storage(self.world, self.network, self.history)
         self.calls = count(1)
         self.limits = schedule.limits() if limits is None else limits
-        self.clients = [
-            Member(self, index, rate, self.chance.uniform(0.0, 1e5), backend)
-            for index, rate in enumerate(schedule.client_rates)
-        ]
+        self._backend = backend
+        self.clients = [self._join(index, rate) for index, rate in enumerate(schedule.client_rates)]
         self.healed = False
         self._director = self.world.process("director")
+
+    def _join(self, index: int, rate: float) -> Member:
+        schedule, offset = self.schedule, self.chance.uniform(0.0, 1e5)
+        process = self.world.process(f"client{index}", rate=rate, offset=offset, lateness=schedule.lateness)
+        client = connect(
+            process,
+            self.server,
+            self.network,
+            call_timeout=schedule.call_timeout,
+            backend=self._backend,
+            schedule=schedule,
+            ttl=schedule.ttl,
+            unavailable_after=30.0,
+        )
+        return Member(schedule, index, process, client, storage=self.storage, history=self.history, calls=self.calls)
 
     def run(self) -> Outcome:
         """Let it happen, once."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "run": "run", "elect": "run", "hold": "hold", "demo": "demo", "once": "once", "holders": "holders",
-    "break": "holders", "list": "holders", "watch": "watch", "wait": "holders", "limit": "backends", "ping": "backends",
-    "migrate": "backends", "backends": "backends", "doctor": "backends", "verify": "backends",
+    "note": "holders", "break": "holders", "list": "holders", "watch": "watch", "wait": "holders", "limit": "backends",
+    "ping": "backends", "migrate": "backends", "backends": "backends", "doctor": "backends", "verify": "backends",
 }  # fmt: skip
 """In which module each command is, in the order of the help. It is loaded when somebody asks for the command."""
 

@@ -22,9 +22,10 @@ import json
 import os
 import select
 import threading
+from contextlib import suppress
 from typing import Final
 
-from lockkit.cli.app import METADATA, NAME, PROFILE, TTL, URL, command, flag, time
+from lockkit.cli.app import METADATA, NAME, PROFILE, TTL, URL, command, flag, seconds, time
 from lockkit.cli.output import connected, say, settings_told
 from lockkit.cli.signals import ENDING, LOOK_EVERY, Interrupted, Signals, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
@@ -47,7 +48,8 @@ class Hold:
 
     When the lock is granted, lockkit writes a line to stdout: granted and the fencing token or, with --json, an object
     with event, name, token, owner, ttl, remaining and deadline. It then holds the lock until stdin ends or has a line
-    release, on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released.
+    release, on SIGTERM, SIGINT or SIGHUP, or until the program has ended; and writes released. With --stall, a line
+    beat on stdin says that the program makes progress.
 
     If the lease is lost, or is about to end because it cannot be renewed, lockkit writes lost, with a reason. It ends
     when the program has closed stdin or ended, at the latest at the deadline, and does not free the lock before. Treat
@@ -70,6 +72,9 @@ class Hold:
     profile: str | None = PROFILE
     ttl: float | None = TTL
     timeout: float | None = time(None, "How long to wait for the lock; 0 tries once. Default: without limit.")
+    stall: float | None = time(
+        None, "Give up the lock if stdin has no line beat for this long. Default: never.", seconds
+    )
     metadata: str | None = METADATA
     renewals: bool = flag("Write a line renewed, with the new deadline, after each renewal.", "--renewals")
     as_json: bool = flag("Write each line as a JSON object.", "--json")
@@ -84,6 +89,7 @@ class Hold:
                     ttl=self.ttl,
                     timeout=self.timeout,
                     metadata=self.metadata,
+                    stall=self.stall,
                     on_lost=lambda _, reason: program.lost(reason),
                 )
                 return program.hold(wait_in_thread(lock.acquire, signals, gave_up=program.gone))
@@ -105,6 +111,7 @@ class _Program:
         self._renewals = renewals
         self._pid = os.getppid()
         self._ended = False
+        self._lease: Lease | None = None
         # A daemon: nothing ends a read from a pipe. Not from sys.stdin, whose lock it would keep at the exit.
         threading.Thread(target=self._read, name="lockkit-stdin", daemon=True).start()
 
@@ -117,8 +124,11 @@ class _Program:
                 for line in filter(None, map(bytes.strip, lines)):
                     if line == b"release":
                         self._ended = True
-                    else:
-                        say(f"unknown command {line.decode(errors='replace')!r}: give release")
+                    elif line != b"beat":
+                        say(f"unknown command {line.decode(errors='replace')!r}: give release or beat")
+                    elif self._lease is not None:
+                        with suppress(LockLost):  # too late
+                            self._lease.beat()
         except OSError as error:
             say(f"cannot read stdin: {error}")
         self._ended = True
@@ -162,6 +172,7 @@ class _Program:
         grace = default_grace(lease.ttl) + margin(lease.ttl)
         if lease.remaining() <= lease.ttl / 2:
             lease.extend()  # the grant took long
+        self._lease = lease
         self._tell("granted", lease)
         told = monotonic() + lease.remaining()
         while not self.gone():
@@ -169,7 +180,8 @@ class _Program:
                 if signum in ENDING:
                     return self._release(lease) or SIGNALLED + signum
             if lease.remaining() <= grace:
-                return self._wait_after("expired" if lease.held else None, lease)
+                reason = "stalled" if lease.stalled else "expired"
+                return self._wait_after(reason if lease.held else None, lease)
             deadline = monotonic() + lease.remaining()
             # Computed from the time left, the same deadline differs by microseconds from one look to the next.
             if self._renewals and deadline > told + 0.001 and self._reads():

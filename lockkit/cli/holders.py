@@ -98,6 +98,29 @@ class Holders:
                 answer(self, values, f"nobody holds {name!r} at {client.url}")
 
 
+@command("note", "Show the note that a holder has left with a lock.")
+class ShowNote:
+    """
+    Show what a holder of the lock has left with lease.write_note(), as a JSON object: value, token and remaining.
+
+    token is the fencing token of that holder, remaining the seconds until the backend forgets the note. Exit status 1
+    if there is no note; 78 if the backend keeps none.
+    """
+
+    name: str = NAME
+    url: str | None = URL
+    profile: str | None = PROFILE
+
+    def run(self) -> Status | None:
+        with connected(self) as client:
+            note = client.read_note(self.name)
+        if note is None:
+            say(f"lock {self.name!r} at {client.url} has no note")
+            return Status.FAILED
+        print_json(dataclasses.asdict(note))
+        return None
+
+
 @command("list", "List what is held: locks, permits, runs of once().")
 class List:
     """

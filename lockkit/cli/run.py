@@ -36,6 +36,11 @@ TELL_AFTER_SECONDS = 1.0
 """A wait on a terminal is told after that. Shorter tells of waits that nobody notices; longer leaves them guessing."""
 
 COMMAND = argument(..., "COMMAND", "What to run.")
+STALL = time(
+    None,
+    'End COMMAND, and give up the lock, if it does not touch "$LOCKKIT_BEAT" for this long. Default: never.',
+    seconds,
+)
 KILL_AFTER = time(60, "Time between forwarding a SIGTERM to COMMAND and sending SIGKILL.", seconds)
 NO_WAIT_CHILDREN = flag(
     "Release the lock when COMMAND ends, also while processes that it started still run.", "--no-wait-children"
@@ -66,6 +71,7 @@ class Run:
     LOCKKIT_OWNER     the random id of this acquisition
     LOCKKIT_DEADLINE  end of the lease if it is never renewed: seconds of CLOCK_BOOTTIME (macOS: CLOCK_MONOTONIC)
     LOCKKIT_ONCE      the slot or key, as NAME@SLOT (with --once-per or --once)
+    LOCKKIT_BEAT      the file to touch as a sign of progress (with --stall)
 
     Exit status:
 
@@ -109,6 +115,7 @@ class Run:
         "differ. A signal ends it.",
         seconds,
     )
+    stall: float | None = STALL
     metadata: str | None = METADATA
     once_per: str | None = option(
         None,
@@ -176,6 +183,7 @@ class Elect:
     )
     kill_after: float = KILL_AFTER
     no_wait_children: bool = NO_WAIT_CHILDREN
+    stall: float | None = STALL
     value: str | None = option(
         None, "Text that others see as the leader's, such as an address. Never a secret.", metavar="TEXT"
     )
@@ -188,11 +196,11 @@ class Elect:
 
     def _serve_term(self, supervisor: Supervisor, client: Client) -> int | None:
         """Campaign, run the command, resign; returns the exit status, or None if the term was lost."""
-        election = client.election(self.name, ttl=self.ttl, grace=self.grace, value=self.value)
+        election = client.election(self.name, ttl=self.ttl, grace=self.grace, stall=self.stall, value=self.value)
         term = wait_in_thread(election.campaign, supervisor.signals)
         term.on_lost(lambda *_: supervisor.signals.post())
         # The supervisor sends SIGTERM its own grace and a margin before the deadline, and SIGKILL at the margin.
-        status = supervisor.run(term, max(0.0, term.grace - margin(term.ttl)))
+        status = supervisor.run(term, max(0.0, term.grace - margin(term.ttl)), stall=self.stall)
         if status is not None and not release(term):
             # What the command did last was not protected.
             say(f"term {term.token} of election {term.name!r} was lost before the command ended by itself")
@@ -258,6 +266,7 @@ class _LockedRun:
             ttl=options.ttl,
             timeout=0 if options.timeout is None and options.on_busy is not OnBusy.WAIT else options.timeout,
             metadata=options.metadata,
+            stall=options.stall,
             on_lost=lambda *_: supervisor.signals.post(),
         )
         # Now too, and not only when the lock is granted: that may take hours, and with --on-busy=skip be never.
@@ -328,7 +337,8 @@ class _LockedRun:
         if lease.remaining() <= lease.ttl / 2:
             lease.extend()  # the grant took long: without this the command might be ended before the first renewal
         record = self._record
-        status = self._supervisor.run(lease, grace, {} if record is None else {"LOCKKIT_ONCE": record.key})
+        more = {} if record is None else {"LOCKKIT_ONCE": record.key}
+        status = self._supervisor.run(lease, grace, more, stall=self._options.stall)
         if status is None:
             return Status.LOST
         if record is not None and status == Status.OK:

@@ -18,8 +18,11 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import Final
 
 from lockkit.cli.output import say
@@ -45,6 +48,36 @@ _REST_EVERY: Final = 0.25
 
 _NAMED_MAX: Final = 5
 """So many of them are named."""
+
+
+class Beats:
+    """The file that a command touches to say that it makes progress; only this user can write to its directory."""
+
+    def __init__(self, lease: Lease, stall: Seconds) -> None:
+        self._lease = lease
+        self._folder = tempfile.TemporaryDirectory(prefix="lockkit-beat-")
+        self.path = str(Path(self._folder.name) / "beat")
+        Path(self.path).touch()
+        self._seen = self._touched()
+        self.every = min(LOOK_EVERY, stall / 4)
+
+    def _touched(self) -> int:
+        try:
+            return Path(self.path).stat().st_mtime_ns
+        except OSError:
+            return 0  # the command has removed it, and may make it anew
+
+    def look(self) -> None:
+        """Pass a beat on. That of a lease that is lost comes too late."""
+        touched = self._touched()
+        if touched not in {0, self._seen}:
+            self._seen = touched
+            with suppress(LockLost):
+                self._lease.beat()
+
+    def close(self) -> None:
+        """Remove the file. May be called twice."""
+        self._folder.cleanup()
 
 
 def default_grace(ttl: Seconds) -> float:
@@ -82,15 +115,22 @@ class Supervisor:
         self._killed = False
         self._how = "ended with SIGTERM"
         self._forbidden = False
+        self._beats: Beats | None = None
 
     def close(self) -> None:
         """Leave no process behind. May be called twice."""
+        if self._beats is not None:
+            self._beats.close()
         self._command.discard()
         self._guard.dismiss()
 
-    def run(self, lease: Lease, grace: Seconds, more: Mapping[str, str] | None = None) -> int | None:
+    def run(
+        self, lease: Lease, grace: Seconds, more: Mapping[str, str] | None = None, *, stall: Seconds | None = None
+    ) -> int | None:
         """
         Run the command until it or the lease ends; nothing of it outlives the lease, whatever goes wrong here.
+
+        With `stall`, the lease is renewed only while the command touches the file named by LOCKKIT_BEAT so often.
 
         Gives its exit status, as a shell has it; None if it was ended because of the lease.
         """
@@ -99,7 +139,11 @@ class Supervisor:
         self._deadline = monotonic() + lease.remaining()
         try:
             self._guard.tell(self._deadline - self._margin / 2)
-            self._command.start({**_variables(lease), **(more or {})})
+            variables = {**_variables(lease), **(more or {})}
+            if stall is not None:
+                self._beats = Beats(lease, stall)
+                variables["LOCKKIT_BEAT"] = self._beats.path
+            self._command.start(variables)
             return self._supervise()
         except CannotExecute:
             release(lease)
@@ -178,7 +222,7 @@ class Supervisor:
             self._on_signal(signum)
 
     def _next_look(self) -> float:
-        due = [monotonic() + LOOK_EVERY]
+        due = [monotonic() + (LOOK_EVERY if self._beats is None else self._beats.every)]
         if not self._killed:
             due.append(self._kill_at)
         if not self._lost:
@@ -188,6 +232,8 @@ class Supervisor:
     # -- the lease ---------------------------------------------------------------------------------------------------
 
     def _look_at_lease(self) -> None:
+        if self._beats is not None:
+            self._beats.look()
         now = monotonic()
         remaining = self._lease.remaining()
         if remaining > 0:
@@ -199,8 +245,8 @@ class Supervisor:
         self.signals.forget_survived()  # one that comes from now on is for lockkit
         self._kill_at = min(self._kill_at, now + self._grace, self._deadline - self._margin)
         if remaining > 0:
-            name = self._lease.name
-            say(f"lock {name!r} was not renewed and its lease ends in {remaining:.1f} s: ending the command")
+            why = "makes no progress (--stall)" if self._lease.stalled else "was not renewed"
+            say(f"lock {self._lease.name!r} {why} and its lease ends in {remaining:.1f} s: ending the command")
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)  # a stopped process takes SIGTERM only when it goes on
 

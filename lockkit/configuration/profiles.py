@@ -70,7 +70,7 @@ _CHOOSING = ("URL", "ENV", "CONFIG")
 
 _OTHER_VARIABLES = frozenset(
     f"LOCKKIT_{name}"
-    for name in ("CONFIG", "SCOPE", "STATE_DIR", "DEBUG_ORDER", "NAME", "TOKEN", "OWNER", "DEADLINE", "ONCE")
+    for name in ("CONFIG", "SCOPE", "STATE_DIR", "DEBUG_ORDER", "NAME", "TOKEN", "OWNER", "DEADLINE", "ONCE", "BEAT")
 )
 """Those that lockkit reads, and that ``lockkit run`` sets for its command."""
 

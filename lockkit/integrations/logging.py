@@ -17,6 +17,7 @@ LEVELS: Mapping[Call, int] = {
     **dict.fromkeys(CALLS, logging.INFO),
     "renewed": logging.DEBUG,
     "jeopardy": logging.WARNING,
+    "stalled": logging.WARNING,
     "lost": logging.WARNING,
 }
 """At which level each call is logged unless the application says otherwise."""

@@ -99,6 +99,8 @@ _CLOCK = Script("clock", keys=["lock"], arguments=0)
 _READ_NOTE = Script("read_note", keys=["note"], arguments=0)
 _WRITE_NOTE = Script("write_note", keys=["lock", "note", "fence", "shares", "leases"], arguments=3)
 
+_EMPTY = bulk("")
+
 _RENEWALS: Mapping[object, Renewal] = {1: Renewed(), 0: Gone("gone"), -1: Gone("taken"), -2: Gone("broken")}
 
 _CAPABILITIES = Capabilities(
@@ -176,7 +178,13 @@ class RedisBackend(LockBackend):
             entry = (
                 self._queue_entry(request, keys, ttl_ms, limit) if request.queue and self._topology.listening else ""
             )
-            body = b"%b%b%b%b%b" % (keys.packed(_ACQUIRE), bulk(request.owner), terms, bulk(entry), bulk(limit))
+            body = b"%b%b%b%b%b" % (
+                keys.packed(_ACQUIRE),
+                bulk(request.owner),
+                terms,
+                bulk(entry) if entry else _EMPTY,
+                _EMPTY if limit == "" else bulk(limit),
+            )
             try:
                 reply = await self._change(_ACQUIRE, keys, body, request.answer_by)
             except NotReplicatedError as error:

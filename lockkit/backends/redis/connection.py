@@ -98,11 +98,13 @@ class Connection:
 
     async def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """Send a command and return its reply. Error replies are values."""
-        return (await self.answer(self.send(packed, 1, until), until))[0]
+        self._write(packed, until)
+        return self._receive_all(1, until)[0]
 
     async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """Send several commands at once and return their replies."""
-        return await self.answer(self.send(packed, count, until), until)
+        self._write(packed, until)
+        return self._receive_all(count, until)
 
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         """Send commands now; `answer` waits for their replies."""
@@ -111,12 +113,15 @@ class Connection:
 
     async def answer(self, sent: Sent, until: Instant = inf) -> list[Reply]:
         """Wait for the replies to commands that were sent."""
+        return self._receive_all(sent.count, until)
+
+    def _receive_all(self, count: int, until: Instant) -> list[Reply]:
         now = monotonic()
         until = min(until, now + self.timeout)
         replies = self._receive(min(until - now, self.timeout))
-        while len(replies) < sent.count:
+        while len(replies) < count:
             replies += self._receive(until - monotonic())
-        if len(replies) > sent.count:
+        if len(replies) > count:
             raise ConnectionError(_TOO_MANY)
         return replies
 
@@ -210,6 +215,12 @@ class SharedConnection(Connection):
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._readable)
+
+    async def call(self, packed: bytes, until: Instant = inf) -> Reply:
+        return (await self.answer(self.send(packed, 1, until), until))[0]
+
+    async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
+        return await self.answer(self.send(packed, count, until), until)
 
     def send(self, packed: bytes, count: int, until: Instant = inf) -> Sent:
         sent = super().send(packed, count, until)

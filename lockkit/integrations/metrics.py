@@ -13,7 +13,7 @@ from lockkit.units import Seconds
 UNLABELLED = "unlabelled"
 """The label of locks for which the application gave neither a template nor ``label=``."""
 
-Counted = Literal["acquisitions", "waits", "waiting", "held", "renewals", "jeopardies", "losses", "undone"]
+Counted = Literal["acquisitions", "waits", "waiting", "held", "renewals", "jeopardies", "stalls", "losses", "undone"]
 
 COUNTED: dict[Counted, str] = {
     "acquisitions": "Calls that acquire, by their outcome.",
@@ -22,6 +22,7 @@ COUNTED: dict[Counted, str] = {
     "held": "Leases that are held.",
     "renewals": "Renewals that the backend confirmed.",
     "jeopardies": "Times that the renewals of a lease began to fail.",
+    "stalls": "Times that the holder of a lease made no progress.",
     "losses": "Leases that ended before their holder released them.",
     "undone": "Requests withdrawn because their answer was lost or too late.",
 }
@@ -89,6 +90,9 @@ class MetricsObserver(Observer, ABC):
 
     def jeopardy(self, event: LockEvent, /) -> None:
         self._count("jeopardies", labels_of(event))
+
+    def stalled(self, event: LockEvent, /) -> None:
+        self._count("stalls", labels_of(event))
 
     def lost(self, event: LockEvent, /) -> None:
         self._count("losses", labels_of(event), reason=event.reason or "")

@@ -19,7 +19,7 @@ __all__ = ["OpenTelemetryObserver"]
 
 _UNITS: dict[Counted, str] = {
     **dict.fromkeys(("acquisitions", "waits", "waiting"), "{call}"),
-    **dict.fromkeys(("held", "jeopardies", "losses"), "{lease}"),
+    **dict.fromkeys(("held", "jeopardies", "stalls", "losses"), "{lease}"),
     "renewals": "{renewal}",
     "undone": "{request}",
 }
@@ -35,8 +35,8 @@ class OpenTelemetryObserver(MetricsObserver):
 
     Metrics: ``lockkit.acquisitions`` (by ``lockkit.outcome``), ``lockkit.waits``, ``lockkit.wait.duration``,
     ``lockkit.waiting``, ``lockkit.held``, ``lockkit.held.oldest`` (age of the oldest lease), ``lockkit.hold.duration``,
-    ``lockkit.renewals``, ``lockkit.renewal.late``, ``lockkit.jeopardies``, ``lockkit.losses`` (by ``lockkit.reason``, 0
-    from the first grant on) and ``lockkit.undone``.
+    ``lockkit.renewals``, ``lockkit.renewal.late``, ``lockkit.jeopardies``, ``lockkit.stalls``, ``lockkit.losses`` (by
+    ``lockkit.reason``, 0 from the first grant on) and ``lockkit.undone``.
 
     Attributes of all: ``lockkit.template`` (never the name), ``lockkit.backend`` and ``lockkit.mode``; spans also have
     ``lockkit.token``.

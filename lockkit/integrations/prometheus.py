@@ -36,6 +36,7 @@ class PrometheusObserver(MetricsObserver):
     - ``lockkit_hold_seconds``: how long they were held
     - ``lockkit_renewals_total`` and ``lockkit_jeopardies_total``: successful renewals, and times that the
       renewals of a lease began to fail
+    - ``lockkit_stalls_total``: times that the holder of a lease made no progress (``stall=``)
     - ``lockkit_renewal_late_seconds``: how much later than planned the last renewal was sent
     - ``lockkit_losses_total``, by ``reason``: 0 from the first grant on, so that an alert sees the first loss
     - ``lockkit_undone_total``: requests withdrawn because their answer was lost or too late

@@ -50,7 +50,7 @@ def test_command_without_stall_has_no_file(cli: Cli) -> None:
 def test_leader_without_progress_is_replaced(cli: Cli) -> None:
     """Lockkit campaigns again, and the command of the next term begins anew."""
     script = 'echo "$LOCKKIT_TOKEN" >> terms; test $(wc -l < terms) -ge 2 || sleep 60'
-    done = cli.run("elect", "fleet", "--ttl", "2", "--stall", "0.5", "--", "sh", "-c", script, cwd=cli.home)
+    done = cli.run("elect", "fleet", "--ttl", "2", "--stall", "0.5", "--", "sh", "-c", script)
 
     assert done.returncode == 0
     first, second = map(int, (cli.home / "terms").read_text().split())
@@ -77,10 +77,11 @@ def test_program_that_holds_beats_on_stdin(cli: Cli) -> None:
 
 def test_note_is_printed_as_json(cli: Cli) -> None:
     """Held or free; status 1 without one, 78 where the backend keeps none."""
-    none = cli.run("note", "a")
-    with lockkit.connect(cli.env["LOCKKIT_URL"]).lock("a") as lease:
+    url = f"file:{cli.home}/locks"
+    none = cli.run("note", "a", "--url", url)
+    with lockkit.connect(url) as client, client.lock("a") as lease:
         lease.write_note({"row": 5})
-    found = cli.run("note", "a")
+    found = cli.run("note", "a", "--url", url)
     refused = cli.run("note", "a", "--url", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")
 
     assert (none.returncode, none.stdout) == (1, "")

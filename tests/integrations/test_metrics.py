@@ -214,6 +214,7 @@ def test_failures(seen: Seen, client: lockkit.Client) -> None:
     with pytest.raises(BackendUnavailable):
         unreachable.lock("c", label="c").acquire(timeout=0)
     seen.observer.jeopardy(LockEvent("d", "d", URL, "exclusive", 1, "o", None, 1.0, "unavailable", 11.0))
+    seen.observer.stalled(LockEvent("d", "d", URL, "exclusive", 1, "o", None, 2.0, None, 12.0))
 
     assert [seen.value(what, "a") for what in ("renewals", "held")] == [1, 0]
     assert seen.value("losses", "b", reason="broken") == 1
@@ -221,6 +222,7 @@ def test_failures(seen: Seen, client: lockkit.Client) -> None:
     assert seen.value("undone", "c", backend=unreachable.url) == 1
     assert seen.value("acquisitions", "c", backend=unreachable.url, outcome="unavailable") == 1
     assert seen.value("jeopardies", "d") == 1
+    assert seen.value("stalls", "d") == 1
 
 
 @pytest.mark.parametrize("kind", [Prometheus, OpenTelemetry])

@@ -97,7 +97,7 @@ BUILTIN: Mapping[str, Builtin] = MappingProxyType(
             Builtin("lockkit.backends.zookeeper.backend:ZooKeeperBackend", "zookeeper", ("kazoo",)),
         ),
         **dict.fromkeys(("etcd", "etcd3", "etcds"), _ETCD),
-        "postgresql": _sql("Postgresql", "postgresql", "table", "row", "advisory"),
+        **dict.fromkeys(("postgresql", "postgres"), _sql("Postgresql", "postgresql", "table", "row", "advisory")),
         **dict.fromkeys(("mysql", "mariadb"), _sql("Mysql", "mysql", "table", "row", "advisory")),
         "sqlite": _sql("Sqlite", None, "table"),
     }

@@ -89,8 +89,14 @@ def _parse_limit(value: object) -> float:
     return seconds
 
 
+def _parse_requirement(value: object) -> object:
+    """Take ``CERT_NONE`` for ``none``: so platforms and Celery write it."""
+    return value.removeprefix("CERT_").lower() if isinstance(value, str) else value
+
+
 _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "protocol": validation.parse_int(2, 3),
+    "ssl_cert_reqs": _parse_requirement,
     "ssl_check_hostname": validation.parse_bool,
     "socket_timeout": _parse_limit,
     "socket_connect_timeout": _parse_limit,

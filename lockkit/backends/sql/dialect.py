@@ -159,8 +159,10 @@ async def _set_up_sqlite(connection: Connection, label: str, seconds: float) -> 
 
 
 _MYSQL = Dialect("mysql", _MYSQL_NOW, mysql_kind, _set_up_mysql)
+_POSTGRESQL = Dialect("postgresql", _POSTGRESQL_NOW, postgresql_kind, _set_up_postgresql)
 _DIALECTS = {
-    "postgresql": Dialect("postgresql", _POSTGRESQL_NOW, postgresql_kind, _set_up_postgresql),
+    "postgresql": _POSTGRESQL,
+    "postgres": _POSTGRESQL,  # as platforms write it
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
     "sqlite": Dialect("sqlite", _SQLITE_NOW, sqlite_kind, _set_up_sqlite, connections_max=1),

@@ -58,7 +58,7 @@ def _parse_tls(value: object) -> object:
 
 _DECIDED = {
     "self", "user", "password", "passwd", "db", "database", "port", "autocommit", "cursorclass", "conv",
-    "defer_connect", "init_command", "sql_mode", "charset", "client_flag", "use_unicode", "collation", "named_pipe",
+    "defer_connect", "init_command", "sql_mode", "client_flag", "use_unicode", "collation", "named_pipe",
     "compress", "local_infile",
 }  # fmt: skip
 """What the URL says elsewhere, and what lockkit decides itself."""

@@ -62,6 +62,10 @@ log = logging.getLogger("lockkit")
 T = TypeVar("T")
 State = LockState[FileClaim]
 
+CLOSE_SECONDS = 0.2
+"""How long closing waits for operations on records that are under way, seconds: one takes a thousandth of that. Longer
+delays the end of a client whose disk hangs; shorter leaves descriptors open."""
+
 OPEN_RECORDS_MAX = 64
 """Record files that a client keeps open. More saves opening them again (4 µs), fewer saves descriptors."""
 
@@ -202,13 +206,17 @@ class RecordStore:
         self._entries: dict[str, list[str]] = {}  # the names in a folder that come next
 
     def close(self) -> None:
-        """Close the records; each is opened again when it is needed."""
+        """Close the records; each is opened again when it is needed. One that a thread uses at a disk that hangs stays."""
         with self._mutex:
             records, self._records = self._records, {}
+        until = self._now() + CLOSE_SECONDS
         for record in records.values():
             # When no other thread uses it: else that could write into a file that gets the number of the descriptor.
-            with record.mutex:
-                record.close()
+            if record.mutex.acquire(timeout=max(0.0, until - self._now())):
+                try:
+                    record.close()
+                finally:
+                    record.mutex.release()
 
     # -- one operation on one record -------------------------------------------------------------------------------
 

@@ -977,6 +977,15 @@ async def test_confirmation_needs_the_votes_of_a_majority(nodes: RedisNodes, hos
         assert await backend.confirm(grant) == Gone("gone")
 
 
+async def test_renewals_of_many_leases(nodes: RedisNodes, host: StubHost) -> None:
+    """More than go into one batch, also when the nodes have forgotten the script."""
+    async with redlock(nodes, host) as backend:
+        grants = [granted(await backend.try_acquire(host.request(f"{number}"))) for number in range(600)]
+        on(nodes.nodes[3])("SCRIPT", "FLUSH")
+        on(nodes.nodes[4])("DEL", *(f"lockkit:{number}" for number in range(600)))
+        assert await backend.renew(grants) == [Renewed()] * 600
+
+
 async def test_renewal_keeps_the_counter(nodes: RedisNodes, host: StubHost) -> None:
     """A lease that is renewed for longer than idle counters are kept must not outlive its own."""
     async with redlock(nodes, host) as backend:

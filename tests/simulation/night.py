@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from typing import NamedTuple, TextIO
 
 from lockkit_tools.simulation import describe, simulate
-from tests.simulation import test_lock_set, test_once
+from tests.simulation import test_hand_over, test_lock_set, test_once
 from tests.simulation.election import hold_elections, overlaps
 from tests.simulation.redlock import RedlockSimulation, schedule_of
 from tests.simulation.sharing import Parts, use_permits, use_rwlock, use_slots
@@ -70,6 +70,10 @@ def _election(seed: int) -> str:
     return "; ".join(f"{one} and {other} overlap" for one, other in overlaps(hold_elections(seed)))
 
 
+def _hand_over(seed: int) -> str:
+    return test_hand_over.play(seed).problem()
+
+
 def _once(seed: int) -> str:
     return test_once.play(seed).problem()
 
@@ -83,13 +87,14 @@ def _lock_set(seed: int) -> str:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("lock", 0.60, _lock, "clients of one server, all that users do to a lock, and all faults"),
+        Kind("lock", 0.55, _lock, "clients of one server, all that users do to a lock, and all faults"),
         Kind("redlock", 0.06, _redlock, "the same on five Redis nodes, by majority"),
         Kind("set", 0.10, _lock_set, "several locks at once, in any order, given up and cancelled"),
         Kind("rwlock", 0.03, _rwlock, "readers and writers, with a storage that compares tokens"),
         Kind("permits", 0.02, _permits, "a semaphore with native permits, limits equal and mixed"),
         Kind("slots", 0.01, _slots, "a semaphore of one Redlock per slot"),
         Kind("election", 0.08, _election, "candidates, terms, grace, and leaders that are cut off"),
+        Kind("hand-over", 0.05, _hand_over, "tickets taken twice or too late, holders without progress, notes"),
         Kind("once", 0.10, _once, "work once per key, with runs that fail and are overtaken"),
     )
 }

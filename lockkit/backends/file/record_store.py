@@ -206,7 +206,7 @@ class RecordStore:
         self._entries: dict[str, list[str]] = {}  # the names in a folder that come next
 
     def close(self) -> None:
-        """Close the records; each is opened again when it is needed. One that a thread uses at a disk that hangs stays."""
+        """Close the records; each is opened again when needed. One that a thread uses at a disk that hangs stays."""
         with self._mutex:
             records, self._records = self._records, {}
         until = self._now() + CLOSE_SECONDS

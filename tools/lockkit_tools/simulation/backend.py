@@ -49,6 +49,7 @@ _CAPABILITIES: dict[str, Any] = {
     "waiters_visible": True,
     "scope": "network",
     "notes": True,
+    "transfer": True,
     "caveat": "Exists in a simulation only; excludes nobody from the holder of a lock that was lost with the data.",
 }
 
@@ -166,6 +167,16 @@ class SimulatedBackend(NodeBackend):
         reasons = await self._call(lambda: [self._server.renew(*lease) for lease in wanted])
         renewed = anchor if self._singly else None, None if self._ttl_max == inf else self._ttl_max
         return [Renewed(*renewed) if reason is None else Gone(reason) for reason in reasons]
+
+    async def take_over(self, request: Request, owner: str) -> Grant | None:
+        server, process = self._server, self._process
+        token = await self._call(
+            lambda: server.take_over(
+                process, request.name, owner, request.owner, ttl=request.ttl, metadata=request.metadata
+            ),
+            request.answer_by,
+        )
+        return None if token is None else Grant(request.name, request.owner, token, request.ttl)
 
     async def read_note(self, name: str) -> Note | None:
         return await self._call(lambda: self._server.read_note(name))

@@ -142,6 +142,15 @@ class LockServer:
         self._free(name, record, owner, "released")
         return True
 
+    def take_over(
+        self, client: Process, name: str, former: str, owner: str, *, ttl: Seconds, metadata: str
+    ) -> int | None:
+        """Give the lock of one owner to another; the token, or None if that one does not hold it."""
+        record = self._live(name, self.node.now())
+        if record is None or record.owner not in {former, owner}:
+            return None
+        return record.token if record.owner == owner else self._take(client, name, owner, ttl, metadata)
+
     def holders(self, name: str) -> Sequence[Holder]:
         """Who holds it."""
         now = self.node.now()

@@ -236,11 +236,12 @@ class LockState(Generic[C]):
 
     def _take(self, claim: C, now: float, token_min: int) -> Sequence[C]:
         notify: Sequence[C] = ()
-        # If it is not this claim's turn, the head missed its offer. The waiter behind it watched it.
-        missed = bool(self.queue) and not self._is_next(claim)
-        self.queue = [waiter for waiter in self.queue[missed:] if waiter.owner != claim.owner]
-        if missed:
-            notify = self.queue[:1]  # it has another predecessor now
+        if self.queue:
+            # If it is not this claim's turn, the head missed its offer. The waiter behind it watched it.
+            missed = not self._is_next(claim)
+            self.queue = [waiter for waiter in self.queue[missed:] if waiter.owner != claim.owner]
+            if missed:
+                notify = self.queue[:1]  # it has another predecessor now
         self.token = max(self.token + 1, token_min)
         if claim.mode == "exclusive":
             self.holder = claim

@@ -65,6 +65,7 @@ class ClientState:
         # When the watch over the leases is due. If that is long past, this process, or its event loop, has stood still.
         self.watch_at = inf
         self.begin_anew: Callable[[], None] = self.forked  # all of the client, in an event loop after a closed one
+        self._has_loop = runtime.kind == "asyncio"  # each call comes here, and only such a client belongs to a loop
         self._open_backend = open_backend
         self._capabilities = backend.capabilities
         self.draw_renewal_share()
@@ -97,7 +98,8 @@ class ClientState:
 
     def ready(self) -> LockBackend:
         """Return the backend for a call that may do I/O; opens a new one after a fork."""
-        self.check_loop()
+        if self._has_loop:
+            self.check_loop()
         backend = self.backend
         if backend is None:
             if self.closed:

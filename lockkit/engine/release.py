@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from lockkit import observers
-from lockkit.backend import CALL_SECONDS, Grant, LockBackend, Renewed, Unknown
+from lockkit.backend import CALL_SECONDS, Grant, Renewed, Unknown
 from lockkit.engine import observation
 from lockkit.engine.cleanup import RELEASE_SECONDS, PendingCleanups
 from lockkit.engine.client_state import ClientState
@@ -62,7 +60,11 @@ class Releases:
                         self._begin(record)
                     other = None if begun else self._end_of_other_release(record)
                 if other is None:
-                    ours = await self._give_back(record, answer_by)
+                    ours = await (
+                        self._keep(record)
+                        if record.settings.min_hold
+                        else client.ready().release(record.grant, client.answer_by(RELEASE_SECONDS, answer_by))
+                    )
                     break
             except BaseException as error:
                 await self._failed(record, error, begun=begun, first=before is HELD)
@@ -76,16 +78,12 @@ class Releases:
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
 
-    def _give_back(self, record: LeaseRecord, answer_by: Instant) -> Coroutine[Any, Any, bool]:
-        """Ask the backend to free the lock, or to keep it for ``min_hold``; tells whether the lease still held it."""
-        backend = self._client.ready()
-        if record.min_hold_left:
-            return self._keep(backend, record)
-        return backend.release(record.grant, self._client.answer_by(RELEASE_SECONDS, answer_by))
-
-    async def _keep(self, backend: LockBackend, record: LeaseRecord) -> bool:
-        ttl = max(record.min_hold_left, self._client.capabilities.min_ttl)
-        outcome = await backend.detach(replace(record.grant, ttl=ttl))
+    async def _keep(self, record: LeaseRecord) -> bool:
+        """Have the backend keep the lock for the rest of ``min_hold``, if any; tells whether the lease held it."""
+        client, grant, left = self._client, record.grant, record.min_hold_left
+        if not left:
+            return await client.ready().release(grant, client.answer_by(RELEASE_SECONDS))
+        outcome = await client.ready().detach(replace(grant, ttl=max(left, client.capabilities.min_ttl)))
         if isinstance(outcome, Unknown):
             raise BackendUnavailable(str(outcome.error)) from outcome.error
         return isinstance(outcome, Renewed)
@@ -153,7 +151,7 @@ class Releases:
         if client.backend is None:
             return
         try:
-            await client.runtime.settle(self._give_back(record, inf), INTERRUPTED_SECONDS)
+            await client.runtime.settle(self._keep(record), INTERRUPTED_SECONDS)
         except BaseException as error:
             self._cleanups.release_later(record)
             if not isinstance(error, Exception):

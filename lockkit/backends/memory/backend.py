@@ -128,7 +128,8 @@ class MemoryBackend(LockBackend):
             if isinstance(outcome, Grant):
                 space.token = outcome.token
                 request.state = None
-        _notify(notify)
+        if notify:
+            _notify(notify)
         return outcome
 
     async def abandon(self, request: Request) -> None:
@@ -158,7 +159,8 @@ class MemoryBackend(LockBackend):
             in_time, notify = lock.release(grant.owner, self._runtime.now())
             if lock.idle:
                 del self._space.locks[grant.name]
-        _notify(notify)
+        if notify:
+            _notify(notify)
         return in_time
 
     async def downgrade(self, grant: Grant) -> bool:

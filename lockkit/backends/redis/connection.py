@@ -99,7 +99,10 @@ class Connection:
     async def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """Send a command and return its reply. Error replies are values."""
         self._write(packed, until)
-        return self._receive_all(1, until)[0]
+        seconds = until - monotonic()
+        # A reply mostly comes as a whole, and each lock comes here twice.
+        replies = self._receive(seconds if seconds < self.timeout else self.timeout)  # noqa: FURB136
+        return replies[0] if len(replies) == 1 else self._receive_all(1, until, replies)[0]
 
     async def call_many(self, packed: bytes, count: int, until: Instant = inf) -> list[Reply]:
         """Send several commands at once and return their replies."""
@@ -115,10 +118,9 @@ class Connection:
         """Wait for the replies to commands that were sent."""
         return self._receive_all(sent.count, until)
 
-    def _receive_all(self, count: int, until: Instant) -> list[Reply]:
-        now = monotonic()
-        until = min(until, now + self.timeout)
-        replies = self._receive(min(until - now, self.timeout))
+    def _receive_all(self, count: int, until: Instant, replies: list[Reply] | None = None) -> list[Reply]:
+        until = min(until, monotonic() + self.timeout)
+        replies = replies or []
         while len(replies) < count:
             replies += self._receive(until - monotonic())
         if len(replies) > count:
@@ -156,9 +158,12 @@ class Connection:
         if seconds != self._limit:
             self._limit_time(seconds)
         try:
-            return self._parse(self._socket.recv(READ_BYTES))
+            data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
             raise TimeoutError(NO_ANSWER) from None
+        if not data:
+            raise ConnectionResetError(_CLOSED)
+        return self._parser.feed(data)
 
     def _limit_time(self, seconds: Seconds) -> None:
         seconds = max(seconds, 1e-6)  # what has arrived already is read, however late it is

@@ -280,7 +280,7 @@ class RedisNode(Topology):
 
     def give_back(self, connection: Connection, replies: Sequence[Reply] = ()) -> None:
         """Keep a connection that has no call in progress for the next caller."""
-        if any(map(is_replica, replies)):
+        if replies and any(map(is_replica, replies)):
             # Behind a name or an address that moves to the new master, the next connection leads there, while a server
             # that has become a replica keeps those that it has.
             log.debug("%s is a replica: connecting anew", self.label)

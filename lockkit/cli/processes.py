@@ -196,6 +196,22 @@ class Command:
             self.status = SIGNALLED + signal.SIGKILL
 
 
+def reap_orphans(*waited_for: int) -> None:
+    """
+    As process 1, which the kernel makes the parent of orphans, take the ends of those that nobody waits for.
+
+    In a container without an init they would fill its process table.
+    """
+    while os.getpid() == 1:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in waited_for:
+            return
+        os.waitpid(ended.si_pid, 0)
+
+
 class Process(NamedTuple):
     """A living process."""
 
@@ -274,8 +290,8 @@ class Guard:
         self._told = -inf
         control, self._control = os.pipe()
         self._report, report = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             _stand(control, report, group)
         os.close(control)
         os.close(report)
@@ -316,8 +332,8 @@ class Guard:
         if self._control < 0:
             return
         # Killed, not asked: it then ends even if somebody has stopped it.
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
         os.close(self._control)
         os.close(self._report)
         self._control = -1

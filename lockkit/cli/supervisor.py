@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from lockkit.cli.output import say
-from lockkit.cli.processes import CannotExecute, Command, Guard
+from lockkit.cli.processes import CannotExecute, Command, Guard, reap_orphans
 from lockkit.cli.signals import ENDING, LOOK_EVERY, WOKEN, Signals
 from lockkit.cli.status import SIGNALLED
 from lockkit.errors import BackendUnavailable, LockLost
@@ -155,6 +155,7 @@ class Supervisor:
         """Return when the command and what it left behind have ended, or all are killed because of the lease."""
         while True:
             stopped_by = self._command.poll()
+            reap_orphans(self._command.group, self._guard.pid)
             status = self._command.status
             if status is not None:
                 break
@@ -184,6 +185,7 @@ class Supervisor:
         """Keep the lock until all processes that the command left behind have ended, or cannot be ended."""
         tell_at = monotonic() + _TELL_AFTER
         while not self._lost and not self._command.gone():
+            reap_orphans(self._guard.pid)
             if self._command.group_gone():
                 self._guard.dismiss()  # the group's id may pass to processes that are none of ours
             now = monotonic()

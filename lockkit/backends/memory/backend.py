@@ -214,9 +214,12 @@ class MemoryBackend(LockBackend):
             self._remove_if_idle(name, lock)
         _notify(notify)
         for owner in owners:
-            for client in tuple(self._space.clients):  # the holder is in this process
-                client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
+            self._report_broken(owner)
         return broken
+
+    def _report_broken(self, owner: str) -> None:
+        for client in tuple(self._space.clients):  # the holder is in this process
+            client._host.lost(owner, "broken")  # noqa: SLF001 - of this class
 
     async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
         """See `LockBackend.names`. The first page takes down what there is; each page looks at a part of it."""

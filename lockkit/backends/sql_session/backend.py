@@ -60,6 +60,7 @@ from lockkit.backend import (
     Grant,
     Holder,
     Host,
+    NamesPage,
     Option,
     Renewal,
     Renewed,
@@ -623,6 +624,15 @@ class SessionBackend(SqlBackend):
                 raise BackendUnavailable(message)
             await self._runtime.sleep(BREAK_PAUSE)
         return True
+
+    async def names(self, prefix: str, after: NamesPage | None = None) -> NamesPage:
+        """See `LockBackend.names`: the server shows who holds a row or a number, but not for all names at once."""
+        del prefix, after
+        message = (
+            f"{self.url} cannot list its locks: at the server, a held lock has no name, only a number or a locked row. "
+            "Ask for the holders of each name, or use mode=table, which lists its locks"
+        )
+        raise Unsupported(message, backend=self.url)
 
     async def close(self) -> None:
         self._held.clear()

@@ -20,7 +20,7 @@ import redis.asyncio
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Gone, Grant, Renewed, Request, Unknown
-from lockkit.backends.redis.connection import Connection
+from lockkit.backends.redis.connection import Connection, SharedConnection
 from lockkit.backends.redis.keys import IDLE_SECONDS
 from lockkit.backends.redis.resp import ServerSaid, bulk
 from lockkit.backends.redlock import network
@@ -857,7 +857,8 @@ async def test_node_that_is_too_busy_to_introduce_itself_does_not_vote(
 
     async with redlock(nodes, host) as backend:
         node = nodes_of(backend).all[0]
-        monkeypatch.setattr(Connection, "call_many", answer)
+        for kind in (Connection, SharedConnection):
+            monkeypatch.setattr(kind, "call_many", answer)
         with pytest.raises(ServerSaid, match="BUSY"):
             await node._open(inf)
 

@@ -276,14 +276,24 @@ def test_option_behind_the_command_is_nobodys(cli: Cli, command: str, words: lis
     assert f"COMMAND is followed by {option}. If" in " ".join(done.stderr.split())
 
 
-ZOMBIES = "(sleep 0.2 &) ; (sleep 0.4 &) ; sleep 1.5; cat /proc/[0-9]*/stat | grep -c ' Z '"
+ZOMBIES = """
+(sleep 0.2 &)
+(sleep 0.4 &)
+sleep 1
+for _ in $(seq 100); do
+    left=$(cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z ')
+    test "$left" = 0 && break
+    sleep 0.2
+done
+echo "$left"
+"""
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (Linux)")
 def test_process_1_reaps_orphans(cli: Cli) -> None:
     """In a container without an init; the command's own status counts."""
     alone = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
-    lockkit = (sys.executable, "-m", "lockkit.cli", "run", "a", "--", "sh", "-c", f"{ZOMBIES}; exit 7")
+    lockkit = (sys.executable, "-m", "lockkit.cli", "run", "a", "--", "sh", "-c", f"{ZOMBIES}exit 7")
     running = cli.start_program(*alone, *lockkit)
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (7, "0\n"), err

@@ -113,6 +113,7 @@ Why a lease was lost.
 
 - ``expired``: its deadline passed on the client's clock.
 - ``paused``: so it did, while the process itself did not run: stopped, suspended, or its event loop blocked.
+- ``stalled``: so it did, because the holder made no progress (``stall=``), and so was not renewed.
 - ``taken``: the backend says that another owner holds the lock.
 - ``gone``: the backend says that the lock is free (deleted, flushed, table dropped).
 - ``session``: the lease's session, connection or process has ended.
@@ -809,8 +810,8 @@ class LockBackend(ABC):
         """
         Renew a lease, and keep the lock for its ttl also if this client or its process ends before.
 
-        Called only if `capabilities.transfer`; so is `take_over`. This default is for a backend whose locks end by
-        their ttl alone.
+        Called only if `capabilities.transfer`, or if `capabilities.crash_release` is ``ttl`` (for ``min_hold``). This
+        default is for a backend whose locks end by their ttl alone.
         """
         (outcome,) = await self.renew([grant])
         return outcome
@@ -819,8 +820,9 @@ class LockBackend(ABC):
         """
         Give a lock that `owner` holds to the request, in one atomic step; None if that owner does not hold it.
 
-        The grant has a larger token and a full ttl; those who wait go on waiting. Idempotent: if the request's own
-        owner holds the lock already, because an earlier answer was lost, it is granted again, as it was.
+        Called only if `capabilities.transfer`. The grant has a larger token and a full ttl; those who wait go on
+        waiting. Idempotent: if the request's own owner holds the lock already, because an earlier answer was lost, it
+        is granted again, as it was.
         """
         del owner
         message = f"this backend cannot give lock {request.name!r} to another owner (capabilities.transfer)"

@@ -81,7 +81,7 @@ def require(client: ClientState, what: str) -> None:
 class Taking(Acquisition[L]):
     """One call of ``take``: as an acquisition, but of a lock that the ticket's owner holds."""
 
-    __slots__ = ("_first", "_handed")
+    __slots__ = ("_handed",)
 
     def __init__(
         self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, handed: Handed
@@ -90,7 +90,6 @@ class Taking(Acquisition[L]):
         # Longer than the ttl it need not try: a grant whose answer was lost has ended then.
         super().__init__(context, backend, settings, min(settings.ttl, context.unavailable_after))
         self._handed = handed
-        self._first: Instant = self._began
 
     async def take(self) -> L:
         """Take the lock. Not in the client's queue, whose head may wait for this very lock."""
@@ -113,7 +112,7 @@ class Taking(Acquisition[L]):
                 request.uncertain = False
                 self._refuse()
             # The request that was granted may be an earlier one, whose answer was lost: the same owner has sent all.
-            lease = self._context.admit(self._settings, grant, self._first)
+            lease = self._context.admit(self._settings, grant, self._began)
         except BackendUnavailable as error:
             try:
                 await self._back_off(error)

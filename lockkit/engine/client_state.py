@@ -59,7 +59,7 @@ class ClientState:
         # None in a forked child until its first use, and once the client is closed.
         self.backend: LockBackend | None = backend
         self.url = backend.url
-        self.closed = False  # `close()` has been called
+        self.closed = False  # `close()` has been called, or the interpreter exits
         self.close_by = inf  # when it returns at the latest
         self.sleeping: set[Event] = set()  # of those who are in `sleep`
         # When the watch over the leases is due. If that is long past, this process, or its event loop, has stood still.
@@ -150,9 +150,10 @@ class ClientState:
         return at if at < at_latest else at_latest  # noqa: FURB136
 
     def closed_error(self) -> LockError:
-        """Return the error of every call after ``close()``."""
+        """Return the error of every call after ``close()``, or while the interpreter exits."""
         assert self.closed, "only a closed client refuses calls"
-        return LockError(f"the client of {self.url} is closed; connect again", backend=self.url)
+        why = "is closed; connect again" if self.close_by < inf else "grants nothing more: the process exits"
+        return LockError(f"the client of {self.url} {why}", backend=self.url)
 
     def unavailable(self, error: LockError, action: str, name: str | None) -> LockError:
         """Say what was tried, on which lock and at which backend; the driver's exception stays the cause."""

@@ -674,7 +674,8 @@ class Engine(Generic[L]):
         assert not self.leases.records, "the leases are the parent's"
 
     def exit(self, until: Instant) -> Event | None:
-        """Release what is held while the interpreter exits (rule 9)."""
+        """Release what is held while the interpreter exits (rule 9), and admit nothing that nobody would release."""
+        self.client.closed = True  # before the release: a daemon thread may wait for that very lock
         if not self.releases.outstanding:
             return None
         assert not self._ended, "a client that is closed holds nothing"

@@ -20,7 +20,7 @@ def test_command_that_touches_its_file_keeps_the_lock(cli: Cli) -> None:
 
 def test_command_without_progress_is_ended_before_the_deadline(cli: Cli) -> None:
     """With the status of a loss; it says why."""
-    done = cli.run("run", "a", "--ttl", "2", "--stall", "0.5", "--", "sh", "-c", "sleep 60; echo never")
+    done = cli.run("run", "a", "--ttl", "9", "--stall", "0.5", "--", "sh", "-c", "sleep 60; echo never")
 
     assert done.returncode == 79
     assert done.stdout == ""

@@ -227,3 +227,48 @@ def test_end_of_a_child_process_releases(library: str, method: str, tmp_path: Pa
     assert (run.stdout, run.stderr) == ("0\n", "")
     with lockkit.connect(url) as client:
         assert [*client.names()] == []
+
+
+@pytest.mark.parametrize("what", ["lock", "election"])
+def test_thread_that_waits_gets_nothing_that_the_exit_frees(what: str, tmp_path: Path) -> None:
+    """A daemon thread waits for a lock that the exit releases, or campaigns anew: nobody would release it again."""
+    url = f"sqlite:///{tmp_path}/locks.db"
+    script = textwrap.dedent(
+        """
+        import atexit, sys, threading, time
+        granted = threading.Event()
+        atexit.register(granted.wait, 1)  # called after lockkit's
+        import lockkit
+
+        what, url = sys.argv[1:]
+        client, ready = lockkit.connect(url), threading.Event()
+
+        def wait():
+            waits.set()
+            client.lock("x", ttl=600).acquire()
+            granted.set()
+
+        def lead():
+            client.election("x", ttl=600).run(follow)
+            granted.set()
+
+        def follow(term):
+            ready.set()
+            term.must_stop(None)
+
+        waits = threading.Event()
+        if what == "lock":
+            kept = client.lock("x", ttl=600).acquire()
+            threading.Thread(target=wait, daemon=True).start()
+            waits.wait()
+            time.sleep(0.1)
+        else:
+            threading.Thread(target=lead, daemon=True).start()
+            ready.wait()
+        """
+    )
+    command = [sys.executable, "-c", script, what, url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0
+    with lockkit.connect(url) as client:
+        assert [*client.names()] == [], run.stderr

@@ -70,6 +70,7 @@ def scheduler() -> None:
     exit_on_sigterm()
     blocking = BlockingScheduler()
     leader_only(blocking, lockkit.connect(URL), "scheduler")
+    blocking.add_job(print, "interval", ["it runs jobs"], {"flush": True}, seconds=0.2)
     blocking.start()
 
 

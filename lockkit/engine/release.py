@@ -61,7 +61,7 @@ class Releases:
                     other = None if begun else self._end_of_other_release(record)
                 if other is None:
                     ours = await (
-                        self._keep(record)
+                        self._keep(record, answer_by)
                         if record.settings.min_hold
                         else client.ready().release(record.grant, client.answer_by(RELEASE_SECONDS, answer_by))
                     )
@@ -78,11 +78,11 @@ class Releases:
         if before is HELD and (not ours or observers.active is not None):
             await self._finish(record, ours=bool(ours))
 
-    async def _keep(self, record: LeaseRecord) -> bool:
+    async def _keep(self, record: LeaseRecord, answer_by: Instant = inf) -> bool:
         """Have the backend keep the lock for the rest of ``min_hold``, if any; tells whether the lease held it."""
         client, grant, left = self._client, record.grant, record.min_hold_left
         if not left:
-            return await client.ready().release(grant, client.answer_by(RELEASE_SECONDS))
+            return await client.ready().release(grant, client.answer_by(RELEASE_SECONDS, answer_by))
         outcome = await client.ready().detach(replace(grant, ttl=max(left, client.capabilities.min_ttl)))
         if isinstance(outcome, Unknown):
             raise BackendUnavailable(str(outcome.error)) from outcome.error

@@ -125,7 +125,7 @@ class Taking(Acquisition[L]):
         else:
             if lease is None:
                 await self._undo()
-                raise self._too_late()
+                raise LockLost(str(self._too_late()), name=self._settings.name, backend=self._client.url)
             return lease
         return None
 

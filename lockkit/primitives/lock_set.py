@@ -500,6 +500,8 @@ class BaseLeaseSet(Generic[L]):
 
     @staticmethod
     async def _undo(member: SetMember[L], record: LeaseRecord, answer_by: Instant) -> None:
+        if record.settings.min_hold and record.count == 1:  # no work ran under it
+            record.settings = replace(record.settings, min_hold=0.0)
         try:
             await member.engine.releases.release(record, answer_by)
         except LockLost as error:

@@ -69,6 +69,23 @@ async def test_no_answer_to_an_early_release_is_told(driver: FaceDriver) -> None
     await client.close()
 
 
+@both_faces
+async def test_set_that_is_not_complete_keeps_nothing(driver: FaceDriver) -> None:
+    """No work ran under the locks that it had."""
+    client, backend = scripted_for(driver)
+    other, _ = scripted_for(driver, backend.space)
+    held = await other.lock("b").acquire()
+    with pytest.raises(lockkit.LockTimeout):
+        await client.locks(["a", "b"], ttl=30, min_hold=20).acquire(0)
+    assert await other.holders("a") == []
+    await held.release()
+    async with client.locks(["a", "b"], ttl=30, min_hold=20):
+        pass
+    assert len(await other.holders("a")) == 1
+    await client.close()
+    await other.close()
+
+
 def test_backend_whose_locks_end_with_their_holder_refuses_min_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could not keep its word."""
     client, backend = scripted()

@@ -87,6 +87,25 @@ def test_ticket_that_nobody_takes_ends_with_its_time() -> None:
     client.close()
 
 
+def test_taker_whose_answer_came_too_late_has_lost_it() -> None:
+    """As with a ticket whose time has passed: `take` waits for nobody, so nothing has timed out."""
+    clock = MovableClock()
+    client, backend = scripted(clock)
+    ticket = client.lock("x", ttl=30).acquire().ticket()
+    take_over: Callable[[Request, str], Any] = backend.take_over
+
+    async def slow(request: Request, owner: str) -> Grant | None:
+        grant: Grant | None = await take_over(request, owner)
+        clock.added += 11
+        return grant
+
+    backend.take_over = slow  # type: ignore[method-assign]
+    with pytest.raises(LockLost, match="the answer took longer than its ttl of 10 s"):
+        client.take(ticket, ttl=10)
+    assert client.holders("x") == []
+    client.close()
+
+
 def test_taken_lease_is_renewed_and_may_be_handed_on() -> None:
     """It is a lease as any other."""
     client, _ = scripted()

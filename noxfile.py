@@ -385,6 +385,13 @@ def simulate_night(session: nox.Session) -> None:
 
 
 @nox.session
+def interleavings(session: nox.Session) -> None:
+    """Runs every schedule of small cases of engine and Redlock, and says how many there are (`-- Redlock` for one)."""
+    install(session, "test")
+    session.run("python", "-m", "tests.simulation.enumeration", *session.posargs)
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Changes the code in 300 places, one at a time, and lists the changes that no test notices (`-- --count=50`)."""
     install(session, "test")

@@ -433,6 +433,11 @@ class Waiter:
         self._task: Task[Any] | None = task
         self.timer: Timer | None = None
 
+    @property
+    def task_name(self) -> str:
+        """Of the task that waits; empty if it does not any more."""
+        return "" if self._task is None else self._task.name
+
     def wake(self, value: object) -> None:
         """Let the task go on with a value, which `park` gives; without effect the second time."""
         task = self._task

@@ -577,6 +577,13 @@ class LockBackend(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
     """Its own options, besides ``ttl``, ``timeout`` and ``unavailable_after``, which the engine reads."""
 
+    poll_seconds: ClassVar[Seconds] = 0.25
+    """
+    Longest pause between two polls of a waiter, where `capabilities.wakeup` is ``poll`` or `Busy.poll` says so, seconds.
+
+    Longer hands over later; shorter asks more often, which costs money where requests are paid for.
+    """
+
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:
         """Return the options that it passes on to its driver. Called only for an option that is not in `options`."""

@@ -6,17 +6,20 @@ A new backend adds a line to `TARGETS`. That none is forgotten is tested in ``te
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from lockkit.configuration import registry
 from lockkit_tools.servers import (
     EtcdCluster,
     EtcdServer,
     MariaServer,
+    ObjectStoreServer,
     PostgresServer,
     RedisCluster,
     RedisNodes,
@@ -70,6 +73,13 @@ def _sqlite() -> Iterator[str]:
         yield f"sqlite:///{path}/locks.db"
 
 
+@contextmanager
+def object_store() -> Iterator[str]:
+    """An object store, and its credentials where clients look for them."""
+    with ObjectStoreServer() as server, mock.patch.dict(os.environ, server.credentials):
+        yield server.url
+
+
 TARGETS = [
     Entry("memory", ("memory",), _url("memory://conformance")),
     Entry("file", ("file",), _directory),
@@ -89,5 +99,6 @@ TARGETS = [
     Entry("etcd", ("etcd", "etcd3", "etcds"), EtcdServer),
     Entry("etcd-cluster", ("etcd",), EtcdCluster),
     Entry("zookeeper", ("zookeeper", "zk"), ZooKeeperServer),
+    Entry("s3", ("s3", "gs", "az"), object_store),
     Entry("zookeeper-ensemble", ("zookeeper",), ZooKeeperEnsemble),
 ]

@@ -1,0 +1,113 @@
+"""What the object of a lock holds, and what the object is called."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lockkit.backend import SPACES, apart, split_space
+from lockkit.validation import decode_json
+
+VERSION = 1
+"""Of this form of the objects, under the key ``lockkit``."""
+
+JSON_CHARS_MAX = 1024 * 1024
+"""Longest object that is read. The longest that lockkit writes, with a note full of escapes, has about half as many."""
+
+_OTHER = re.compile(rb"[^A-Za-z0-9_-]")
+_ENCODED = re.compile(rb"=([0-9A-F]{2})")
+_OBJECT_NAME = re.compile(rf"(?:=({'|'.join(SPACES)})/)?((?:[A-Za-z0-9_-]|=[0-9A-F]{{2}})*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """
+    The state of one lock. Without arguments: that of a lock that was never held.
+
+    Attributes:
+        token: The last one that was granted. It stays when the lock is free.
+        owner: Who holds the lock; None if it is free.
+        ttl: For how long the holder's last write keeps the lock, seconds.
+        metadata: As `lockkit.backend.Request.metadata`.
+        broken: The owner whose lock was broken last, for its next renewal.
+        note: The note on the lock, if there is one.
+        note_until: When the life of the note ends, Unix time.
+        nonce: Random, and drawn anew with each write. Two writes never have the same bytes: S3's ETag is a hash of the
+            content, so a writer that expects the old bytes would also replace equal new ones, and two would win.
+    """
+
+    token: int = 0
+    owner: str | None = None
+    ttl: float = 0.0
+    metadata: str = ""
+    broken: str | None = None
+    note: str | None = None
+    note_until: float = 0.0
+    nonce: str = ""
+
+    def changed(self, **changes: Any) -> Record:  # noqa: ANN401 - of any of the fields
+        """Return the record to write in place of this one."""
+        return replace(self, nonce=secrets.token_hex(8), **changes)
+
+    def freed(self, *, broken: bool = False) -> Record:
+        """Return the record to write when the lock is released, or broken."""
+        return self.changed(owner=None, ttl=0.0, metadata="", broken=self.owner if broken else self.broken)
+
+    def encode(self) -> bytes:
+        """Return the content of the object."""
+        return json.dumps({"lockkit": VERSION, **asdict(self)}, ensure_ascii=False).encode()
+
+
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "token": int,
+    "owner": (str, type(None)),
+    "ttl": (int, float),
+    "metadata": str,
+    "broken": (str, type(None)),
+    "note": (str, type(None)),
+    "note_until": (int, float),
+    "nonce": str,
+}
+
+
+def decode(content: bytes) -> Record:
+    """
+    Read an object.
+
+    Raises:
+        ValueError: lockkit has not written it.
+    """
+    value = decode_json(content, JSON_CHARS_MAX)
+    if not isinstance(value, dict) or value.get("lockkit") != VERSION:
+        message = f"it has no mark of lockkit's ({{'lockkit': {VERSION}}})"
+        raise ValueError(message)
+    fields = {name: value.get(name) for name in _FIELDS}
+    for name, kind in _FIELDS.items():
+        if not isinstance(fields[name], kind):
+            message = f"its {name} has the wrong type"
+            raise ValueError(message)
+    return Record(**fields)  # type: ignore[arg-type] # as was just checked
+
+
+def object_name(name: str) -> str:
+    """Return the name of a lock's object: bytes that some store treats in its own way are written ``=2F``."""
+    space, plain = split_space(name)
+    encoded = _OTHER.sub(lambda found: b"=%02X" % found[0][0], plain.encode()).decode()
+    return f"={space}/{encoded}" if space else encoded
+
+
+def lock_name(object_name: str) -> str | None:
+    """Return the name of the lock with this object; None if no lock has it."""
+    found = _OBJECT_NAME.fullmatch(object_name)
+    if found is None:
+        return None
+    space, encoded = found.groups()
+    try:
+        plain = _ENCODED.sub(lambda byte: bytes([int(byte[1], 16)]), encoded.encode()).decode()
+    except UnicodeDecodeError:
+        return None
+    return apart(space, plain) if space else plain

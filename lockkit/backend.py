@@ -148,6 +148,8 @@ class Capabilities:
         listing: `LockBackend.names` lists the locks that are held.
         notes: A holder can write a note on its lock (`LockBackend.write_note`), which outlives the lease.
         transfer: A held lock can be given to another owner in one step (`LockBackend.take_over`).
+        usable_after_fork: A child that was forked after its parent had used such a backend can use one, too. Otherwise
+            its calls raise `ConfigurationError` at once.
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -170,6 +172,7 @@ class Capabilities:
     permits: Literal["native", "slots", "none"] = "none"
     notes: bool = False
     transfer: bool = False
+    usable_after_fork: bool = True
 
 
 class Request:

@@ -123,6 +123,7 @@ class ObjectBackend(LockBackend):
         listing=True,
         notes=True,
         transfer=True,
+        usable_after_fork=False,
     )
     options: ClassVar[Mapping[str, Option]] = store.OPTIONS
     poll_seconds: ClassVar[Seconds] = 1.0

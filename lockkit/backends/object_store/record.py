@@ -18,9 +18,12 @@ VERSION = 1
 JSON_CHARS_MAX = 1024 * 1024
 """Longest object that is read. The longest that lockkit writes, with a note full of escapes, has about half as many."""
 
+SEGMENT_CHARS = 200
+"""Longest part of an object's name between slashes: stores that keep objects as files take 255 bytes."""
+
 _OTHER = re.compile(rb"[^A-Za-z0-9_-]")
 _ENCODED = re.compile(rb"=([0-9A-F]{2})")
-_OBJECT_NAME = re.compile(rf"(?:=({'|'.join(SPACES)})/)?((?:[A-Za-z0-9_-]|=[0-9A-F]{{2}})*)")
+_OBJECT_NAME = re.compile(rf"(?:=({'|'.join(SPACES)})/)?([A-Za-z0-9_=/-]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +97,27 @@ def decode(content: bytes) -> Record:
 
 
 def object_name(name: str) -> str:
-    """Return the name of a lock's object: bytes that some store treats in its own way are written ``=2F``."""
+    """
+    Return the name of a lock's object, which begins like those of all names that begin like this one.
+
+    Bytes that some store treats in its own way are written ``=2F``; ``=/`` divides what is too long. The ``=`` there
+    keeps the folder from having the name of another lock's object, which cannot be where objects are files.
+    """
     space, plain = split_space(name)
     encoded = _OTHER.sub(lambda found: b"=%02X" % found[0][0], plain.encode()).decode()
-    return f"={space}/{encoded}" if space else encoded
+    parts = [encoded[begin : begin + SEGMENT_CHARS] for begin in range(0, len(encoded), SEGMENT_CHARS)]
+    return (f"={space}/" if space else "") + "=/".join(parts)
 
 
-def lock_name(object_name: str) -> str | None:
+def lock_name(object_name_: str) -> str | None:
     """Return the name of the lock with this object; None if no lock has it."""
-    found = _OBJECT_NAME.fullmatch(object_name)
+    found = _OBJECT_NAME.fullmatch(object_name_)
     if found is None:
         return None
-    space, encoded = found.groups()
+    space, parts = found.groups()
     try:
-        plain = _ENCODED.sub(lambda byte: bytes([int(byte[1], 16)]), encoded.encode()).decode()
+        plain = _ENCODED.sub(lambda byte: bytes([int(byte[1], 16)]), parts.replace("=/", "").encode()).decode()
     except UnicodeDecodeError:
         return None
-    return apart(space, plain) if space else plain
+    name = apart(space, plain) if space else plain
+    return name if plain and object_name(name) == object_name_ else None

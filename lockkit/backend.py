@@ -582,7 +582,7 @@ class LockBackend(ABC):
 
     poll_seconds: ClassVar[Seconds] = 0.25
     """
-    Longest pause between two polls of a waiter, where `capabilities.wakeup` is ``poll`` or `Busy.poll` says so, seconds.
+    Longest pause of a waiter between two polls, where `capabilities.wakeup` or `Busy.poll` says that it polls, seconds.
 
     Longer hands over later; shorter asks more often, which costs money where requests are paid for.
     """

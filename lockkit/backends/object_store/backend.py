@@ -117,7 +117,7 @@ class ObjectBackend(LockBackend):
         clock_assumption="the monotonic clocks of holder and waiter run at the same rate, within 1 %",
         waiters_visible=False,
         scope="network",
-        caveat="A dead holder's lock is free, and no longer listed, for a client that has seen it unchanged for a whole "
+        caveat="A client takes a dead holder's lock, and no longer lists it, when it has seen it unchanged for a whole "
         "ttl: the first look after a crash finds it held, however long ago that was.",
         metadata_update=True,
         listing=True,
@@ -312,7 +312,7 @@ class ObjectBackend(LockBackend):
                 continue
             record = change(seen.record)
             if record.owner is None:
-                grant.state = record.nonce  # a release whose answer is lost is known by it
+                grant.state = {*(grant.state or ()), record.nonce}  # a release whose answer is lost is known by it
             if await self._write(grant.name, record, seen.version):
                 return None
             seen, fresh = await self._read(grant.name), True  # a renewal whose answer was lost came between
@@ -340,7 +340,7 @@ class ObjectBackend(LockBackend):
         if await self._replace(grant, Record.freed) is None:
             return True
         seen = self._seen.get(grant.name)
-        return seen is not None and seen.record.nonce == grant.state
+        return seen is not None and seen.record.nonce in (grant.state or ())
 
     async def release_all(self, grants: Sequence[Grant], answer_by: Instant) -> None:
         for outcome in await self._call_each(self._release, grants, answer_by):

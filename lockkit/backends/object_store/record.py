@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import NoneType
 from typing import Any
 
 from lockkit.backend import SPACES, apart, split_space
@@ -52,7 +52,7 @@ class Record:
     note_until: float = 0.0
     nonce: str = ""
 
-    def changed(self, **changes: Any) -> Record:  # noqa: ANN401 - of any of the fields
+    def changed(self, **changes: Any) -> Record:
         """Return the record to write in place of this one."""
         return replace(self, nonce=secrets.token_hex(8), **changes)
 
@@ -65,16 +65,7 @@ class Record:
         return json.dumps({"lockkit": VERSION, **asdict(self)}, ensure_ascii=False).encode()
 
 
-_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "token": int,
-    "owner": (str, type(None)),
-    "ttl": (int, float),
-    "metadata": str,
-    "broken": (str, type(None)),
-    "note": (str, type(None)),
-    "note_until": (int, float),
-    "nonce": str,
-}
+_NEVER_HELD = Record()
 
 
 def decode(content: bytes) -> Record:
@@ -88,12 +79,13 @@ def decode(content: bytes) -> Record:
     if not isinstance(value, dict) or value.get("lockkit") != VERSION:
         message = f"it has no mark of lockkit's ({{'lockkit': {VERSION}}})"
         raise ValueError(message)
-    fields = {name: value.get(name) for name in _FIELDS}
-    for name, kind in _FIELDS.items():
-        if not isinstance(fields[name], kind):
+    fields = {name: value.get(name) for name in asdict(_NEVER_HELD)}
+    for name, default in asdict(_NEVER_HELD).items():
+        kinds = (str, NoneType) if default is None else (int, type(default)) if default == 0 else (str,)
+        if not isinstance(fields[name], kinds):
             message = f"its {name} has the wrong type"
-            raise ValueError(message)
-    return Record(**fields)  # type: ignore[arg-type] # as was just checked
+            raise ValueError(message)  # noqa: TRY004 - of the object, not of an argument
+    return Record(**fields)
 
 
 def object_name(name: str) -> str:

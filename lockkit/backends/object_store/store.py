@@ -8,24 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import obstore
 import obstore.store
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    InvalidPathError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-    UnknownConfigurationKeyError,
-)
+from obstore import exceptions
 
 from lockkit import validation
 from lockkit.backend import CALL_SECONDS, Option
@@ -45,17 +37,21 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 _FOLDER = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._=-]+")
 _ENDPOINT = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
 
-DRIVER_ERRORS = (BaseError, OSError, ValueError)
+DRIVER_ERRORS = (exceptions.BaseError, OSError, ValueError)
 _REFUSED = (
-    InvalidPathError, NotSupportedError, PermissionDeniedError, UnauthenticatedError, UnknownConfigurationKeyError,
+    exceptions.InvalidPathError,
+    exceptions.NotSupportedError,
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.UnknownConfigurationKeyError,
     ValueError,
-)  # fmt: skip
+)
 _RIGHTS = (
     "The credentials come from the platform's usual chain (environment, profile, role), and need the rights to read, "
     "write and list the objects: without the last, S3 answers so where there is no object"
 )
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
-# Redirects come from a wrong region or endpoint; 501 from a store that knows no conditions. 400 may be a stalled upload.
+# Redirects: a wrong region or endpoint. 501: the store knows no conditions. 400 may also be a stalled upload.
 _FOR_GOOD = re.compile(r"status code: (30[1278]|400|401|403|405|501)\b(?!.*<Code>RequestTimeout)|builder error")
 _NOT_SENT = re.compile(r"kind: Connect,|dns error")
 _SAID = re.compile(r"<Code>([^<]*)</Code>\s*(?:<Message>([^<]*)</Message>)?")
@@ -71,73 +67,60 @@ def _parse_endpoint(value: object) -> str:
 
 OPTIONS: Mapping[str, Option] = {
     "endpoint": Option(_parse_endpoint, "Address of the service, http(s)://host[:port], if it is not the platform's."),
-    "region": Option(validation.parse_text, "Region of the bucket (s3: only); else the environment's or the profile's."),
+    "region": Option(
+        validation.parse_text, "Region of the bucket (s3: only); else the environment's or the profile's."
+    ),
     "account": Option(validation.parse_text, "Storage account (az: only); else AZURE_STORAGE_ACCOUNT_NAME."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """
-    Where the objects are.
-
-    Attributes:
-        scheme: ``s3``, ``gs`` or ``az``.
-        bucket: Name of the bucket, or of the container.
-        prefix: Folder of the objects; empty: the bucket itself.
-        settings: As the store's class takes them.
-        shown: For messages.
-    """
+    """Where the objects are: a bucket (or container), and its settings as the store's class takes them."""
 
     scheme: str
     bucket: str
-    prefix: str
     settings: Mapping[str, Any]
-    shown: str
+    shown: str  # for messages
 
     def connect(self) -> Any:  # noqa: ANN401 - of one of obstore's classes
         """Make the store. Reads what credentials there are, which may ask another server."""
         if self.scheme != "s3":
-            kind = obstore.store.GCSStore if self.scheme == "gs" else obstore.store.AzureStore
-            return cast("Any", kind)(self.bucket, **self.settings)
+            kind: Any = obstore.store.GCSStore if self.scheme == "gs" else obstore.store.AzureStore
+            return kind(self.bucket, **self.settings)
         return obstore.store.S3Store(self.bucket, **self.settings, credential_provider=_boto3_credentials())
 
 
 def place_of(url: Url, options: Mapping[str, Any]) -> Place:
     """Read a URL. No I/O."""
-    shown = url.safe_text
-
-    def wrong(problem: str) -> ConfigurationError:
-        return ConfigurationError(f"{shown} is not understood: {problem}", backend=shown)
-
-    bucket, prefix = url.host or "", url.path.strip("/")
+    shown, bucket, prefix, endpoint = url.safe_text, url.host or "", url.path.strip("/"), options["endpoint"]
+    given = {"region": "s3", "account": "az"}
+    foreign = [name for name, scheme in given.items() if options[name] is not None and url.base != scheme]
+    problem = ""
     if url.username is not None:
-        raise wrong("credentials come from the platform's usual chain (environment, profile, role), not from the URL")
-    if len(url.hosts) != 1 or url.port is not None or not _BUCKET.fullmatch(bucket):
-        raise wrong(f"write {url.scheme}://{'container' if url.base == 'az' else 'bucket'}/prefix")
-    if prefix and (len(prefix) > PREFIX_CHARS_MAX or not all(map(_FOLDER.fullmatch, prefix.split("/")))):
-        raise wrong(f"the prefix has up to {PREFIX_CHARS_MAX} letters, digits, and . _ = - /")
-    for name, scheme in (("region", "s3"), ("account", "az")):
-        if options[name] is not None and url.base != scheme:
-            raise wrong(f"the option {name} is for {scheme}:// only")
-    endpoint = options["endpoint"]
-    given = {
-        "base_url" if url.base == "gs" else "endpoint": endpoint,
-        "region": options["region"],
-        "account_name": options["account"],
-    }
+        problem = "credentials come from the platform's usual chain (environment, profile, role), not from the URL"
+    elif len(url.hosts) != 1 or url.port is not None or not _BUCKET.fullmatch(bucket):
+        problem = f"write {url.scheme}://{'container' if url.base == 'az' else 'bucket'}/prefix"
+    elif prefix and (len(prefix) > PREFIX_CHARS_MAX or not all(map(_FOLDER.fullmatch, prefix.split("/")))):
+        problem = f"the prefix has up to {PREFIX_CHARS_MAX} letters, digits, and . _ = - /"
+    elif foreign:
+        problem = f"the option {foreign[0]} is for {given[foreign[0]]}:// only"
+    if problem:
+        raise ConfigurationError(f"{shown} is not understood: {problem}", backend=shown)
+    names = {"base_url" if url.base == "gs" else "endpoint": endpoint, "region": options["region"]}
+    config = {**names, "account_name": options["account"]}
+    seconds = {"timeout": CALL_SECONDS, "connect_timeout": CONNECT_SECONDS}
     settings = {
         "prefix": prefix or None,
-        "config": {name: value for name, value in given.items() if value is not None},
+        "config": {name: value for name, value in config.items() if value is not None},
         "client_options": {
-            "timeout": timedelta(seconds=CALL_SECONDS),
-            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+            **{name: timedelta(seconds=value) for name, value in seconds.items()},
             **({"allow_http": True} if (endpoint or "").startswith("http:") else {}),
         },
         # The engine retries: it knows how long a lock may take, and a repeated write would fail on its own first one.
         "retry_config": {"max_retries": 0},
     }
-    return Place(url.base, bucket, prefix, settings, f"{shown} ({endpoint})" if endpoint else shown)
+    return Place(url.base, bucket, settings, f"{shown} ({endpoint})" if endpoint else shown)
 
 
 def _boto3_credentials() -> Any:  # noqa: ANN401 - obstore's
@@ -182,17 +165,25 @@ class Store:
         _used_by.add(os.getpid())
         return self._store
 
-    async def read(self, name: str) -> tuple[bytes, Version] | None:
-        """Return the content of an object, and its version; None if there is none."""
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
         try:
-            found = await obstore.get_async(self._opened(), name)
-            return bytes(await found.bytes_async()), self._version(found.meta)
-        except FileNotFoundError as error:
-            if _NO_BUCKET.search(str(error)):
-                raise self.translate(error) from error
-            return None
+            yield
+        except LockError:
+            raise
         except DRIVER_ERRORS as error:
             raise self.translate(error) from error
+
+    async def read(self, name: str) -> tuple[bytes, Version] | None:
+        """Return the content of an object, and its version; None if there is none."""
+        with self._translated():
+            try:
+                found = await obstore.get_async(self._opened(), name)
+                return bytes(await found.bytes_async()), self._version(found.meta)
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                return None
 
     async def write(self, name: str, content: bytes, expected: Version | None) -> Version | None:
         """
@@ -202,34 +193,28 @@ class Store:
             The new version; None if it was not written, because another writer was faster.
         """
         mode: Any = "create" if expected is None else dict(expected)
-        try:
-            return self._version(await obstore.put_async(self._opened(), name, content, mode=mode, use_multipart=False))
-        except (PreconditionError, AlreadyExistsError):
-            return None
-        except FileNotFoundError as error:
-            if expected is not None and not _NO_BUCKET.search(str(error)):
+        with self._translated():
+            try:
+                stored = await obstore.put_async(self._opened(), name, content, mode=mode, use_multipart=False)
+                return self._version(stored)
+            except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
+                return None
+            except FileNotFoundError as error:
+                if expected is None or _NO_BUCKET.search(str(error)):
+                    raise
                 return None  # somebody has deleted it
-            raise self.translate(error) from error
-        except DRIVER_ERRORS as error:
-            raise self.translate(error) from error
 
     async def list(self, folder: str, after: str, count: int) -> Sequence[str]:
         """Return names of objects in a folder and below, in their order: those after a name, or all if it is empty."""
-        try:
+        with self._translated():
             async for chunk in obstore.list(self._opened(), folder or None, offset=after or None, chunk_size=count):
                 return [found["path"] for found in chunk]
-        except DRIVER_ERRORS as error:
-            raise self.translate(error) from error
         return []
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects."""
-        try:
+        with self._translated(), suppress(FileNotFoundError):
             await obstore.delete_async(self._opened(), [*names])
-        except FileNotFoundError:
-            return
-        except DRIVER_ERRORS as error:
-            raise self.translate(error) from error
 
     def _version(self, stored: Mapping[str, Any]) -> Version:
         version = {key: stored[key] for key in ("e_tag", "version") if stored.get(key) is not None}

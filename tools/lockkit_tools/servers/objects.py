@@ -71,5 +71,9 @@ class ObjectStoreServer(Server):
             made = http_status(self.host, self.port_for("filer"), "POST", f"/buckets/{bucket}/")
             if made not in {HTTPStatus.CREATED, HTTPStatus.CONFLICT}:
                 return f"it makes no bucket ({made})"
+        # The first write waits for a volume, on a busy machine for seconds.
+        written = http_status(self.host, self.port_for("filer"), "PUT", f"/buckets/{BUCKET}/.first", b"written")
+        if written != HTTPStatus.CREATED:
+            return f"it stores nothing ({written})"
         health = http_status(self.host, self.port, "GET", "/healthz")
         return None if health == HTTPStatus.OK else f"it is not healthy ({health})"

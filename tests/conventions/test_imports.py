@@ -99,6 +99,7 @@ OWN = {
     "redlock": {"redis"},
     "zookeeper": {"kazoo"},
     "etcd": {"grpc", "google"},
+    "s3": {"obstore"},
     "postgresql": {"psycopg", "psycopg_binary"},
     "mysql": {"pymysql"},
     "sqlite": set[str](),

@@ -41,8 +41,8 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, backend: ObjectBackend) -> lis
 
 
 @pytest.mark.parametrize("nonce", [True, False])
-def test_renewal_is_seen_by_a_waiter(client: Make, monkeypatch: pytest.MonkeyPatch, nonce: bool) -> None:
-    """Without the nonce a renewal writes the same bytes: the waiter takes the lock of a living holder, and two have it."""
+def test_renewal_is_seen_by_a_waiter(client: Make, monkeypatch: pytest.MonkeyPatch, *, nonce: bool) -> None:
+    """Without the nonce a renewal writes the same bytes, the waiter takes the lock of a living holder, and two have it."""
     (holder, ours, _), (waiter, theirs, clock) = client(), client()
     repeat_bytes(monkeypatch, nonce=nonce)
     grant = granted(drive(holder.try_acquire(ours.request(owner="holder"))))
@@ -61,7 +61,7 @@ def test_renewal_is_seen_by_a_waiter(client: Make, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("nonce", [True, False])
 def test_write_of_an_abandoned_request_comes_too_late(
-    client: Make, monkeypatch: pytest.MonkeyPatch, nonce: bool
+    client: Make, monkeypatch: pytest.MonkeyPatch, *, nonce: bool
 ) -> None:
     """`abandon` writes the object anew. With the same bytes the late write would still find what it expects."""
     (backend, host, _), (other, *_) = client(), client()

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 from lockkit.configuration import registry
@@ -73,11 +73,18 @@ def _sqlite() -> Iterator[str]:
         yield f"sqlite:///{path}/locks.db"
 
 
-@contextmanager
-def object_store() -> Iterator[str]:
-    """An object store, and its credentials where clients look for them."""
-    with ObjectStoreServer() as server, mock.patch.dict(os.environ, server.credentials):
-        yield server.url
+class ObjectStore(ObjectStoreServer):
+    """An object store, with its credentials where clients look for them."""
+
+    def __enter__(self) -> Self:
+        """Change the environment, which workers inherit, and start it."""
+        self._environment = mock.patch.dict(os.environ, self.credentials)
+        self._environment.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._environment.stop()
 
 
 TARGETS = [
@@ -99,6 +106,6 @@ TARGETS = [
     Entry("etcd", ("etcd", "etcd3", "etcds"), EtcdServer),
     Entry("etcd-cluster", ("etcd",), EtcdCluster),
     Entry("zookeeper", ("zookeeper", "zk"), ZooKeeperServer),
-    Entry("s3", ("s3", "gs", "az"), object_store),
+    Entry("s3", ("s3", "gs", "az"), ObjectStore),
     Entry("zookeeper-ensemble", ("zookeeper",), ZooKeeperEnsemble),
 ]

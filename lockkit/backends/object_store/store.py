@@ -234,6 +234,8 @@ class Store:
             return ConfigurationError(message, backend=shown)
         if isinstance(error, _REFUSED) or _FOR_GOOD.search(text.replace("\n", " ")):
             return ConfigurationError(f"{shown} refuses the request: {reason}. {_RIGHTS}", backend=shown)
-        failure = BackendUnavailable(f"{shown} gives no answer: {reason}", backend=shown)
-        failure.sent = not _NOT_SENT.search(text)
+        sent = not _NOT_SENT.search(text)
+        what = "gives no usable answer" if sent else "cannot be reached: is it running, and reachable from here?"
+        failure = BackendUnavailable(f"{shown} {what} ({reason})", backend=shown)
+        failure.sent = sent
         return failure

@@ -17,6 +17,14 @@ from lockkit_tools.servers import ObjectStoreServer, require
 from tests.backends.support import FakeClock, StubHost
 
 
+@pytest.fixture(autouse=True)
+def credentials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set some, also without a server: obstore would otherwise ask the metadata service of the machine for its role."""
+    if "server" not in request.fixturenames:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ObjectStoreServer]:
     """A store, with its credentials in the environment."""

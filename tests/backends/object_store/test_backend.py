@@ -42,7 +42,7 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, backend: ObjectBackend) -> lis
 
 @pytest.mark.parametrize("nonce", [True, False])
 def test_renewal_is_seen_by_a_waiter(client: Make, monkeypatch: pytest.MonkeyPatch, *, nonce: bool) -> None:
-    """Without the nonce a renewal writes the same bytes, the waiter takes the lock of a living holder, and two have it."""
+    """Without the nonce a renewal writes the same bytes, the waiter takes a living holder's lock, and two have it."""
     (holder, ours, _), (waiter, theirs, clock) = client(), client()
     repeat_bytes(monkeypatch, nonce=nonce)
     grant = granted(drive(holder.try_acquire(ours.request(owner="holder"))))

@@ -62,6 +62,7 @@ async def _race(examination: Examination, place: Place) -> None:
     folder = f"=doctor/{secrets.token_hex(8)}"
     names = [f"{folder}-{number}" for number in range(ROUNDS)]
     replaced: list[int] = []
+    version: Version | None = None
     try:
         created = [len(await _write_at_once(clients, name, None)) for name in names]
         for _ in range(ROUNDS):

@@ -79,7 +79,7 @@ def decode(content: bytes) -> Record:
     if not isinstance(value, dict) or value.get("lockkit") != VERSION:
         message = f"it has no mark of lockkit's ({{'lockkit': {VERSION}}})"
         raise ValueError(message)
-    fields = {name: value.get(name) for name in asdict(_NEVER_HELD)}
+    fields: dict[str, Any] = {name: value.get(name) for name in asdict(_NEVER_HELD)}
     for name, default in asdict(_NEVER_HELD).items():
         kinds = (str, NoneType) if default is None else (int, type(default)) if default == 0 else (str,)
         if not isinstance(fields[name], kinds):

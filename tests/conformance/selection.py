@@ -71,7 +71,7 @@ LONG_TTL = frozenset({"s3"})
 
 
 class EndingCases(Expiry, Crashes, Elections, Onces):
-    """Groups in which leases end by themselves. An object store's own tests show how it does it, on a clock of theirs."""
+    """Groups in which leases end by themselves. How object stores do it, their own tests show on a clock of theirs."""
 
 
 ENDING = (

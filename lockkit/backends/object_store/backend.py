@@ -86,18 +86,11 @@ PAGE_LOCKS = 500
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """
-    An object as this client last saw it.
-
-    Attributes:
-        record: Its content.
-        version: What a write expects that is to replace it; None: there is no object.
-        since: When its nonce was seen first, client monotonic time.
-    """
+    """An object as this client last saw it."""
 
     record: Record
-    version: Version | None
-    since: Instant
+    version: Version | None  # what a write expects that is to replace it; None: there is no object
+    since: Instant  # when its nonce was seen first, client monotonic time
 
 
 class ObjectBackend(LockBackend):
@@ -210,7 +203,7 @@ class ObjectBackend(LockBackend):
         """Remember an object, and since when it has not changed."""
         last = self._seen.pop(name, None)
         unchanged = last is not None and last.record.nonce == record.nonce
-        seen = Seen(record, version, last.since if unchanged and last is not None else self._runtime.now())
+        seen = Seen(record, version, last.since if last is not None and unchanged else self._runtime.now())
         while len(self._seen) >= NAMES_MAX:
             del self._seen[next(iter(self._seen))]
         self._seen[name] = seen
@@ -242,14 +235,8 @@ class ObjectBackend(LockBackend):
         return Busy(retry_after=0.0)  # another client was faster
 
     async def _take(self, request: Request, seen: Seen, undo: Callable[[Record], Record] = Record.freed) -> bool:
-        """
-        Make the request the holder of a lock that is free, dead, or its own by a write that a proxy repeated.
-
-        Args:
-            request: Its state is for `abandon`: what the write expects, and `undo`.
-            seen: The object.
-            undo: Makes the record that replaces `seen`, so that a write which is still on its way comes to nothing.
-        """
+        """Make the request the holder of a lock that is free, dead, or its own by a write that a proxy repeated."""
+        # For `abandon`: what the write expects, and what replaces that, so that a late write comes to nothing.
         request.state = seen.version, undo
         record = seen.record.changed(
             token=max(seen.record.token + 1, wall_clock_us()),
@@ -303,27 +290,20 @@ class ObjectBackend(LockBackend):
     async def _replace(self, grant: Grant, change: Callable[[Record], Record]) -> Gone | None:
         """Write in place of the grant's record; `Gone` if it is not this owner's."""
         seen = self._seen.get(grant.name)
-        fresh = False
+        if seen is None or seen.record.owner != grant.owner:
+            seen = await self._read(grant.name)
         for _ in range(WRITES_MAX):
-            if seen is None or seen.record.owner != grant.owner:
-                if fresh:
-                    return self._gone(grant, seen)
-                seen, fresh = await self._read(grant.name), True
-                continue
+            if seen.record.owner is not None and seen.record.owner != grant.owner:
+                return Gone("taken")
+            if seen.record.owner is None:
+                return Gone("broken" if seen.record.broken == grant.owner else "gone")
             record = change(seen.record)
             if record.owner is None:
                 grant.state = {*(grant.state or ()), record.nonce}  # a release whose answer is lost is known by it
             if await self._write(grant.name, record, seen.version):
                 return None
-            seen, fresh = await self._read(grant.name), True  # a renewal whose answer was lost came between
+            seen = await self._read(grant.name)  # a renewal whose answer was lost came between
         raise self._restless(grant.name)
-
-    @staticmethod
-    def _gone(grant: Grant, seen: Seen | None) -> Gone:
-        assert seen is not None, "it was just read"
-        if seen.record.owner is not None:
-            return Gone("taken")
-        return Gone("broken" if seen.record.broken == grant.owner else "gone")
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
         outcomes = await self._call_each(self._renew, grants)

@@ -248,7 +248,7 @@ class ObjectBackend(LockBackend):
         return await self._write(request.name, record, seen.version)
 
     def _granted(self, request: Request) -> Grant:
-        request.state = None
+        # The state stays: if the caller is cancelled just now, nobody gets the grant, and `abandon` has to undo it.
         return Grant(request.name, request.owner, self._seen[request.name].record.token, request.ttl)
 
     async def take_over(self, request: Request, owner: str) -> Grant | None:

@@ -127,6 +127,22 @@ def test_acquisition_whose_answer_was_lost_is_undone(client: Make, monkeypatch: 
     granted(drive(other.try_acquire(theirs.request())))
 
 
+def test_grant_that_its_caller_never_got_is_undone(client: Make) -> None:
+    """
+    The write was answered, and the caller cancelled before the grant reached it.
+
+    Found by test_cancelled_acquisitions_of_a_free_lock_leave_nothing_behind: the lock stayed until its ttl.
+    """
+    (backend, host, _), (other, theirs, _) = client(), client()
+    request = host.request()
+    granted(drive(backend.try_acquire(request)))
+    request.uncertain = True
+
+    drive(backend.abandon(request))
+
+    granted(drive(other.try_acquire(theirs.request())))
+
+
 def test_own_write_is_recognised_after_its_answer_was_lost(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal, a note and a release that the engine repeats find what they have written themselves."""
     backend, host, _ = client()

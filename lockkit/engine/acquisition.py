@@ -55,11 +55,6 @@ only slow or far away counts as unavailable."""
 OUTAGE_PAUSE_MAX = 1.0
 """Longest pause between tries while the backend is away, seconds. Longer notices its return later."""
 
-POLL_PAUSE_MAX = 0.25
-"""Longest pause between polls where the backend wakes no waiter, seconds. Longer hands over later, shorter asks more
-often."""
-
-
 GIVEN_UP_SECONDS = 0.25
 """How often a call that waits behind another one of this client asks whether it is given up, seconds. Longer ends it
 later; shorter costs wake-ups. At the backend it is woken."""
@@ -296,7 +291,7 @@ class Acquisition(Generic[L]):
         try:
             self._check_open()  # after the add: close() wakes what is in `waiting`
             if busy.poll or self._client.capabilities.wakeup == "poll":
-                pause = min(self._pause(POLL_PAUSE_MAX, self._attempts), until - now)
+                pause = min(self._pause(self._backend.poll_seconds, self._attempts), until - now)
                 await request.wake.wait(max(0.0, pause))
             else:
                 await self._backend.wait(request, busy, until)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lockkit import aio
 from lockkit.engine import engine
-from lockkit.errors import LockError, LockLost
+from lockkit.errors import ConfigurationError, LockError, LockLost
 from lockkit.testing.face_driver import DRIVERS, BackgroundCall, FaceDriver
 from lockkit.testing.processes import PIPE
 from lockkit.testing.timing import PATIENCE
@@ -143,12 +143,20 @@ class Orders:
                 seen[what] = None
             except LockLost:
                 seen[what] = "LockLost"
-        seen["owners"] = [holder.owner for holder in await self._client.holders(lease.name)]
-        seen["parents_lock"] = await self._client.lock(lease.name).try_acquire() is not None
+        try:
+            seen.update(await self._use_as_child(lease.name, name))
+        except ConfigurationError as error:
+            seen["refused"] = str(error)
+        await self._client.close()
+        return seen
+
+    async def _use_as_child(self, parents: str, name: str) -> dict[str, object]:
+        seen: dict[str, object] = {}
+        seen["owners"] = [holder.owner for holder in await self._client.holders(parents)]
+        seen["parents_lock"] = await self._client.lock(parents).try_acquire() is not None
         own = await self._client.lock(name).acquire(5)
         seen["own_owners"] = [holder.owner for holder in await self._client.holders(name)] == [own.owner]
         await own.release()
-        await self._client.close()
         return seen
 
     @staticmethod

@@ -47,6 +47,7 @@ BACKENDS = [
     Subject("Redlock, five nodes", "redlock://h1,h2,h3,h4,h5", "redlock"),
     Subject("ZooKeeper, three servers", "zookeeper://h1,h2,h3", "zookeeper"),
     Subject("etcd, three members", "etcd://h1,h2,h3", "etcd"),
+    Subject("object stores", "s3://bucket", "object_store"),
     Subject("PostgreSQL", "postgresql://host/db", "sql_table"),
     Subject("MariaDB, MySQL", "mariadb://host/db", "sql_table"),
     Subject("SQLite", "sqlite:///locks.db", "sql_table"),

@@ -53,6 +53,7 @@ IMPORTS = {
     "redis": Imports(_connect("redis://host"), "import redis; redis.Redis()"),
     "zookeeper": Imports(_connect("zookeeper://host"), "from kazoo.client import KazooClient; KazooClient()"),
     "etcd": Imports(_connect("etcd://host"), "import grpc, google.protobuf.message"),
+    "objects": Imports(_connect("s3://bucket"), "import obstore.store, asyncio"),
     "sql": Imports("from lockkit.fencing import SqlGuard", "import sqlalchemy"),
     "postgresql": Imports(_connect("postgresql://host/db"), "import psycopg"),
     "mysql": Imports(_connect("mysql://host/db"), "import pymysql"),

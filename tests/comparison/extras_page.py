@@ -15,6 +15,7 @@ ADDS = {
     "redis": "[Redis](../backends/redis.md) and [Redlock](../backends/redlock.md)",
     "zookeeper": "[ZooKeeper](../backends/zookeeper.md)",
     "etcd": "[etcd](../backends/etcd.md)",
+    "objects": "[object stores](../backends/object_store.md)",
     "sql": "[guards, updates and `lock_in`](../how-to/guard-your-storage.md) over SQLAlchemy",
     "postgresql": "[PostgreSQL](../backends/sql_table.md)",
     "mysql": "[MariaDB and MySQL](../backends/sql_table.md)",

@@ -26,6 +26,7 @@ BACKENDS = {
     "redlock://a.example,b.example,c.example": "network",
     "zookeeper://nowhere.example": "network",
     "etcd://nowhere.example": "network",
+    "s3://nowhere": "network",
     "postgresql://nowhere.example/db": "network",
     "postgresql://nowhere.example/db?mode=advisory": "network",
     "mysql://nowhere.example/db?mode=row": "network",

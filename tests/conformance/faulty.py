@@ -13,7 +13,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Self
+from urllib.parse import quote
 
+from lockkit.backends.object_store.record import object_name
 from lockkit.testing.faults import Faults, Step, Target
 from lockkit_tools.servers import (
     EtcdCluster,
@@ -31,6 +33,8 @@ from lockkit_tools.servers import (
     ZooKeeperServer,
     http2_call_ended,
 )
+from lockkit_tools.servers.objects import BUCKET, CLOSED_BUCKET
+from tests.conformance.targets import ObjectStore
 
 PASSWORD = "hunter2"  # noqa: S105 - of throw-away servers
 """Wrong ones end with it, so that one search finds both."""
@@ -297,6 +301,18 @@ class ZooKeeperFaults(ServerFaults):
         return [self.service.leader] if isinstance(self.service, ZooKeeperEnsemble) else []
 
 
+class ObjectFaults(ServerFaults):
+    """An object store. Its login is in the environment, and so the same for all clients."""
+
+    def sign(self, step: Step, name: str) -> bytes:
+        """Each step is a write; reads name the object too."""
+        del step
+        return f"PUT /{BUCKET}/{quote(object_name(name))}".encode()
+
+    def without_rights(self) -> Target:
+        return replace(self.target, url=self.target.url.replace(BUCKET, CLOSED_BUCKET))
+
+
 def sql(make: type[PostgresServer | MariaServer], mode: str | None = None) -> ServerFaults:
     """Make a database, in one of its modes."""
     server = make(password=PASSWORD, durable=True)
@@ -322,6 +338,7 @@ FAULTS: Mapping[str, Callable[[], ServerFaults]] = {
     "mariadb-advisory": lambda: sql(MariaServer, "advisory"),
     "etcd": lambda: EtcdFaults(EtcdServer(settings=QUICK_LOGIN)),
     "etcd-cluster": lambda: EtcdFaults(EtcdCluster(settings=QUICK_LOGIN), lacks=("erase",)),
+    "s3": lambda: ObjectFaults(ObjectStore(password=PASSWORD), lacks=("wrong_password",)),
     "zookeeper": lambda: ZooKeeperFaults(ZooKeeperServer(durable=True), lacks=("wrong_password",)),
     "zookeeper-ensemble": lambda: ZooKeeperFaults(ZooKeeperEnsemble(durable=True), lacks=("wrong_password", "erase")),
 }

@@ -66,6 +66,25 @@ class OriginalCases(
 TOPOLOGY_FREE = frozenset(cases(OriginalCases)) - ENGINE_OWNED - {"test_only_the_present_holder_writes_a_note"}
 """Further cases that a target of `VARIANTS` leaves to the one whose code it has."""
 
+LONG_TTL = frozenset({"s3"})
+"""Targets whose shortest ttl is of seconds, so that each case in which a lease ends by itself takes as long."""
+
+
+class EndingCases(Expiry, Crashes, Elections, Onces):
+    """Groups in which leases end by themselves. How object stores do it, their own tests show on a clock of theirs."""
+
+
+ENDING = (
+    frozenset(cases(EndingCases))
+    - ENGINE_OWNED
+    - {
+        # One of each kind stays: a holder that died, and a child that was forked.
+        "test_killed_holder_is_replaced_after_its_ttl",
+        "test_forked_child_owns_nothing",
+    }
+)
+"""Further cases that a target of `LONG_TTL` leaves to the others."""
+
 TOPOLOGY_FAULTS = frozenset(
     {
         "test_wrong_password",
@@ -84,4 +103,4 @@ def is_daily(case: str, target: str) -> bool:
         return target not in VARIANTS or case in TOPOLOGY_FAULTS
     if case in ENGINE_OWNED:
         return target in ENGINE_TARGETS
-    return not (target in VARIANTS and case in TOPOLOGY_FREE)
+    return not ((target in VARIANTS and case in TOPOLOGY_FREE) or (target in LONG_TTL and case in ENDING))

@@ -6,17 +6,20 @@ A new backend adds a line to `TARGETS`. That none is forgotten is tested in ``te
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+from unittest import mock
 
 from lockkit.configuration import registry
 from lockkit_tools.servers import (
     EtcdCluster,
     EtcdServer,
     MariaServer,
+    ObjectStoreServer,
     PostgresServer,
     RedisCluster,
     RedisNodes,
@@ -70,6 +73,20 @@ def _sqlite() -> Iterator[str]:
         yield f"sqlite:///{path}/locks.db"
 
 
+class ObjectStore(ObjectStoreServer):
+    """An object store, with its credentials where clients look for them."""
+
+    def __enter__(self) -> Self:
+        """Change the environment, which workers inherit, and start it."""
+        self._environment = mock.patch.dict(os.environ, self.credentials)
+        self._environment.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._environment.stop()
+
+
 TARGETS = [
     Entry("memory", ("memory",), _url("memory://conformance")),
     Entry("file", ("file",), _directory),
@@ -89,5 +106,6 @@ TARGETS = [
     Entry("etcd", ("etcd", "etcd3", "etcds"), EtcdServer),
     Entry("etcd-cluster", ("etcd",), EtcdCluster),
     Entry("zookeeper", ("zookeeper", "zk"), ZooKeeperServer),
+    Entry("s3", ("s3", "gs", "az"), ObjectStore),
     Entry("zookeeper-ensemble", ("zookeeper",), ZooKeeperEnsemble),
 ]

@@ -16,9 +16,11 @@ from lockkit.testing.plugin import CASE_MARK
 from tests.conformance import test_suite
 from tests.conformance.faulty import FAULTS
 from tests.conformance.selection import (
+    ENDING,
     ENGINE_OWNED,
     ENGINE_TARGETS,
     FAULT_CASES,
+    LONG_TTL,
     TOPOLOGY_FAULTS,
     TOPOLOGY_FREE,
     VARIANTS,
@@ -85,6 +87,7 @@ def test_daily_run_leaves_out_what_is_named_and_nothing_else(target: str, daily:
     """A case that no list names runs on every target, in both APIs."""
     left_out = set() if target in ENGINE_TARGETS else set(ENGINE_OWNED)
     left_out |= TOPOLOGY_FREE if target in VARIANTS else set()
+    left_out |= ENDING if target in LONG_TTL else set()
     expected = {(case, target, face) for case, faces in CASES.items() if case not in left_out for face in faces}
 
     assert {test for test in daily if test[1] == target} == expected
@@ -92,7 +95,7 @@ def test_daily_run_leaves_out_what_is_named_and_nothing_else(target: str, daily:
 
 def test_case_that_is_left_out_somewhere_runs_where_its_code_is(daily: set[tuple[str, str, str]]) -> None:
     """A case of the engine on several kinds of backends; one without topology on the target that shares the code."""
-    for case in ENGINE_OWNED | TOPOLOGY_FREE:
+    for case in ENGINE_OWNED | TOPOLOGY_FREE | ENDING:
         targets = {target for name, target, _ in daily if name == case}
 
         assert case in CASES, f"there is no case {case}: take it from tests/conformance/selection.py"

@@ -99,6 +99,7 @@ OWN = {
     "redlock": {"redis"},
     "zookeeper": {"kazoo"},
     "etcd": {"grpc", "google"},
+    "s3": {"obstore"},
     "postgresql": {"psycopg", "psycopg_binary"},
     "mysql": {"pymysql"},
     "sqlite": set[str](),
@@ -122,7 +123,8 @@ def test_backend_needs_no_driver_of_another_one(scheme: str) -> None:
 IMPORT_EACH = """
 import gc, importlib, json, os, sys
 
-drivers = ("grpc.aio", "kazoo.client", "psycopg", "pytest", "redis", "rich", "sqlalchemy.ext.asyncio", "typer")
+drivers = ("grpc.aio", "kazoo.client", "obstore.store", "psycopg", "pytest", "redis", "rich")
+drivers += ("sqlalchemy.ext.asyncio", "typer")
 for driver in (*drivers, "multiprocessing", "secrets", "statistics"):
     importlib.import_module(driver)  # once, and not in each process; they say nothing of lockkit's order
 assert not any(name.partition(".")[0] == "lockkit" for name in sys.modules)

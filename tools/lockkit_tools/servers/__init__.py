@@ -24,6 +24,7 @@ from lockkit_tools.servers.errors import (
 )
 from lockkit_tools.servers.etcd import EtcdCluster, EtcdServer
 from lockkit_tools.servers.mariadb import MariaServer
+from lockkit_tools.servers.objects import ObjectStoreServer
 from lockkit_tools.servers.pgbouncer import PgBouncer, PooledPostgres
 from lockkit_tools.servers.postgresql import PostgresServer
 from lockkit_tools.servers.provisioning import Source, locate, provide, require
@@ -37,6 +38,7 @@ __all__ = [
     "EtcdServer",
     "FaultProxy",
     "MariaServer",
+    "ObjectStoreServer",
     "PgBouncer",
     "PooledPostgres",
     "PortTaken",

@@ -160,6 +160,9 @@ _KINDS = (
         "etcd-cluster", "etcd, three members", "etcd:EtcdCluster",
         _ETCD, _ETCD_PACKAGES,
     ),
+    Kind(
+        "s3", "An object store that speaks S3 (SeaweedFS)", "objects:ObjectStoreServer", (Need(("weed",)),), (),
+    ),
     Kind("nats", "NATS with JetStream", "nats:NatsServer", (Need(("nats-server",)),), ("nats-server",)),
 )
 # fmt: on

@@ -134,3 +134,15 @@ def _http(
     if response.status != HTTPStatus.OK:
         raise ConnectionError(f"{path} answered {response.status}: {answer}")
     return answer
+
+
+def http_status(host: str, port: int, method: str, path: str, body: bytes = b"") -> int:
+    """The status of an answer over HTTP."""
+    connection = HTTPConnection(host, port, timeout=CALL_TIMEOUT)
+    try:
+        connection.request(method, path, body)
+        return connection.getresponse().status
+    except HTTPException as error:
+        raise OSError(f"no answer over HTTP: {error!r}") from error
+    finally:
+        connection.close()

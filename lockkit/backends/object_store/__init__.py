@@ -1,0 +1,1 @@
+"""Locks in objects of S3, Google Cloud Storage and Azure Blob Storage."""

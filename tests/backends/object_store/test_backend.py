@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+
+from lockkit.backend import Busy, Gone, Renewed, Unknown
+from lockkit.backends.object_store import backend as module
+from lockkit.backends.object_store.backend import ObjectBackend
+from lockkit.backends.object_store.store import Version
+from lockkit.errors import BackendUnavailable, ConfigurationError
+from lockkit.runtime import drive
+from tests.backends.object_store.conftest import Client
+from tests.backends.support import granted
+
+Make = Callable[[], Client]
+
+
+def repeat_bytes(monkeypatch: pytest.MonkeyPatch, *, nonce: bool) -> None:
+    """Without a nonce, an object that is written again has the same bytes, and so the same ETag."""
+    if not nonce:
+        monkeypatch.setattr(secrets, "token_hex", lambda _=0: "same")
+
+
+def lose_answers(monkeypatch: pytest.MonkeyPatch, backend: ObjectBackend) -> list[tuple[str, bytes, Version | None]]:
+    """Have the next write reach the store, and its answer be lost; return the writes."""
+    write, sent = backend._store.write, []
+
+    async def lose(name: str, content: bytes, expected: Version | None) -> Version | None:
+        monkeypatch.setattr(backend._store, "write", write)
+        sent.append((name, content, expected))
+        await write(name, content, expected)
+        message = "the answer was lost"
+        raise BackendUnavailable(message)
+
+    monkeypatch.setattr(backend._store, "write", lose)
+    return sent
+
+
+@pytest.mark.parametrize("nonce", [True, False])
+def test_renewal_is_seen_by_a_waiter(client: Make, monkeypatch: pytest.MonkeyPatch, *, nonce: bool) -> None:
+    """Without the nonce a renewal writes the same bytes, the waiter takes a living holder's lock, and two have it."""
+    (holder, ours, _), (waiter, theirs, clock) = client(), client()
+    repeat_bytes(monkeypatch, nonce=nonce)
+    grant = granted(drive(holder.try_acquire(ours.request(owner="holder"))))
+    request = theirs.request(owner="waiter")
+    assert isinstance(drive(waiter.try_acquire(request)), Busy)
+    clock.time += 29.0
+    assert drive(holder.renew([grant])) == [Renewed()]
+    assert isinstance(drive(waiter.try_acquire(request)), Busy)
+    clock.time += 2.0
+
+    outcome = drive(waiter.try_acquire(request))
+
+    assert isinstance(outcome, Busy) is nonce
+    assert outcome.retry_after == 28.0 if isinstance(outcome, Busy) else outcome.token > grant.token
+
+
+@pytest.mark.parametrize("nonce", [True, False])
+def test_write_of_an_abandoned_request_comes_too_late(
+    client: Make, monkeypatch: pytest.MonkeyPatch, *, nonce: bool
+) -> None:
+    """`abandon` writes the object anew. With the same bytes the late write would still find what it expects."""
+    (backend, host, _), (other, *_) = client(), client()
+    repeat_bytes(monkeypatch, nonce=nonce)
+    drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
+    request = host.request(owner="abandoned")
+    late: list[Any] = []
+
+    async def delay(*arguments: object) -> None:
+        late.append(arguments)
+        message = "no answer yet"
+        raise BackendUnavailable(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._store, "write", delay)
+        with pytest.raises(BackendUnavailable):
+            drive(backend.try_acquire(request))
+    request.uncertain = True
+    drive(backend.abandon(request))
+
+    written = drive(backend._call(backend._store.write(*late[0])))
+
+    assert (written is None) is nonce
+    assert (drive(other.holders("x")) == []) is nonce
+
+
+def test_dead_holders_lock_is_taken_by_who_has_seen_it_for_a_ttl(client: Make) -> None:
+    """By the waiter's own clock; a client that has just come waits a whole ttl, however long the holder is dead."""
+    (holder, ours, _), (waiter, theirs, clock), (late, other, _) = client(), client(), client()
+    dead = granted(drive(holder.try_acquire(ours.request(ttl=20.0))))
+    request = theirs.request()
+    busy = drive(waiter.try_acquire(request))
+    assert isinstance(busy, Busy)
+    assert busy.retry_after == 20.0
+    assert [found.remaining for found in drive(waiter.holders("x"))] == [20.0]
+    clock.time += 19.9
+    assert isinstance(drive(waiter.try_acquire(request)), Busy)
+    clock.time += 0.2
+    assert drive(waiter.holders("x")) == []
+    assert drive(waiter.names("")).names == []
+    assert not drive(waiter.break_lock("x"))
+    assert isinstance(drive(late.try_acquire(other.request())), Busy)
+
+    taken = granted(drive(waiter.try_acquire(request)))
+
+    assert taken.token > dead.token
+    assert drive(holder.renew([dead])) == [Gone("taken")]
+    assert not drive(holder.release(dead))
+
+
+def test_acquisition_whose_answer_was_lost_is_undone(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its owner; and the lock is free at once for others."""
+    (backend, host, _), (other, theirs, _) = client(), client()
+    request = host.request()
+    lose_answers(monkeypatch, backend)
+    with pytest.raises(BackendUnavailable):
+        drive(backend.try_acquire(request))
+    assert isinstance(drive(other.try_acquire(theirs.request())), Busy)
+    request.uncertain = True
+
+    drive(backend.abandon(request))
+
+    granted(drive(other.try_acquire(theirs.request())))
+
+
+def test_grant_that_its_caller_never_got_is_undone(client: Make) -> None:
+    """
+    The write was answered, and the caller cancelled before the grant reached it.
+
+    Found by test_cancelled_acquisitions_of_a_free_lock_leave_nothing_behind: the lock stayed until its ttl.
+    """
+    (backend, host, _), (other, theirs, _) = client(), client()
+    request = host.request()
+    granted(drive(backend.try_acquire(request)))
+    request.uncertain = True
+
+    drive(backend.abandon(request))
+
+    granted(drive(other.try_acquire(theirs.request())))
+
+
+def test_own_write_is_recognised_after_its_answer_was_lost(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal, a note and a release that the engine repeats find what they have written themselves."""
+    backend, host, _ = client()
+    grant = granted(drive(backend.try_acquire(host.request())))
+    lose_answers(monkeypatch, backend)
+    (unknown,) = drive(backend.renew([grant]))
+    assert isinstance(unknown, Unknown)
+    assert drive(backend.renew([grant])) == [Renewed()]
+    lose_answers(monkeypatch, backend)
+    with pytest.raises(BackendUnavailable):
+        drive(backend.write_note(grant, "text", 60.0))
+    assert drive(backend.write_note(grant, "text", 60.0))
+    lose_answers(monkeypatch, backend)
+    with pytest.raises(BackendUnavailable):
+        drive(backend.release(grant))
+
+    assert drive(backend.release(grant))
+
+    assert drive(backend.holders("x")) == []
+
+
+def test_take_over_whose_answer_was_lost_is_repeated(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same grant; if it is given up instead, the lock stays with the giver, whom the late write cannot replace."""
+    backend, host, _ = client()
+    given = granted(drive(backend.try_acquire(host.request(owner="giver"))))
+    request = host.request()
+    sent = lose_answers(monkeypatch, backend)
+    with pytest.raises(BackendUnavailable):
+        drive(backend.take_over(request, "giver"))
+
+    taken = drive(backend.take_over(request, "giver"))
+
+    assert taken is not None
+    assert taken.token > given.token
+    assert drive(backend.take_over(host.request(), "giver")) is None
+    assert len(sent) == 1
+
+
+def test_take_over_that_is_given_up_leaves_the_lock_to_its_giver(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its write may still be on its way: it expects a version that the object then no longer has."""
+    backend, host, _ = client()
+    granted(drive(backend.try_acquire(host.request(owner="giver"))))
+    request = host.request()
+    late: list[Any] = []
+
+    async def delay(*arguments: object) -> None:
+        late.append(arguments)
+        message = "no answer yet"
+        raise BackendUnavailable(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._store, "write", delay)
+        with pytest.raises(BackendUnavailable):
+            drive(backend.take_over(request, "giver"))
+    request.uncertain = True
+    drive(backend.abandon(request))
+
+    assert drive(backend._call(backend._store.write(*late[0]))) is None
+    assert [holder.owner for holder in drive(backend.holders("x"))] == ["giver"]
+
+
+def test_holder_is_told_that_its_lock_was_broken(client: Make) -> None:
+    """Not only that it is gone."""
+    (backend, host, _), (other, *_) = client(), client()
+    grant = granted(drive(backend.try_acquire(host.request())))
+
+    assert drive(other.break_lock("x"))
+
+    assert drive(backend.renew([grant])) == [Gone("broken")]
+
+
+def test_free_lock_costs_one_request_and_is_found_free_by_a_single_try(
+    client: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was last seen free is written at once; if it has changed meanwhile, it is read and tried again."""
+    (backend, host, _), (other, theirs, _) = client(), client()
+    drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
+    read, reads = backend._store.read, []
+
+    async def count(name: str) -> tuple[bytes, Version] | None:
+        reads.append(name)
+        return await read(name)
+
+    monkeypatch.setattr(backend._store, "read", count)
+    drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
+    assert reads == []
+    drive(other.release(granted(drive(other.try_acquire(theirs.request())))))
+
+    granted(drive(backend.try_acquire(host.request())))
+
+    assert reads == ["x"]
+
+
+def test_only_so_many_locks_are_remembered(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were seen last; a lock that was forgotten is read again."""
+    monkeypatch.setattr(module, "NAMES_MAX", 2)
+    backend, host, _ = client()
+    grants = [granted(drive(backend.try_acquire(host.request(name)))) for name in "abc"]
+
+    assert set(backend._seen) == {"b", "c"}
+    assert drive(backend.renew(grants)) == [Renewed()] * 3
+    assert [drive(backend.release(grant)) for grant in grants] == [True] * 3
+
+
+def test_listing_goes_on_behind_a_page(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each held lock once, also those of a space, and one whose name is the prefix."""
+    monkeypatch.setattr(module, "PAGE_LOCKS", 2)
+    backend, host, _ = client()
+    held = ["a", "a/b", "a" * 255, "ab", "a\u00e9", "b", "\0once\0a", "\0once\0ab", "\0once\0b"]
+    for name in held:
+        granted(drive(backend.try_acquire(host.request(name))))
+
+    def listed(prefix: str) -> list[str]:
+        page = drive(backend.names(prefix))
+        names = [*page.names]
+        while page.next is not None:
+            page = drive(backend.names(prefix, page))
+            names += page.names
+        return sorted(names)
+
+    assert listed("") == sorted(held[:6])
+    assert listed("a") == sorted(held[:5])
+    assert listed("\0once\0") == held[6:]
+    assert listed("\0once\0a") == held[6:8]
+    assert listed("aa") == ["a" * 255]
+    drive(backend.erase())
+    assert listed("") == []
+
+
+def test_data_of_an_application_are_left_alone(client: Make) -> None:
+    """They are no lock: neither acquired, broken, listed nor deleted."""
+    backend, host, _ = client()
+    drive(backend._call(backend._store.write("data", b'{"mine": 1}', None)))
+    granted(drive(backend.try_acquire(host.request("data2"))))
+
+    for call in (backend.try_acquire(host.request("data")), backend.break_lock("data"), backend.holders("data")):
+        with pytest.raises(ConfigurationError, match=r"'data'.*not written by lockkit"):
+            drive(call)
+    assert drive(backend.names("")).names == ["data2"]
+    drive(backend.erase())
+    assert drive(backend._call(backend._store.read("data"))) is not None
+
+
+def test_call_ends_in_time(client: Make) -> None:
+    """Also when there is none left."""
+    backend, host, clock = client()
+    request = host.request()
+    request.answer_by = clock.time
+
+    with pytest.raises(BackendUnavailable, match="no answer in time"):
+        drive(backend.try_acquire(request))
+
+    request.answer_by = inf
+    request.uncertain = True
+    drive(backend.abandon(request))

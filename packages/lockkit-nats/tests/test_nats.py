@@ -1,10 +1,10 @@
-"""What is particular to NATS: revisions as tokens, lost answers, the bucket."""
+"""Locks in NATS: what every backend must do, and what is particular to this one (revisions as tokens, the bucket)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,19 +17,66 @@ from nats.js.client import JetStreamContext
 import lockkit
 from lockkit.backend import Host, Request
 from lockkit.runtime import BlockingRuntime, drive
+from lockkit.testing.conformance import ConformanceSuite
+from lockkit.testing.faults import Faults, FaultSuite, Step, Target
+from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
-from lockkit_tools.servers import FaultProxy, Server, provide
+from lockkit_tools.servers import require
 from lockkit_tools.servers.nats import NatsServer
+from tests.conformance.faulty import PASSWORD, ServerFaults
 
 NAME = "seat:12A"
-PATIENCE = 20.0
 
 
-def administer(server: Server, work: Callable[[JetStreamContext], Awaitable[Any]]) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """One with JetStream and a login; if it is missing, the tests are skipped, and fail in CI."""
+    require("nats", local=True)
+    with NatsServer(password=PASSWORD) as server:
+        yield server
+
+
+class TestConformance(ConformanceSuite):
+    """All cases, in the sync and the async API."""
+
+    @pytest.fixture
+    def lockkit_url(self, server: NatsServer) -> str:
+        """A bucket of its own."""
+        return f"{server.url}/conformance"
+
+
+class NatsFaults(ServerFaults):
+    """A server behind a proxy."""
+
+    def sign(self, step: Step, name: str) -> bytes:  # noqa: ARG002 - a read has the name too
+        """Records are written with their token, except the one that takes the lock, and released by a marker."""
+        return {"acquire": b'"token": null', "renew": b'"token": ', "release": b"KV-Operation: DEL"}[step]
+
+    def without_rights(self) -> Target:
+        return replace(self.target, url=self.target.url.replace("app:", "weak:"))
+
+
+@pytest.fixture(scope="module")
+def behind_proxy(server: NatsServer) -> Iterator[Faults]:
+    """The server, which ends with the tests of this file."""
+    with NatsFaults(server) as faults:
+        yield faults
+
+
+class TestFaults(FaultSuite):
+    """All cases that can be provoked; nothing fills the server."""
+
+    @pytest.fixture
+    def lockkit_faults(self, behind_proxy: Faults) -> Faults:
+        """The server and a proxy."""
+        return behind_proxy
+
+
+def administer(server: NatsServer, work: Callable[[JetStreamContext], Awaitable[Any]]) -> None:
     """Do something at the server, not through lockkit."""
 
     async def connected() -> None:
-        client = await nats.connect(f"nats://{server.address}")
+        client = await nats.connect(server.url)
         try:
             await work(client.jetstream())
         finally:
@@ -44,7 +91,7 @@ def take(url: str) -> int:
         return lease.token
 
 
-def test_token_grows_when_the_bucket_is_purged(server: Server) -> None:
+def test_token_grows_when_the_bucket_is_purged(server: NatsServer) -> None:
     """The stream goes on counting."""
     url = f"{server.url}/purged"
     before = [take(url) for _ in range(3)]
@@ -54,43 +101,18 @@ def test_token_grows_when_the_bucket_is_purged(server: Server) -> None:
     assert take(url) > max(before)
 
 
-def test_token_starts_again_when_the_bucket_is_deleted(server: Server) -> None:
+def test_token_starts_again_when_the_bucket_is_deleted(server: NatsServer) -> None:
     """That is why `survives_data_loss` is False; the bucket is made anew by the next call, also of an old client."""
     url = f"{server.url}/deleted"
     with lockkit.connect(url) as client:
-        tokens = [client.lock(NAME).acquire(PATIENCE).token]
+        before = client.lock(NAME).acquire(PATIENCE)
         administer(server, lambda jetstream: jetstream.delete_key_value("deleted"))
-        tokens.append(client.lock(f"{NAME}?").acquire(PATIENCE).token)
+        after = client.lock(f"{NAME}?").acquire(PATIENCE)
 
-    assert tokens == [1, 1]
-
-
-def test_lease_outlives_a_crash_of_the_server() -> None:
-    """What was acknowledged is in the files of a server that is killed."""
-    with provide("nats", start_timeout=60.0) as server, lockkit.connect(server.url) as client:
-        lease = client.lock(NAME, ttl=60).acquire(PATIENCE)
-        server.restart(crash=True)
-
-        with lockkit.connect(server.url) as other:
-            assert [holder.token for holder in other.holders(NAME)] == [lease.token]
-        assert lease.confirm()
-        lease.release()
-        assert take(server.url) > lease.token
+        assert before.token == after.token == 1
 
 
-def test_grant_whose_answer_was_lost_is_undone(server: Server) -> None:
-    """The next attempt finds the lock free, long before the ttl of the lost grant ends."""
-    with FaultProxy(server.host, server.port) as proxy, lockkit.connect(f"nats://{proxy.address}/lost") as client:
-        client.ping()
-        dropped = proxy.drop_next_reply(match=b'"token": null')
-        lease = client.lock(NAME, ttl=600).acquire(PATIENCE)
-
-        assert dropped.wait(PATIENCE)
-        assert lease.confirm()
-        lease.release()
-
-
-def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
+def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None:
     """Also if the key is still as the write expects it when `abandon` looks."""
     runtime = BlockingRuntime()
     host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
@@ -107,7 +129,7 @@ def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
     drive(backend.close())
 
 
-def test_ttl_beyond_the_age_limit_of_the_bucket_is_refused(server: Server) -> None:
+def test_ttl_beyond_the_age_limit_of_the_bucket_is_refused(server: NatsServer) -> None:
     """Such a bucket, which lockkit does not make, would delete the record of a held lock."""
     administer(server, lambda jetstream: jetstream.create_key_value(bucket="aging", ttl=20))
 
@@ -117,7 +139,7 @@ def test_ttl_beyond_the_age_limit_of_the_bucket_is_refused(server: Server) -> No
         client.lock(NAME, ttl=10).acquire(PATIENCE).release()
 
 
-def test_key_of_somebody_else_is_an_error(server: Server) -> None:
+def test_key_of_somebody_else_is_an_error(server: NatsServer) -> None:
     """It is neither taken nor waited for."""
 
     async def put(jetstream: JetStreamContext) -> None:
@@ -136,42 +158,16 @@ def test_wrong_url_is_refused(url: str) -> None:
         lockkit.connect(url)
 
 
-class Refusing(NatsServer):
-    """One that wants a login, or has no JetStream."""
-
-    def __init__(self, *flags: str) -> None:
-        """Start with other flags than the usual ones."""
-        super().__init__()
-        self._flags = flags
-
-    def command(self) -> Sequence[str]:
-        """The program and where it listens, without JetStream."""
-        return [*super().command()[:5], *self._flags]
-
-
 def test_server_without_jetstream_says_so() -> None:
     """It is no configuration error, since a server that starts may have it soon."""
     with (
-        Refusing() as server,
+        NatsServer(jetstream=False) as server,
         lockkit.connect(server.url) as client,
         pytest.raises(lockkit.BackendUnavailable, match="no JetStream"),
     ):
         client.ping()
 
 
-def test_refused_login_is_a_configuration_error(tmp_path: Path) -> None:
-    """Retrying would not help."""
-    flags = ("--jetstream", "--store_dir", str(tmp_path), "--user", "app", "--pass", "secret")
-    with (
-        Refusing(*flags) as server,
-        lockkit.connect(server.url) as client,
-        pytest.raises(lockkit.ConfigurationError, match="refuses the login"),
-    ):
-        client.lock(NAME).acquire(PATIENCE)
-
-
-def test_login_of_the_url_is_used(tmp_path: Path) -> None:
-    """And a server that does not answer is passed over."""
-    flags = ("--jetstream", "--store_dir", str(tmp_path), "--user", "app", "--pass", "secret")
-    with Refusing(*flags) as server:
-        assert take(f"nats://app:secret@127.0.0.1:1,{server.address}/login") == 1
+def test_server_that_does_not_answer_is_passed_over(server: NatsServer) -> None:
+    """The next one of the URL is asked."""
+    assert take(server.url.replace("@", "@127.0.0.1:1,") + "/next") == 1

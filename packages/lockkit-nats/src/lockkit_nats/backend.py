@@ -142,10 +142,12 @@ class NatsBackend(LockBackend):
         self._host = host
         self._runtime = host.runtime
         self._loop = DriverLoop(host.runtime)
-        self._connection = Connection(url.hosts, self._bucket, self._url, self._disconnected)
+        self._connection = Connection(
+            url.hosts, self._bucket, self._url, ended=self._disconnected, denied=self._end_calls
+        )
         self._waiting: set[Request] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._limits: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Timeout, Exception | None] = {}
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> NatsBackend:
@@ -169,15 +171,22 @@ class NatsBackend(LockBackend):
         return await self._loop.run(self._bounded(coroutine, seconds))
 
     async def _bounded(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+        reason: Exception | None = None
         try:
             async with asyncio.timeout(seconds) as limit:
-                self._limits.add(limit)
+                self._calls[limit] = None
                 try:
                     return await coroutine
                 finally:
-                    self._limits.discard(limit)
+                    reason = self._calls.pop(limit)
         except DRIVER_ERRORS as error:
-            raise self._connection.translated(error) from error
+            raise self._connection.translated(reason or error) from error
+
+    def _end_calls(self, reason: Exception | None = None) -> None:
+        """End all calls: nats-py lets them wait for answers that do not come."""
+        for limit in self._calls:
+            self._calls[limit] = reason
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def _read(self, name: str) -> Record | None:
         """Read the record of a lock; None if its key was never written, or long ago."""
@@ -316,13 +325,8 @@ class NatsBackend(LockBackend):
                 await watch.unsubscribe()
 
     def _disconnected(self) -> None:
-        """
-        End all calls: nats-py lets them wait for answers that do not come any more.
-
-        Waiters wake, since their watches have ended; and leases are confirmed at the next connection.
-        """
-        for limit in self._limits:
-            limit.reschedule(asyncio.get_running_loop().time())
+        """Wake the waiters, since their watches have ended; leases are confirmed at the next connection."""
+        self._end_calls()
         for request in self._waiting:
             request.state.watch = None
             request.wake.set()

@@ -6,16 +6,15 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING
 
-import nats
 import nats.errors
 import nats.js.errors
+from nats.aio.client import Client
 
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nats.aio.client import Client
     from nats.js.client import JetStreamContext
 
     from lockkit.url import HostPort
@@ -69,6 +68,7 @@ class Connection:
         async with self._connecting:
             if self._client is None or not self._client.is_connected:
                 self.forget_bucket()
+                self._client = None
                 self._client = await self._connect()
             jetstream = self._client.jetstream()
             if self._max_age is None:
@@ -78,9 +78,10 @@ class Connection:
     async def _connect(self) -> Client:
         failed: Exception | None = None
         for host in self._hosts:
+            client = Client()
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    return await nats.connect(
+                    await client.connect(
                         _address(host),
                         user=host.username,
                         password=host.password,
@@ -91,8 +92,13 @@ class Connection:
                         error_cb=self._reported,
                         closed_cb=self._closed,
                     )
-            except (OSError, TimeoutError, nats.errors.Error) as error:
+            except BaseException as error:
+                await client.close()  # else its socket stays open
+                if not isinstance(error, OSError | nats.errors.Error):  # a TimeoutError is an OSError
+                    raise
                 failed = error
+            else:
+                return client
         assert failed is not None, "a URL has at least one host"
         raise failed
 

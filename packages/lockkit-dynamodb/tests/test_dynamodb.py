@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from lockkit_dynamodb import DynamoBackend
-from lockkit_dynamodb.observations import Observations
 
 import lockkit
 from lockkit.backend import Host, Request
@@ -17,6 +15,8 @@ from lockkit.testing.conformance import ConformanceSuite
 from lockkit.testing.faults import Faults, FaultSuite, Step
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_dynamodb import DynamoBackend
+from lockkit_dynamodb.observations import Observations
 from lockkit_tools.servers import Server
 from tests.conformance.faulty import ServerFaults
 

@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import nats
 import pytest
-from lockkit_nats import NatsBackend
-from lockkit_nats.backend import Attempt, WrongRevision
 from nats.js.client import JetStreamContext
 
 import lockkit
@@ -21,6 +19,8 @@ from lockkit.testing.conformance import ConformanceSuite
 from lockkit.testing.faults import Faults, FaultSuite, Step, Target
 from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
+from lockkit_nats import NatsBackend
+from lockkit_nats.backend import Attempt, WrongRevision
 from lockkit_tools.servers import require
 from lockkit_tools.servers.nats import NatsServer
 from tests.conformance.faulty import PASSWORD, ServerFaults

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from lockkit.backend import Host, Renewal, Request
     from lockkit.url import Url
 
-__all__ = ["NatsBackend"]
-
 T = TypeVar("T")
 
 CLOCK_KEY = "clock"
@@ -151,7 +149,6 @@ class NatsBackend(LockBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> NatsBackend:
-        """See `LockBackend.open`."""
         del options  # it has none
         if not url.hosts or not re.fullmatch(r"/?[A-Za-z0-9_-]*", url.path):
             message = f"write nats://host:4222/bucket, with a bucket of letters, digits, _ and -, not {url.redacted()}"
@@ -160,7 +157,6 @@ class NatsBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     # -- one call --------------------------------------------------------------------------------------------------
@@ -245,7 +241,6 @@ class NatsBackend(LockBackend):
     # -- acquiring -------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         return await self._call(self._try_acquire(request), request.answer_by)
 
     async def _try_acquire(self, request: Request) -> Grant | Busy:
@@ -334,7 +329,6 @@ class NatsBackend(LockBackend):
         self._host.confirm_soon()
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         if request.state is not None:
             await self._call(self._abandon(request), request.answer_by)
 
@@ -383,7 +377,6 @@ class NatsBackend(LockBackend):
         return {"owner": grant.owner, "token": grant.token, "ttl": grant.ttl, "metadata": grant.state.metadata}
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         return await self._call(self._renew_all(grants))
 
     async def _renew_all(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -395,25 +388,21 @@ class NatsBackend(LockBackend):
         ]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         return await self._call(self._replace(grant, None), answer_by) is None
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`."""
         await self._call(self._release_all(grants), answer_by)
 
     async def _release_all(self, grants: Sequence[Grant]) -> None:
         await asyncio.gather(*(self._replace(grant, None) for grant in grants))
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
         grant.state.metadata = metadata
         return await self._call(self._replace(grant, self._content(grant)))
 
     # -- inspection ------------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         return await self._call(self._holders(name))
 
     async def _holders(self, name: str) -> Sequence[Holder]:
@@ -426,7 +415,6 @@ class NatsBackend(LockBackend):
         return [Holder(record.owner, record.token, remaining, decode_metadata(record.metadata))]
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
         return await self._call(self._break_lock(name))
 
     async def _break_lock(self, name: str) -> bool:
@@ -441,7 +429,6 @@ class NatsBackend(LockBackend):
             return True
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         await self._call(self._ping())
 
     async def _ping(self) -> None:
@@ -449,7 +436,6 @@ class NatsBackend(LockBackend):
         await jetstream.stream_info(f"KV_{self._bucket}")
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         await self._call(self._erase())
 
     async def _erase(self) -> None:
@@ -458,7 +444,6 @@ class NatsBackend(LockBackend):
         self._connection.forget_bucket()
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         try:
             await self._call(self._close())
         finally:

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 import lockkit
-from lockkit.backend import Host, Request
+from lockkit.backend import Busy, Grant, Host, Request
 from lockkit.runtime import BlockingRuntime, Runtime, drive, monotonic
 from lockkit.testing.conformance import ConformanceSuite
 from lockkit.testing.faults import Faults, FaultSuite, Step
@@ -87,12 +87,35 @@ def test_each_version_is_observed_anew() -> None:
     assert observations.age(NAME, 2) == 0.0
 
 
-def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
-    """Also if the item is still as the write expects it when `abandon` looks."""
+def without_engine(url: str) -> tuple[DynamoBackend, Request]:
+    """Make a backend and a request of its engine."""
     runtime = BlockingRuntime()
     host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
-    backend = DynamoBackend.open(parse(f"{server.url}/late"), {"region": None}, host)
     request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
+    return DynamoBackend.open(parse(url), {"region": None}, host), request
+
+
+def test_pair_takes_a_read_and_two_writes_and_a_renewal_one(server: Server) -> None:
+    """These are what Amazon charges for. A look at a lock that is held is one read."""
+    backend, request = without_engine(f"{server.url}/requests")
+    drive(backend.ping())
+    sent: list[str] = []
+    backend._table._client.meta.events.register("before-send", lambda event_name, **_: sent.append(event_name))
+
+    grant = drive(backend.try_acquire(request))
+    assert isinstance(grant, Grant)
+    drive(backend.renew([grant]))
+    assert isinstance(drive(backend.try_acquire(request)), Busy)
+    drive(backend.release(grant))
+    drive(backend.close())
+
+    operations = [event.rpartition(".")[2] for event in sent]
+    assert operations == ["GetItem", "UpdateItem", "UpdateItem", "GetItem", "UpdateItem"]
+
+
+def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
+    """Also if the item is still as the write expects it when `abandon` looks."""
+    backend, request = without_engine(f"{server.url}/late")
     request.uncertain, request.state = True, 0
 
     drive(backend.abandon(request))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import pytest
 from nats.js.client import JetStreamContext
 
 import lockkit
-from lockkit.backend import Host, Request
+from lockkit.backend import Grant, Host, Request
 from lockkit.runtime import BlockingRuntime, drive
 from lockkit.testing.conformance import ConformanceSuite
 from lockkit.testing.faults import Faults, FaultSuite, Step, Target
@@ -112,12 +113,39 @@ def test_token_starts_again_when_the_bucket_is_deleted(server: NatsServer) -> No
         assert before.token == after.token == 1
 
 
-def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None:
-    """Also if the key is still as the write expects it when `abandon` looks."""
+def without_engine(url: str) -> tuple[NatsBackend, Request]:
+    """Make a backend and a request of its engine."""
     runtime = BlockingRuntime()
     host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
-    backend = NatsBackend.open(parse(f"{server.url}/late"), {}, host)
     request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
+    return NatsBackend.open(parse(url), {}, host), request
+
+
+def test_pair_takes_three_requests_and_a_renewal_one(server: NatsServer) -> None:
+    """A lock that is free, on a connection that is there."""
+    backend, request = without_engine(f"{server.url}/requests")
+    drive(backend.ping())
+
+    def sent() -> int:
+        client, _ = drive(backend._call(backend._connection.open()))
+        return client.stats["out_msgs"]
+
+    counts = [sent()]
+    grant = drive(backend.try_acquire(request))
+    assert isinstance(grant, Grant)
+    counts.append(sent())
+    drive(backend.renew([grant]))
+    counts.append(sent())
+    drive(backend.release(grant))
+    counts.append(sent())
+    drive(backend.close())
+
+    assert [after - before for before, after in pairwise(counts)] == [2, 1, 1]
+
+
+def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None:
+    """Also if the key is still as the write expects it when `abandon` looks."""
+    backend, request = without_engine(f"{server.url}/late")
     request.uncertain, request.state = True, Attempt(expected=0)
 
     drive(backend.abandon(request))

@@ -179,6 +179,15 @@ def test_key_of_somebody_else_is_an_error(server: NatsServer) -> None:
         client.lock(NAME).acquire(PATIENCE)
 
 
+def test_key_that_the_server_deleted_for_its_age_is_free(server: NatsServer) -> None:
+    """nats-server 2.11 can leave a marker there; the token is higher than before."""
+    before = take(f"{server.url}/marked")
+    marker = {"Nats-Marker-Reason": "MaxAge"}
+    administer(server, lambda jetstream: jetstream.publish("$KV.marked.lock.seat=3A12A", headers=marker))
+
+    assert take(f"{server.url}/marked") > before
+
+
 @pytest.mark.parametrize("url", ["nats:/bucket", "nats://localhost/a/b", "nats://localhost/a.b"])
 def test_wrong_url_is_refused(url: str) -> None:
     """When it is given, with nothing sent."""

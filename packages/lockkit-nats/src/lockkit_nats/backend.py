@@ -50,6 +50,8 @@ ends the watch of a client that only reconnects."""
 DRIVER_ERRORS = (OSError, TimeoutError, nats.errors.Error)
 
 _OPERATION = "KV-Operation"
+# Of what a client writes in place of a key that it deletes, and nats-server 2.11 of one that it deletes for its age.
+_DELETED = (_OPERATION, "Nats-Marker-Reason")
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 # `err_code` of the API.
 _NO_MESSAGE = 10037
@@ -195,7 +197,7 @@ class NatsBackend(LockBackend):
             return None
         assert message.seq is not None
         assert message.time is not None
-        if message.headers and message.headers.get(_OPERATION):
+        if message.headers and any(header in message.headers for header in _DELETED):
             return Record(message.seq, message.time, None, 0, 0.0, "")
         try:
             value = json.loads(message.data or b"")
@@ -286,7 +288,7 @@ class NatsBackend(LockBackend):
         """
 
         async def written(message: Msg) -> None:
-            if message.headers and _OPERATION in message.headers:
+            if message.headers and any(header in message.headers for header in _DELETED):
                 request.wake.set()
 
         try:

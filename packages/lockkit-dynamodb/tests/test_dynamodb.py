@@ -23,7 +23,7 @@ from tests.conformance.faulty import ServerFaults
 NAME = "seat:12A"
 
 
-class TestConformance(ConformanceSuite):
+class TestDynamoConformance(ConformanceSuite):
     """All cases, in the sync and the async API."""
 
     @pytest.fixture
@@ -47,7 +47,7 @@ def behind_proxy(server: Server) -> Iterator[Faults]:
         yield faults
 
 
-class TestFaults(FaultSuite):
+class TestDynamoFaults(FaultSuite):
     """All cases that can be provoked; nothing fills dynalite, and it has no users."""
 
     @pytest.fixture

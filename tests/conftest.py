@@ -151,6 +151,10 @@ WITH_SERVERS = ("tests/backends/", "tests/storage/", "tests/cli/", "tests/integr
 def group_of(nodeid: str) -> str:
     """Name what a test runs together with, by its id."""
     file = nodeid.partition("::")[0]
+    if file.startswith("packages/") and "::Test" in nodeid:
+        # The two suites of a file, and the two APIs, share no more than a server, which starts in a second.
+        suite, _, case = nodeid.rpartition("::")
+        return f"{suite}[{case.partition('[')[2]}"
     if file in SUITE and nodeid.endswith("]"):
         target = nodeid.rpartition("[")[2].removesuffix("]").removesuffix("-blocking").removesuffix("-asyncio")
         return nodeid if target in EMBEDDED else target
@@ -171,6 +175,8 @@ def rank_of(nodeid: str, *, slow: bool) -> int:
     """
     if slow:
         return 0
+    if nodeid.startswith("packages/"):
+        return 1
     if nodeid.startswith(SUITE):
         return 5 if group_of(nodeid) == nodeid else 1
     if nodeid.startswith(SINGLE):

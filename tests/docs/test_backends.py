@@ -11,12 +11,17 @@ from tests.docs.story import ROOT
 
 README = (ROOT / "README.md").read_text()
 URLS = (ROOT / "docs" / "reference" / "urls.md").read_text()
+# In distributions of their own.
+PACKAGES = ["dynamodb", "nats"]
+SCHEMES = [*registry.BUILTIN, *PACKAGES]
 # Backends that are one module are one page, whatever the number of their schemes.
-FORMS = [(scheme, mode) for scheme in registry.BUILTIN for mode in registry.modes(scheme)]
+FORMS = [(scheme, mode) for scheme in SCHEMES for mode in registry.modes(scheme)]
 
 
 def page_of(scheme: str, mode: str | None) -> str:
     """Name the page of a scheme, in one of its modes."""
+    if scheme in PACKAGES:
+        return scheme
     builtin = registry.BUILTIN[scheme]
     target = builtin.target if mode is None else builtin.modes[mode]
     package, _, module = target.partition(":")[0].removeprefix("lockkit.backends.").partition(".")
@@ -46,11 +51,11 @@ def test_page_has_the_common_headings(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_readme_links_the_page(page: str) -> None:
-    """The table of the README leads to every backend."""
+    """The README leads to every backend."""
     assert f"docs/backends/{page}.md" in README
 
 
-@pytest.mark.parametrize("scheme", registry.BUILTIN)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_url_reference_has_the_scheme(scheme: str) -> None:
     """Every scheme can be looked up."""
     assert f"`{scheme}:" in URLS

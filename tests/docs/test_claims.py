@@ -16,7 +16,7 @@ EXPLANATION = ROOT / "docs" / "explanation"
 
 
 NAME = re.compile(r"`(test_\w+)`")
-PATH = re.compile(r"`((?:tests|lockkit|docs|examples|compose)/[\w./-]+)`")
+PATH = re.compile(r"`((?:tests|lockkit|packages|docs|examples|compose)/[\w./-]+)`")
 # These name tests of another project.
 FOREIGN = {"kazoo-differences.md", "redis-py-differences.md"}
 PAGES = {page: page.read_text() for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}

@@ -18,8 +18,6 @@ from lockkit.errors import BackendUnavailable, ConfigurationError
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
-__all__ = ["ConditionFailed", "Table"]
-
 CONNECTIONS = 50
 """Most connections that are kept. Calls beyond that open one each."""
 

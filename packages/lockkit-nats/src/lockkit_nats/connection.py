@@ -6,16 +6,15 @@ import asyncio
 from math import inf
 from typing import TYPE_CHECKING
 
-import nats
 import nats.errors
 import nats.js.errors
+from nats.aio.client import Client
 
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nats.aio.client import Client
     from nats.js.client import JetStreamContext
 
     from lockkit.url import HostPort
@@ -24,16 +23,13 @@ DEFAULT_PORT = 4222
 CONNECT_SECONDS = 2.0
 """Longest time to connect to one server. Longer leaves too little of a call's time for the next server."""
 
+_DENIED = "permissions violation"
 NO_JETSTREAM = frozenset({10039, 10076})  # err_code of the API: not enabled for the account, not enabled at all
 
 
 def _address(host: HostPort) -> str:
     name = f"[{host.host}]" if ":" in host.host else host.host
     return f"nats://{name}:{host.port or DEFAULT_PORT}"
-
-
-async def _ignore(_: Exception) -> None:
-    """Keep nats-py from printing errors: the calls that they break report them."""
 
 
 class Connection:
@@ -44,12 +40,25 @@ class Connection:
     would fail late instead of at once. lockkit calls again after a pause anyway.
     """
 
-    def __init__(self, hosts: tuple[HostPort, ...], bucket: str, shown: str, ended: Callable[[], None]) -> None:
-        """Keep the addresses; `ended` is called whenever a connection ends."""
+    def __init__(
+        self,
+        hosts: tuple[HostPort, ...],
+        bucket: str,
+        shown: str,
+        *,
+        ended: Callable[[], None],
+        denied: Callable[[Exception], None],
+    ) -> None:
+        """
+        Keep the addresses.
+
+        `ended` is called whenever a connection ends, `denied` when the user may not do what was asked.
+        """
         self._hosts = hosts
         self._bucket = bucket
         self._shown = shown
         self._ended = ended
+        self._denied = denied
         self._connecting = asyncio.Lock()
         self._client: Client | None = None
         self._max_age: float | None = None
@@ -59,6 +68,7 @@ class Connection:
         async with self._connecting:
             if self._client is None or not self._client.is_connected:
                 self.forget_bucket()
+                self._client = None
                 self._client = await self._connect()
             jetstream = self._client.jetstream()
             if self._max_age is None:
@@ -68,9 +78,10 @@ class Connection:
     async def _connect(self) -> Client:
         failed: Exception | None = None
         for host in self._hosts:
+            client = Client()
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    return await nats.connect(
+                    await client.connect(
                         _address(host),
                         user=host.username,
                         password=host.password,
@@ -78,11 +89,16 @@ class Connection:
                         # Else it goes on trying until the time is over, also if the port is closed.
                         max_reconnect_attempts=1,
                         reconnect_time_wait=0,
-                        error_cb=_ignore,
+                        error_cb=self._reported,
                         closed_cb=self._closed,
                     )
-            except (OSError, TimeoutError, nats.errors.Error) as error:
+            except BaseException as error:
+                await client.close()  # else its socket stays open
+                if not isinstance(error, OSError | nats.errors.Error):  # a TimeoutError is an OSError
+                    raise
                 failed = error
+            else:
+                return client
         assert failed is not None, "a URL has at least one host"
         raise failed
 
@@ -105,6 +121,11 @@ class Connection:
             message = f"{self._shown} deletes keys after {self._max_age:g} s: ttl must not be longer, got {ttl:g}"
             raise ConfigurationError(message, backend=self._shown)
 
+    async def _reported(self, error: Exception) -> None:
+        """Keep nats-py from printing errors. The calls that they break report them, except one that is not answered."""
+        if _DENIED in str(error).lower():
+            self._denied(error)
+
     async def _closed(self) -> None:
         if self._client is not None:  # it was up, and was not closed from here
             self._client = None
@@ -125,6 +146,9 @@ class Connection:
         text = str(error) or "no answer in time"  # a TimeoutError has no text
         if "authorization" in text.lower():
             message = f"{self._shown} refuses the login ({text}): correct the user and the password in the URL"
+            return ConfigurationError(message, backend=self._shown)
+        if _DENIED in text.lower():
+            message = f"{self._shown} refuses a request ({text}): give the user the rights that lockkit-nats needs"
             return ConfigurationError(message, backend=self._shown)
         if isinstance(error, nats.js.errors.APIError) and error.err_code in NO_JETSTREAM:
             message = (

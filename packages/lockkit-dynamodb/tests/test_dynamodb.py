@@ -1,22 +1,59 @@
-"""What is particular to DynamoDB: expiry that clients observe, lost answers."""
+"""Locks in DynamoDB: what every backend must do, and what is particular to this one (expiry that clients observe)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from lockkit_dynamodb import DynamoBackend
-from lockkit_dynamodb.observations import Observations
 
 import lockkit
-from lockkit.backend import Host, Request
+from lockkit.backend import Busy, Grant, Host, Request
 from lockkit.runtime import BlockingRuntime, Runtime, drive, monotonic
+from lockkit.testing.conformance import ConformanceSuite
+from lockkit.testing.faults import Faults, FaultSuite, Step
+from lockkit.testing.timing import PATIENCE
 from lockkit.url import parse
-from lockkit_tools.servers import FaultProxy, Server
+from lockkit_dynamodb import DynamoBackend
+from lockkit_dynamodb.observations import Observations
+from lockkit_tools.servers import Server
+from tests.conformance.faulty import ServerFaults
 
 NAME = "seat:12A"
-PATIENCE = 20.0
+
+
+class TestDynamoConformance(ConformanceSuite):
+    """All cases, in the sync and the async API."""
+
+    @pytest.fixture
+    def lockkit_url(self, server: Server) -> str:
+        """A table of its own."""
+        return f"{server.url}/conformance"
+
+
+class DynaliteFaults(ServerFaults):
+    """A server behind a proxy."""
+
+    def sign(self, step: Step, name: str) -> bytes:  # noqa: ARG002 - a read has the name too
+        """Each step has an expression of its own."""
+        return {"acquire": b"#token = :next", "renew": b"SET #ttl = :ttl ADD", "release": b"REMOVE #owner"}[step]
+
+
+@pytest.fixture(scope="module")
+def behind_proxy(server: Server) -> Iterator[Faults]:
+    """The server, which ends with the tests of this file."""
+    with DynaliteFaults(server, lacks=("wrong_password",)) as faults:
+        yield faults
+
+
+class TestDynamoFaults(FaultSuite):
+    """All cases that can be provoked; nothing fills dynalite, and it has no users."""
+
+    @pytest.fixture
+    def lockkit_faults(self, behind_proxy: Faults) -> Faults:
+        """The server and a proxy."""
+        return behind_proxy
 
 
 def test_dead_holders_lock_is_taken_after_a_ttl_of_observation(server: Server) -> None:
@@ -50,24 +87,35 @@ def test_each_version_is_observed_anew() -> None:
     assert observations.age(NAME, 2) == 0.0
 
 
-def test_grant_whose_answer_was_lost_is_undone(server: Server) -> None:
-    """The next attempt finds the lock free, long before the ttl of the lost grant ends."""
-    with FaultProxy(server.host, server.port) as proxy, lockkit.connect(f"dynamodb://{proxy.address}/lost") as client:
-        client.ping()
-        dropped = proxy.drop_next_reply(match=b"UpdateExpression")
-        lease = client.lock(NAME, ttl=600).acquire(PATIENCE)
+def without_engine(url: str) -> tuple[DynamoBackend, Request]:
+    """Make a backend and a request of its engine."""
+    runtime = BlockingRuntime()
+    host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
+    request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
+    return DynamoBackend.open(parse(url), {"region": None}, host), request
 
-        assert dropped.wait(PATIENCE)
-        assert lease.confirm()
-        lease.release()
+
+def test_pair_takes_a_read_and_two_writes_and_a_renewal_one(server: Server) -> None:
+    """These are what Amazon charges for. A look at a lock that is held is one read."""
+    backend, request = without_engine(f"{server.url}/requests")
+    drive(backend.ping())
+    sent: list[str] = []
+    backend._table._client.meta.events.register("before-send", lambda event_name, **_: sent.append(event_name))
+
+    grant = drive(backend.try_acquire(request))
+    assert isinstance(grant, Grant)
+    drive(backend.renew([grant]))
+    assert isinstance(drive(backend.try_acquire(request)), Busy)
+    drive(backend.release(grant))
+    drive(backend.close())
+
+    operations = [event.rpartition(".")[2] for event in sent]
+    assert operations == ["GetItem", "UpdateItem", "UpdateItem", "GetItem", "UpdateItem"]
 
 
 def test_write_that_arrives_after_abandon_is_refused(server: Server) -> None:
     """Also if the item is still as the write expects it when `abandon` looks."""
-    runtime = BlockingRuntime()
-    host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
-    backend = DynamoBackend.open(parse(f"{server.url}/late"), {"region": None}, host)
-    request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
+    backend, request = without_engine(f"{server.url}/late")
     request.uncertain, request.state = True, 0
 
     drive(backend.abandon(request))
@@ -84,18 +132,6 @@ def test_wrong_url_is_refused(url: str) -> None:
     """When it is given, with nothing sent."""
     with pytest.raises(lockkit.ConfigurationError, match="write dynamodb:"):
         lockkit.connect(url)
-
-
-def test_hanging_server_does_not_keep_the_caller(server: Server) -> None:
-    """The call returns in its own time, not in that of botocore's timeouts."""
-    with lockkit.connect(f"{server.url}/hanging") as client:
-        client.lock(NAME).acquire(PATIENCE).release()
-        server.pause()
-        try:
-            with pytest.raises(lockkit.BackendUnavailable, match="no answer within"):
-                client.lock(NAME).acquire(0.1)
-        finally:
-            server.resume()
 
 
 def test_missing_credentials_are_a_configuration_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from lockkit.backend import Host, Renewal, Request
     from lockkit.url import Url
 
-__all__ = ["DynamoBackend"]
-
 DEFAULT_TABLE = "lockkit_locks"
 
 # `name`, `owner`, `ttl` and others are reserved words of DynamoDB's expressions.
@@ -96,7 +94,6 @@ class DynamoBackend(LockBackend):
 
     @classmethod
     def open(cls, url: Url, options: Mapping[str, Any], host: Host) -> DynamoBackend:
-        """See `LockBackend.open`."""
         if url.username is not None or len(url.hosts) > 1:
             message = (
                 f"write dynamodb:/table?region=..., or dynamodb://host:port/table for a local server, not "
@@ -110,7 +107,6 @@ class DynamoBackend(LockBackend):
 
     @property
     def url(self) -> str:
-        """See `LockBackend.url`."""
         return self._url
 
     # -- statements ------------------------------------------------------------------------------------------------
@@ -153,7 +149,6 @@ class DynamoBackend(LockBackend):
     # -- acquiring -------------------------------------------------------------------------------------------------
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
-        """See `LockBackend.try_acquire`."""
         name = request.name
         item = await self._read(name, request.answer_by)
         if item.owner is not None:
@@ -180,10 +175,9 @@ class DynamoBackend(LockBackend):
 
     async def abandon(self, request: Request) -> None:
         """
-        See `LockBackend.abandon`.
+        Undo a write whose answer was lost.
 
-        The write of the request may still be on its way. It expects a version, so it comes to nothing once the item has
-        another one.
+        It may still be on its way. It expects a version, so it comes to nothing once the item has another one.
         """
         expected: int | None = request.state
         while request.uncertain and expected is not None:
@@ -203,7 +197,6 @@ class DynamoBackend(LockBackend):
     # -- holding ---------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`."""
         return [await self._renew(grant) for grant in grants]
 
     async def _renew(self, grant: Grant) -> Renewal:
@@ -219,11 +212,9 @@ class DynamoBackend(LockBackend):
         return Gone("gone" if item.owner is None else "taken")
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:
-        """See `LockBackend.release`."""
         return await self._write(grant.name, _FREE, _MINE, answer_by, owner=grant.owner)
 
     async def update(self, grant: Grant, metadata: str) -> Gone | None:
-        """See `LockBackend.update`."""
         if await self._write(grant.name, _UPDATE, _MINE, owner=grant.owner, metadata=metadata):
             return None
         return await self._gone(grant)
@@ -231,7 +222,6 @@ class DynamoBackend(LockBackend):
     # -- inspection ------------------------------------------------------------------------------------------------
 
     async def holders(self, name: str) -> Sequence[Holder]:
-        """See `LockBackend.holders`."""
         item = await self._read(name)
         if item.owner is None:
             return []
@@ -239,20 +229,16 @@ class DynamoBackend(LockBackend):
         return [Holder(item.owner, item.token, remaining, decode_metadata(item.metadata))] if remaining > 0 else []
 
     async def break_lock(self, name: str) -> bool:
-        """See `LockBackend.break_lock`."""
         item = await self._read(name)
         if item.owner is None or self._remaining(name, item) <= 0:
             return False
         return await self._write(name, _FREE, _MINE, owner=item.owner)
 
     async def ping(self) -> None:
-        """See `LockBackend.ping`."""
         await self._table.call("describe_table", inf)
 
     async def erase(self) -> None:
-        """See `LockBackend.erase`."""
         await self._table.call("delete_table", inf)
 
     async def close(self) -> None:
-        """See `LockBackend.close`."""
         self._table.close()

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lockkit.runtime import Runtime
 
-__all__ = ["Observations"]
-
 NAMES_MAX = 10_000
 """Most names that are remembered. The one that was seen first goes first: its lock is observed anew."""
 

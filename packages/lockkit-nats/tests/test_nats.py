@@ -1,0 +1,226 @@
+"""Locks in NATS: what every backend must do, and what is particular to this one (revisions as tokens, the bucket)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import nats
+import pytest
+from nats.js.client import JetStreamContext
+
+import lockkit
+from lockkit.backend import Busy, Grant, Host, Request
+from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive
+from lockkit.testing.conformance import ConformanceSuite
+from lockkit.testing.faults import Faults, FaultSuite, Step, Target
+from lockkit.testing.timing import PATIENCE
+from lockkit.url import parse
+from lockkit_nats import NatsBackend
+from lockkit_nats.backend import Attempt, WrongRevision
+from lockkit_tools.servers import require
+from lockkit_tools.servers.nats import NatsServer
+from tests.conformance.faulty import PASSWORD, ServerFaults
+
+NAME = "seat:12A"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    """One with JetStream and a login; if it is missing, the tests are skipped, and fail in CI."""
+    require("nats", local=True)
+    with NatsServer(password=PASSWORD) as server:
+        yield server
+
+
+class TestNatsConformance(ConformanceSuite):
+    """All cases, in the sync and the async API."""
+
+    @pytest.fixture
+    def lockkit_url(self, server: NatsServer) -> str:
+        """A bucket of its own."""
+        return f"{server.url}/conformance"
+
+
+class NatsFaults(ServerFaults):
+    """A server behind a proxy."""
+
+    def sign(self, step: Step, name: str) -> bytes:  # noqa: ARG002 - a read has the name too
+        """Records are written with their token, except the one that takes the lock, and released by a marker."""
+        return {"acquire": b'"token": null', "renew": b'"token": ', "release": b"KV-Operation: DEL"}[step]
+
+    def without_rights(self) -> Target:
+        return replace(self.target, url=self.target.url.replace("app:", "weak:"))
+
+
+@pytest.fixture(scope="module")
+def behind_proxy(server: NatsServer) -> Iterator[Faults]:
+    """The server, which ends with the tests of this file."""
+    with NatsFaults(server) as faults:
+        yield faults
+
+
+class TestNatsFaults(FaultSuite):
+    """All cases that can be provoked; nothing fills the server."""
+
+    @pytest.fixture
+    def lockkit_faults(self, behind_proxy: Faults) -> Faults:
+        """The server and a proxy."""
+        return behind_proxy
+
+
+def administer(server: NatsServer, work: Callable[[JetStreamContext], Awaitable[Any]]) -> None:
+    """Do something at the server, not through lockkit."""
+
+    async def connected() -> None:
+        client = await nats.connect(server.url)
+        try:
+            await work(client.jetstream())
+        finally:
+            await client.close()
+
+    asyncio.run(connected())
+
+
+def take(url: str) -> int:
+    """Take and release the lock; give its token."""
+    with lockkit.connect(url) as client, client.lock(NAME, timeout=PATIENCE) as lease:
+        return lease.token
+
+
+def test_token_grows_when_the_bucket_is_purged(server: NatsServer) -> None:
+    """The stream goes on counting."""
+    url = f"{server.url}/purged"
+    before = [take(url) for _ in range(3)]
+
+    administer(server, lambda jetstream: jetstream.purge_stream("KV_purged"))
+
+    assert take(url) > max(before)
+
+
+def test_token_starts_again_when_the_bucket_is_deleted(server: NatsServer) -> None:
+    """That is why `survives_data_loss` is False; the bucket is made anew by the next call, also of an old client."""
+    url = f"{server.url}/deleted"
+    with lockkit.connect(url) as client:
+        before = client.lock(NAME).acquire(PATIENCE)
+        administer(server, lambda jetstream: jetstream.delete_key_value("deleted"))
+        after = client.lock(f"{NAME}?").acquire(PATIENCE)
+
+        assert before.token == after.token == 1
+
+
+def without_engine(url: str, runtime: Runtime | None = None) -> tuple[NatsBackend, Request]:
+    """Make a backend and a request of its engine."""
+    runtime = runtime or BlockingRuntime()
+    host = cast("Host", SimpleNamespace(runtime=runtime, confirm_soon=lambda: None, lost=lambda *_: None))
+    request = Request(NAME, runtime.owner(), 30.0, "{}", queue=False, runtime=runtime)
+    return NatsBackend.open(parse(url), {}, host), request
+
+
+def test_pair_takes_three_requests_and_a_renewal_one(server: NatsServer) -> None:
+    """A lock that is free, on a connection that is there."""
+    backend, request = without_engine(f"{server.url}/requests")
+    drive(backend.ping())
+
+    def sent() -> int:
+        client, _ = drive(backend._call(backend._connection.open()))
+        return client.stats["out_msgs"]
+
+    counts = [sent()]
+    grant = drive(backend.try_acquire(request))
+    assert isinstance(grant, Grant)
+    counts.append(sent())
+    drive(backend.renew([grant]))
+    counts.append(sent())
+    drive(backend.release(grant))
+    counts.append(sent())
+    drive(backend.close())
+
+    assert [after - before for before, after in pairwise(counts)] == [2, 1, 1]
+
+
+def test_connection_that_ended_unnoticed_is_replaced(server: NatsServer) -> None:
+    """The client learns of it while it waits for an answer: that is no error, as long as it has only read."""
+
+    async def cut_and_acquire() -> Grant | Busy:
+        backend, request = without_engine(f"{server.url}/cut", AsyncioRuntime())
+        await backend.ping()
+        client, _ = await backend._connection.open()
+        cast("Any", client)._transport._io_writer.transport.abort()
+        try:
+            return await backend.try_acquire(request)
+        finally:
+            await backend.close()
+
+    assert isinstance(asyncio.run(cut_and_acquire()), Grant)
+
+
+def test_write_that_arrives_after_abandon_is_refused(server: NatsServer) -> None:
+    """Also if the key is still as the write expects it when `abandon` looks."""
+    backend, request = without_engine(f"{server.url}/late")
+    request.uncertain, request.state = True, Attempt(expected=0)
+
+    drive(backend.abandon(request))
+
+    late = {"owner": request.owner, "token": None, "ttl": 30.0, "metadata": "{}"}
+    with pytest.raises(WrongRevision):
+        drive(backend._call(backend._write(NAME, late, 0)))
+    assert drive(backend.holders(NAME)) == []
+    drive(backend.close())
+
+
+def test_ttl_beyond_the_age_limit_of_the_bucket_is_refused(server: NatsServer) -> None:
+    """Such a bucket, which lockkit does not make, would delete the record of a held lock."""
+    administer(server, lambda jetstream: jetstream.create_key_value(bucket="aging", ttl=20))
+
+    with lockkit.connect(f"{server.url}/aging") as client:
+        with pytest.raises(lockkit.ConfigurationError, match="deletes keys after 20 s"):
+            client.lock(NAME, ttl=30).acquire(PATIENCE)
+        client.lock(NAME, ttl=10).acquire(PATIENCE).release()
+
+
+def test_key_of_somebody_else_is_an_error(server: NatsServer) -> None:
+    """It is neither taken nor waited for."""
+
+    async def put(jetstream: JetStreamContext) -> None:
+        await (await jetstream.create_key_value(bucket="foreign")).put("lock.seat=3A12A", b"mine")
+
+    administer(server, put)
+
+    with lockkit.connect(f"{server.url}/foreign") as client, pytest.raises(lockkit.ConfigurationError, match="delete"):
+        client.lock(NAME).acquire(PATIENCE)
+
+
+def test_key_that_the_server_deleted_for_its_age_is_free(server: NatsServer) -> None:
+    """nats-server 2.11 can leave a marker there; the token is higher than before."""
+    before = take(f"{server.url}/marked")
+    marker = {"Nats-Marker-Reason": "MaxAge"}
+    administer(server, lambda jetstream: jetstream.publish("$KV.marked.lock.seat=3A12A", headers=marker))
+
+    assert take(f"{server.url}/marked") > before
+
+
+@pytest.mark.parametrize("url", ["nats:/bucket", "nats://localhost/a/b", "nats://localhost/a.b"])
+def test_wrong_url_is_refused(url: str) -> None:
+    """When it is given, with nothing sent."""
+    with pytest.raises(lockkit.ConfigurationError, match="write nats://"):
+        lockkit.connect(url)
+
+
+def test_server_without_jetstream_says_so() -> None:
+    """It is no configuration error, since a server that starts may have it soon."""
+    with (
+        NatsServer(jetstream=False) as server,
+        lockkit.connect(server.url) as client,
+        pytest.raises(lockkit.BackendUnavailable, match="no JetStream"),
+    ):
+        client.ping()
+
+
+def test_server_that_does_not_answer_is_passed_over(server: NatsServer) -> None:
+    """The next one of the URL is asked."""
+    assert take(server.url.replace("@", "@127.0.0.1:1,") + "/next") == 1

@@ -66,6 +66,7 @@ class Rolling:
         released: True time at which each owner's release had returned.
         problems: What broke a promise.
         lost_count: How many leases were lost.
+        snapshots: Some nodes come back with an old snapshot.
     """
 
     seed: int
@@ -77,6 +78,7 @@ class Rolling:
     released: dict[str, Instant] = field(default_factory=dict)
     problems: set[str] = field(default_factory=set)
     lost_count: int = 0
+    snapshots: bool = True
 
     def __post_init__(self) -> None:
         self.world = World(self.seed)
@@ -141,7 +143,7 @@ class Rolling:
         """Restart a node without its data; not if it were the last that has a mark: that would be a first start."""
         node = self.nodes[index]
         if node.node.up and any(other._is_marked() for other in self.nodes if other is not node):
-            node.saves = self.world.chance(f"snapshot {self.world.now}").random() < 0.3
+            node.saves = self.snapshots and self.world.chance(f"snapshot {self.world.now}").random() < 0.3
             node.node.stop(lose_data=True)
             self.up_since.pop(index, None)
             self.world.call_in(seconds, self.start, index)
@@ -227,7 +229,7 @@ def stormy(seed: int) -> Rolling:
     for process, ttl, longest in zip(clients, (TTL, TTL, LONGEST_TTL), (8.0, 2.0, 1.0), strict=True):
         process.start(come_and_go(rolling, process, ttl, (0.0, longest)), "come and go")
     for _ in range(chance.choice((3, 6, 9))):
-        at, index, seconds = chance.uniform(1.0, 12.0), chance.randrange(rolling.nodes_count), chance.uniform(0.05, 2.0)
+        at, index, seconds = chance.uniform(1.0, 10.0), chance.randrange(rolling.nodes_count), chance.uniform(0.05, 2.0)
         process, kind = chance.choice(clients), chance.random()
         if kind < 0.6:
             world.call_at(at, rolling.restart, index, seconds)
@@ -250,25 +252,25 @@ def releasing(seed: int) -> Rolling:
     Messages overtake one another, as on two connections, but none is later than its caller waits.
     """
     chance = random.Random(f"releasing {seed}")
-    rolling = Rolling(seed, Conditions(latency=(0.001, 0.01), slow=0.3, slow_max=0.1), 1.0, 3)
+    rolling = Rolling(seed, Conditions(latency=(0.001, 0.01), slow=0.3, slow_max=0.1), 1.0, 3, snapshots=False)
     world = rolling.world
     for name in ("alice", "bob"):
         process = world.process(name)
         process.start(come_and_go(rolling, process, 2.0, (0.0, 4.0)), "come and go")
-    for step in range(4):
+    for step in range(3):
         world.call_at(1.0 + 3.0 * step, rolling.restart, chance.randrange(3), chance.uniform(0.05, 0.5))
-    for step in range(140):
+    for step in range(120):
         world.call_at(step / 10, rolling.look_at_released)
     return rolling
 
 
-KINDS = (orderly, stormy, releasing)
-SECONDS = {orderly: 30.0, stormy: 15.0, releasing: 14.0}
+KINDS = (orderly, *(stormy, releasing) * 3)
+SECONDS = {orderly: 30.0, stormy: 12.0, releasing: 12.0}
 
 
 def play(seed: int) -> tuple[Rolling, str]:
     """Run the schedule of a seed, of each kind in turn."""
-    make = KINDS[seed % 3]
+    make = KINDS[seed % len(KINDS)]
     rolling = make(seed)
     return rolling, rolling.end(SECONDS[make])
 
@@ -388,7 +390,7 @@ def test_node_that_may_not_vote_must_not_get_its_key_back(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("mutant", "known"),
-    [(restore_without_majority, 215), (restore_released, 338)],
+    [(restore_without_majority, 0), (restore_released, 0)],
     ids=["without a majority", "released meanwhile"],
 )
 def test_mutant_that_takes_a_released_lock_back_is_found(
@@ -396,5 +398,5 @@ def test_mutant_that_takes_a_released_lock_back_is_found(
 ) -> None:
     """Nobody believes in it, but nobody else gets it for a ttl."""
     mutant(monkeypatch)
-    seeds = (seed for seed in known_first(known, range(3000)) if KINDS[seed % 3] is releasing)
+    seeds = (seed for seed in known_first(known, range(3000)) if KINDS[seed % len(KINDS)] is releasing)
     assert any("a released lock is held" in play(seed)[1] for seed in apart(seeds))

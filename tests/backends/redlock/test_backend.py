@@ -44,6 +44,8 @@ from tests.tries import busy
 
 MARK = "{lockkit}:redlock"
 LOCK = "lockkit:x"
+PATIENT_TIMEOUT = 4.0
+"""Time limit of nodes where every one must answer, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -913,7 +915,7 @@ async def test_renewal_by_majority_of_where_it_is_owned(
     nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A minority that lost the key gets it back, which costs nothing where none has; without a majority it is gone."""
-    async with redlock(nodes, host) as backend:
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
         grant, other = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
         asked = rounds_of(monkeypatch, backend)
         assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
@@ -934,7 +936,7 @@ async def test_renewal_by_majority_of_where_it_is_owned(
 async def test_node_that_lost_its_data_gets_the_key_back_when_it_may_vote(nodes: RedisNodes, host: StubHost) -> None:
     """Not before, and with what is known of the lease; no other client needs to have asked the node."""
     first = nodes.nodes[0]
-    async with redlock(nodes, host) as backend:
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
         grant = granted(await backend.try_acquire(host.request(ttl=2.0)))
         age_marks(*nodes.nodes)
         restart_empty(first)
@@ -953,7 +955,7 @@ async def test_release_that_overtakes_a_restored_key(
     nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is sent again: no node keeps the lock for a lease that has ended."""
-    async with redlock(nodes, host) as backend:
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
         grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
         on(nodes.nodes[0])("DEL", LOCK)
 
@@ -968,7 +970,7 @@ async def test_release_that_overtakes_a_restored_key(
 
 async def test_restored_key_does_not_lower_the_last_token(nodes: RedisNodes, host: StubHost) -> None:
     """The node may have written a higher one for an attempt that came to nothing, which is not the holder's."""
-    async with redlock(nodes, host) as backend:
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
         grant = granted(await backend.try_acquire(host.request()))
         record = f"{grant.token + 1} another {{}}"
         on(nodes.nodes[0])("DEL", LOCK)
@@ -992,14 +994,20 @@ def test_rolling_restart_without_data_costs_no_lease(nodes: RedisNodes, face: Fa
             wait_until(lambda node=node: None if has_lock(node) else "the node has no key yet")  # type: ignore[misc]
 
     async def hold() -> None:
-        async with await lockkit.aio.connect(url, ttl=3.0) as client, client.lock("x", timeout=PATIENCE) as lease:
+        async with (
+            await lockkit.aio.connect(url, ttl=3.0, node_timeout=PATIENT_TIMEOUT) as client,
+            client.lock("x", timeout=PATIENCE) as lease,
+        ):
             await asyncio.to_thread(roll)
             assert await lease.confirm()
 
     if face.name == "asyncio":
         asyncio.run(hold())
     else:
-        with lockkit.connect(url, ttl=3.0) as client, client.lock("x", timeout=PATIENCE) as lease:
+        with (
+            lockkit.connect(url, ttl=3.0, node_timeout=PATIENT_TIMEOUT) as client,
+            client.lock("x", timeout=PATIENCE) as lease,
+        ):
             roll()
             assert lease.confirm()
 

@@ -431,8 +431,8 @@ class RedlockBackend(LockBackend):
         for grant, indexes in incomplete:
             held: Held = grant.state
             until = began + grant.ttl * RESTORE_SHARE
-            only = [index for index in indexes if index not in not_voting]
-            if held.ended or not only or self._runtime.now() >= until:
+            only = [] if held.ended else [index for index in indexes if index not in not_voting]
+            if not only or self._runtime.now() >= until:
                 continue
             assert len(only) <= self._nodes_count - self._quorum, "a majority has the key"
             ttl_ms = ttl_milliseconds(grant.ttl)
@@ -446,8 +446,8 @@ class RedlockBackend(LockBackend):
             )
             held.voters = frozenset([*held.voters, *votes.yes, *votes.silent])
             if votes.yes:
-                arguments = held.value, grant.token, fence_ms, held.metadata
-                await self._nodes.ask(FENCE, held.keys, arguments, only=votes.yes, until=until)
+                written = held.value, grant.token, fence_ms, held.metadata
+                await self._nodes.ask(FENCE, held.keys, written, only=votes.yes, until=until)
             if held.ended:
                 await self._nodes.ask(
                     RELEASE, held.keys, (held.value,), only=only, send_later_seconds=grant.ttl, until=until

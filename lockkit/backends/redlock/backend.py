@@ -49,7 +49,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import redis
 import redis.asyncio
@@ -96,6 +96,7 @@ from lockkit.backends.redlock.nodes import (
 )
 from lockkit.backends.redlock.votes import (
     BROKEN,
+    FREE,
     TAKEN,
     Attempts,
     Count,
@@ -125,6 +126,10 @@ missing; shorter has no time left for the call."""
 MARGIN_US = 1000
 """How far a proposed token is above what the nodes' times should be. More: nodes whose clocks are a little behind the
 others refuse it. Less: nodes that are reached a little later than last time refuse it."""
+
+RESTORE_SHARE = 0.25
+"""Share of the ttl, from the begin of a renewal on, in which nodes get back lost keys. More may cost the lease
+if such a node hangs; less gives fewer leases theirs."""
 
 UNSUBSCRIBED_POLL_SECONDS = 0.25
 """Pause between two attempts when no node allows a subscription (rights to channels)."""
@@ -303,7 +308,7 @@ class RedlockBackend(LockBackend):
         if refused is None:
             self._nodes.forget(request)
             # A node that did not answer may have voted too, which a renewal may find out.
-            state = Held(keys, value, frozenset([*votes.yes, *votes.silent]))
+            state = Held(keys, value, frozenset([*votes.yes, *votes.silent]), request.metadata)
             return Grant(request.name, request.owner, token, attempts.ttl_ms / 1000, None, state)
         await self._take_back(attempts, value, votes, by)
         if refused.answered_count < self._quorum:
@@ -392,8 +397,8 @@ class RedlockBackend(LockBackend):
     # -- held ------------------------------------------------------------------------------------------------------
 
     async def renew(self, grants: Sequence[Grant]) -> Sequence[Renewal]:
-        """See `LockBackend.renew`. Needs a majority with the value; a node that lost the key does not get it back."""
-        calls = []
+        """See `LockBackend.renew`. Needs a majority with the value; then a node that lost the key gets it back."""
+        calls, began = [], self._runtime.now()
         for grant in grants:
             held: Held = grant.state
             ttl_ms = ttl_milliseconds(grant.ttl)
@@ -401,10 +406,55 @@ class RedlockBackend(LockBackend):
             calls.append((held.keys, (held.value, ttl_ms, fence_milliseconds(ttl_ms, self._idle_ms))))
         by_node = await self._nodes.ask_many(RENEW, calls)
         assert len(by_node) == self._nodes_count, "a majority of fewer nodes is none"
-        return [
-            self._verdict(grant.state, list(answers))
-            for grant, answers in zip(grants, zip(*by_node, strict=True), strict=True)
-        ]
+        incomplete: list[tuple[Grant, list[int]]] = []
+        outcomes: list[Renewal] = []
+        for grant, *answers in zip(grants, *by_node, strict=True):
+            outcomes.append(self._verdict(grant.state, answers))
+            if FREE in answers and type(outcomes[-1]) is Renewed:
+                incomplete.append((grant, [index for index, answer in enumerate(answers) if answer == FREE]))
+        if incomplete:
+            await self._restore(incomplete, began)
+        return outcomes
+
+    async def _restore(self, incomplete: Sequence[tuple[Grant, list[int]]], began: Instant) -> None:
+        """
+        Give leases that a majority has just renewed their keys on other nodes, where those are free.
+
+        A node that lost the key (its data, or it was down) votes as in an acquisition: only if it may, and has no other
+        holder. So this vote excludes others like any other, from the next renewal on, which finds and counts it.
+
+        But this message creates a key, which a lock that was released, broken or deleted must not get back. So a
+        majority must have said that it has the key: if the message is late, and the lease over, that majority is free.
+        And a release that overtakes the message is sent again.
+        """
+        not_voting: set[int] = set()
+        for grant, indexes in incomplete:
+            held: Held = grant.state
+            until = began + grant.ttl * RESTORE_SHARE
+            only = [] if held.ended else [index for index in indexes if index not in not_voting]
+            if not only or self._runtime.now() >= until:
+                continue
+            assert len(only) <= self._nodes_count - self._quorum, "a majority has the key"
+            ttl_ms = ttl_milliseconds(grant.ttl)
+            fence_ms = fence_milliseconds(ttl_ms, self._idle_ms)
+            # The token is too old for a node to write it now, unless in round two.
+            arguments = held.value, ttl_ms, fence_ms, held.metadata, grant.token
+            votes = Count(
+                await self._nodes.ask(
+                    ACQUIRE, held.keys, arguments, last_arguments=self._no_entries, only=only, until=until
+                )
+            )
+            held.voters = frozenset([*held.voters, *votes.yes, *votes.silent])
+            if votes.yes:
+                written = held.value, grant.token, fence_ms, held.metadata
+                await self._nodes.ask(FENCE, held.keys, written, only=votes.yes, until=until)
+            if held.ended:
+                await self._nodes.ask(
+                    RELEASE, held.keys, (held.value,), only=only, send_later_seconds=grant.ttl, until=until
+                )
+            not_voting.update(votes.not_voting)
+            if votes.not_admitted:
+                self._delayed_restart.run_soon()
 
     def _verdict(self, held: Held, answers: list[Answer]) -> Renewal:
         """Decide by the answers of the nodes, each as of ``renew.lua``. A node that does not answer does not vote."""
@@ -424,6 +474,7 @@ class RedlockBackend(LockBackend):
         """See `LockBackend.release`. Nodes that do not answer get it again when they are reached."""
         held: Held = grant.state
         assert held.value.startswith(grant.owner), "the votes of another owner"
+        held.ended = True  # before anything is sent: see `_restore`
         answers = await self._nodes.ask(
             RELEASE, held.keys, (held.value,), send_later_seconds=grant.ttl, until=answer_by
         )
@@ -432,7 +483,11 @@ class RedlockBackend(LockBackend):
 
     async def release_all(self, grants: Sequence[Grant], answer_by: float) -> None:
         """See `LockBackend.release_all`. One pipeline per node."""
-        calls = [(held.keys, (held.value,)) for held in (cast("Held", grant.state) for grant in grants)]
+        calls = []
+        for grant in grants:
+            held: Held = grant.state
+            held.ended = True
+            calls.append((held.keys, (held.value,)))
         by_node = await self._nodes.ask_many(RELEASE, calls, until=answer_by, last=True)
         counts = [Count(list(answers)) for answers in zip(*by_node, strict=True)]
         failed = [count for count in counts if count.answered_count < self._quorum]

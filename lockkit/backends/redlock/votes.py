@@ -83,6 +83,13 @@ class Count:
         return [NOT_ADMITTED] in self.answers
 
     @property
+    def not_voting(self) -> list[int]:
+        """Indexes of the nodes that may not vote."""
+        return [
+            index for index, answer in enumerate(self.answers) if isinstance(answer, list) and _may_not_vote(answer)
+        ]
+
+    @property
     def refusals(self) -> list[Refusal]:
         """The answers to ``acquire.lua`` from nodes where another value has the key."""
         lists = [cast("list[Any]", answer) for answer in self.answers if isinstance(answer, list)]
@@ -117,11 +124,15 @@ class Held:
         keys: Of the lock.
         value: Value of the lock's key on the nodes that voted for it.
         voters: Indexes of the nodes that voted for it, or may have.
+        metadata: Of the request.
+        ended: It is being released, or has been: no node gets its key again.
     """
 
     keys: LockKeys
     value: str
     voters: Collection[int]
+    metadata: str
+    ended: bool = False
 
     def unknown_count(self, count: Count) -> int:
         """Return how many nodes may still have its value and did not answer."""

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from math import inf
 from typing import Any, NamedTuple, cast
+from unittest.mock import ANY
 
 import pytest
 import redis
@@ -27,7 +28,7 @@ from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
 from lockkit.backends.redlock.network import Nodes
-from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, RELEASE, UNDO, Answer, LockKeys, Op
+from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, HOLDERS, RELEASE, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
@@ -43,6 +44,8 @@ from tests.tries import busy
 
 MARK = "{lockkit}:redlock"
 LOCK = "lockkit:x"
+PATIENT_TIMEOUT = 4.0
+"""Time limit of nodes where every one must answer, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -908,17 +911,105 @@ def _run_id(node: RedisServer) -> str:
 # -- renewal -----------------------------------------------------------------------------------------------------------
 
 
-async def test_renewal_by_majority_of_where_it_is_owned(nodes: RedisNodes, host: StubHost) -> None:
-    """A node that lost the key is not given it again; without a majority it is gone."""
-    async with redlock(nodes, host) as backend:
+async def test_renewal_by_majority_of_where_it_is_owned(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minority that lost the key gets it back, which costs nothing where none has; without a majority it is gone."""
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
         grant, other = [granted(await backend.try_acquire(host.request(name))) for name in ("x", "y")]
+        asked = rounds_of(monkeypatch, backend)
+        assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
+        assert asked == []
+
         for node in nodes.nodes[:2]:
             on(node)("DEL", LOCK)
         assert await backend.renew([grant, other]) == [Renewed(), Renewed()]
-        assert [has_lock(node) for node in nodes.nodes] == [False, False, True, True, True]
+        assert asked == [ACQUIRE, FENCE]
+        assert [on(node)("GET", LOCK) for node in nodes.nodes] == [grant.owner] * 5
 
-        on(nodes.nodes[2])("DEL", LOCK)
+        for node in nodes.nodes[:3]:
+            on(node)("DEL", LOCK)
         assert await backend.renew([grant, other]) == [Gone("gone"), Renewed()]
+        assert [has_lock(node) for node in nodes.nodes] == [False, False, False, True, True]
+
+
+async def test_node_that_lost_its_data_gets_the_key_back_when_it_may_vote(nodes: RedisNodes, host: StubHost) -> None:
+    """Not before, and with what is known of the lease; no other client needs to have asked the node."""
+    first = nodes.nodes[0]
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=2.0)))
+        age_marks(*nodes.nodes)
+        restart_empty(first)
+        while not has_lock(first):
+            assert await backend.renew([grant]) == [Renewed()]
+            await host.runtime.sleep(0.1)
+        assert times_us(nodes)[0] >= mark_of(first).until_us
+        assert mark_of(first).until_us - mark_of(first).since_us >= 2_000_000
+
+        assert await backend._nodes.ask(HOLDERS, grant.state.keys, (), only=[0]) == [
+            [grant.owner.encode(), ANY, str(grant.token).encode(), b'{"pid":1}', 0], None, None, None, None
+        ]  # fmt: skip
+
+
+async def test_release_that_overtakes_a_restored_key(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent again: no node keeps the lock for a lease that has ended."""
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+        grant = granted(await backend.try_acquire(host.request(ttl=60.0)))
+        on(nodes.nodes[0])("DEL", LOCK)
+
+        async def release(op: Op) -> None:
+            if op is ACQUIRE:
+                assert await backend.release(grant)
+
+        intercept(monkeypatch, backend, before=release)
+        await backend.renew([grant])
+        assert not any(has_lock(node) for node in nodes.nodes)
+
+
+async def test_restored_key_does_not_lower_the_last_token(nodes: RedisNodes, host: StubHost) -> None:
+    """The node may have written a higher one for an attempt that came to nothing, which is not the holder's."""
+    async with redlock(nodes, host, node_timeout=PATIENT_TIMEOUT) as backend:
+        grant = granted(await backend.try_acquire(host.request()))
+        record = f"{grant.token + 1} another {{}}"
+        on(nodes.nodes[0])("DEL", LOCK)
+        on(nodes.nodes[0])("SET", f"{{{LOCK}}}:fence", record)
+
+        assert await backend.renew([grant]) == [Renewed()]
+        assert has_lock(nodes.nodes[0])
+        assert on(nodes.nodes[0])("GET", f"{{{LOCK}}}:fence") == record
+        assert [holder.token for holder in await backend.holders("x")] == [grant.token]
+
+
+def test_rolling_restart_without_data_costs_no_lease(nodes: RedisNodes, face: Face) -> None:
+    """Each of three nodes forgets its votes, one after the other, and the lease is held by all three at the end."""
+    three = nodes.nodes[:3]
+    url = f"redlock://{','.join(node.address for node in three)}"
+
+    def roll() -> None:
+        age_marks(*three)
+        for node in three:
+            restart_empty(node)
+            wait_until(lambda node=node: None if has_lock(node) else "the node has no key yet")  # type: ignore[misc]
+
+    async def hold() -> None:
+        async with (
+            await lockkit.aio.connect(url, ttl=3.0, node_timeout=PATIENT_TIMEOUT) as client,
+            client.lock("x", timeout=PATIENCE) as lease,
+        ):
+            await asyncio.to_thread(roll)
+            assert await lease.confirm()
+
+    if face.name == "asyncio":
+        asyncio.run(hold())
+    else:
+        with (
+            lockkit.connect(url, ttl=3.0, node_timeout=PATIENT_TIMEOUT) as client,
+            client.lock("x", timeout=PATIENCE) as lease,
+        ):
+            roll()
+            assert lease.confirm()
 
 
 async def test_renewal_without_enough_answers_is_unknown(nodes: RedisNodes, host: StubHost) -> None:

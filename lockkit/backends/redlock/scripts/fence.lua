@@ -13,13 +13,13 @@ local found = redis.call('MGET', KEYS[1], KEYS[2])
 if found[1] ~= ARGV[1] then
   return 0
 end
-local token, last, sign = ARGV[2], string.match(found[2] or '', '^(%d+)(.?)')
+local last, sign = string.match(found[2] or '', '^(%d+)(.?)')
+-- Never lowered: this message may arrive late, or restore a key after another client's attempt.
+if last and tonumber(last) > tonumber(ARGV[2]) then
+  return 1
+end
 if sign ~= ' ' then
   sign = redis.call('EXISTS', KEYS[3]) == 0 and ' ' or '+'
 end
--- Never lowered: this message may arrive late.
-if last and tonumber(last) > tonumber(token) then
-  token = last
-end
-redis.call('SET', KEYS[2], token .. sign .. ARGV[1] .. ' ' .. ARGV[4], 'PX', ARGV[3])
+redis.call('SET', KEYS[2], ARGV[2] .. sign .. ARGV[1] .. ' ' .. ARGV[4], 'PX', ARGV[3])
 return 1

@@ -33,10 +33,8 @@ from math import inf
 from weakref import ref
 
 from lockkit.backend import seconds_left
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, take_last
-from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect
-from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
-from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Parameter, Result, Statement, take_last
+from lockkit.backends.sql.dialect import CONFLICTS, KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, Kind, translate
 from lockkit.drivers import in_thread
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime, Event, Runtime

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lockkit.backends.sql.backend import SqlBackend
-from lockkit.backends.sql.connection import Connection
+from lockkit.backends.sql.connection import Connection, Parameter, Statement
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.options import VERIFIED
 from lockkit.backends.sql.schema import Table, columns_of
-from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination

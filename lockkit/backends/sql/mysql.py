@@ -22,10 +22,20 @@ import pymysql
 from pymysql.connections import Connection as PymysqlBase  # after the package, see `test_options.py`
 
 from lockkit import validation
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Worker, cut, end_quietly, readable
+from lockkit.backends.sql.connection import (
+    NO_ANSWER,
+    Connection,
+    Driver,
+    Parameter,
+    Result,
+    Statement,
+    Worker,
+    cut,
+    end_quietly,
+    readable,
+)
 from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
 from lockkit.backends.sql.options import as_it_is, parse_limit
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import Event, Runtime
 

@@ -15,10 +15,9 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Parameter, Result, Statement
 from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
 from lockkit.backends.sql.options import as_it_is, parse_connect_limit
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Runtime
 
 FLUSH_PAUSE = 0.001

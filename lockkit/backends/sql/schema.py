@@ -22,9 +22,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lockkit.backend import apart, split_space
+from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.errors import AlreadyThere, MissingTable
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.dialect import AlreadyThere, MissingTable
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import METADATA_BYTES_MAX, NAME_BYTES_MAX, lock_name
 

@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import Request, seconds_left
-from lockkit.backends.sql.connection import cut
+from lockkit.backends.sql.connection import Statement, cut
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import Event, Runtime
 
 if TYPE_CHECKING:

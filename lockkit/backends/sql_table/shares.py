@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from lockkit.backend import Gone, Grant, Mode, Request
 from lockkit.backends.lock_state import LockState, Share
-from lockkit.backends.sql.statement import Parameter, Result
+from lockkit.backends.sql.connection import Parameter, Result
 from lockkit.backends.sql_table.statements import SHARED
 from lockkit.validation import decode_json
 

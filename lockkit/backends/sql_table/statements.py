@@ -40,7 +40,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from lockkit.backends.sql.statement import Parameter, Statement
+from lockkit.backends.sql.connection import Parameter, Statement
 
 SHARED = "+shared"
 """Owner of a row that readers or permits hold. No lease of lockkit has it: those are hexadecimal digits."""

@@ -115,6 +115,7 @@ class Connection:
     One connection; a subclass for each driver.
 
     Attributes:
+        fd: File descriptor of its socket; -1 if there is none.
         used: Client monotonic time of its last use, set by its pool.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
@@ -128,7 +129,7 @@ class Connection:
     def __init__(self, runtime: Runtime, fd: int) -> None:
         self._runtime = runtime
         self._blocking = runtime.kind == "blocking"
-        self._fd = fd
+        self.fd = fd
         _connections[id(self)] = self
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -143,10 +144,6 @@ class Connection:
     def stale(self) -> bool:
         """Whether it cannot be used again, as far as lockkit knows without asking. Nothing may be under way."""
         raise NotImplementedError
-
-    def fileno(self) -> int:
-        """Return the file descriptor of its socket; -1 if there is none."""
-        return self._fd
 
     def terminate(self) -> None:
         """Drop it at once, from any state. May be called twice."""
@@ -175,7 +172,7 @@ class Connection:
         """Return when `answered`, when `wake` was set, or at `until` (client monotonic time)."""
         while not wake.is_set():
             left = until - self._runtime.now()
-            if left <= 0 or await self._runtime.readable(self._fd, min(left, WAKE_CHECK_SECONDS)):
+            if left <= 0 or await self._runtime.readable(self.fd, min(left, WAKE_CHECK_SECONDS)):
                 return
         wake.clear()
 
@@ -192,7 +189,7 @@ class Connection:
             "TCP_KEEPCNT": 3,
             "TCP_USER_TIMEOUT": round(seconds * 1000),
         }
-        with suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as copy:  # it ends just now
+        with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as copy:  # it ends just now
             if copy.family not in {socket.AF_INET, socket.AF_INET6}:
                 return
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,7 +2,8 @@
 What differs between databases, as data and short SQL: their errors, clocks and settings.
 
 Of an error two tables tell what it is about, and which `LockError` says what to do.
-Each dialect has the expression for its clock: ``now_us``, microseconds since 1970 in UTC, as an integer. No time zone of a session, and no change to or from summer time, moves it.
+Each dialect has the expression for its clock: ``now_us``, microseconds since 1970 in UTC, as an integer. No time zone
+of a session, and no change to or from summer time, moves it.
 """
 
 from __future__ import annotations

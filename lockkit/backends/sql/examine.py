@@ -288,51 +288,23 @@ class _Postgresql(_Server):
         between = (
             "A pooler such as pgbouncer stands between, which may lend a session to others after each transaction."
         )
-        for check, wrong, seen, fix in (
-            (
-                FSYNC_OFF,
-                facts.fsync == "off",
-                "fsync is off.",
-                f"ALTER SYSTEM SET fsync = on, and full_page_writes = on{reload}",
-            ),
-            (
-                SYNCHRONOUS_COMMIT_OFF,
-                facts.synchronous_commit == "off" and pooled and not by_session,
-                "synchronous_commit is off.",
-                f'ALTER ROLE "{facts.user}" SET synchronous_commit = on',
-            ),
-            (
-                POOLED_SESSION,
-                pooled and by_session,
-                between,
-                "Connect to the server itself, or use mode=table; or raise default_pool_size in pgbouncer.ini",
-            ),
-            (
-                POOLED,
-                pooled and not by_session,
-                between,
-                "Nothing, if pauses will do; or connect to the server itself",
-            ),
-            (
-                STANDBY,
-                facts.standby,
-                "The server is in recovery (a standby).",
-                "Give the primary's address; or several hosts, of which the primary is found: postgresql://h1,h2/db",
-            ),
-            (
-                READ_ONLY,
-                read_only,
-                "Transactions are read-only (default_transaction_read_only).",
-                f'ALTER ROLE "{facts.user}" SET default_transaction_read_only = off',
-            ),
-            (
-                ASYNCHRONOUS_STANDBY,
-                asynchronous,
-                f"Standbys that follow the server: {facts.standbys_count}; none of them has to confirm a commit.",
-                f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'{reload}",
-            ),
-        ):
-            self.find(check, seen, fix, if_=wrong)
+        fix = f"ALTER SYSTEM SET fsync = on, and full_page_writes = on{reload}"
+        self.find(FSYNC_OFF, "fsync is off.", fix, if_=facts.fsync == "off")
+        if pooled and not by_session:
+            fix = f'ALTER ROLE "{facts.user}" SET synchronous_commit = on'
+            wrong = facts.synchronous_commit == "off"
+            self.find(SYNCHRONOUS_COMMIT_OFF, "synchronous_commit is off.", fix, if_=wrong)
+            self.find(POOLED, between, "Nothing, if pauses will do; or connect to the server itself")
+        elif pooled:
+            fix = "Connect to the server itself, or use mode=table; or raise default_pool_size in pgbouncer.ini"
+            self.find(POOLED_SESSION, between, fix)
+        fix = "Give the primary's address; or several hosts, of which the primary is found: postgresql://h1,h2/db"
+        self.find(STANDBY, "The server is in recovery (a standby).", fix, if_=facts.standby)
+        fix = f'ALTER ROLE "{facts.user}" SET default_transaction_read_only = off'
+        self.find(READ_ONLY, "Transactions are read-only (default_transaction_read_only).", fix, if_=read_only)
+        seen = f"Standbys that follow the server: {facts.standbys_count}; none of them has to confirm a commit."
+        fix = f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'{reload}"
+        self.find(ASYNCHRONOUS_STANDBY, seen, fix, if_=asynchronous)
 
 
 # -- MariaDB and MySQL ---------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class WakeupListener:
 
     async def _worth_listening(self, connection: PsycopgConnection) -> bool:
         """Wait until there is something to read; False if no request waits any more, or `close` was called."""
-        while not await self._runtime.readable(connection.fileno(), LINGER):
+        while not await self._runtime.readable(connection.fd, LINGER):
             with self._mutex:
                 if not self._waiting:
                     # Under the mutex: the next request finds no connection, and listens anew.
@@ -151,6 +151,6 @@ class WakeupListener:
             ended = self._ended
             if connection is not None:
                 # Not closed here: another thread may be reading. The end of the stream wakes it, and it closes.
-                cut(connection.fileno())
+                cut(connection.fd)
         if connection is not None and ended is not None:
             await ended.wait(CLOSE_SECONDS)

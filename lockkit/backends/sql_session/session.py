@@ -122,8 +122,7 @@ class Session:
         if self.dropped:
             raise ConnectionAbortedError(_CLOSED)
         try:
-            left = self.answer_by - self._runtime.now()
-            result = await self.connection.answer(max(0.0, min(STATEMENT_SECONDS, left)))
+            result = await self.connection.answer(self._seconds())
         except BaseException as error:
             # A caller that was cancelled or interrupted leaves it unanswered, too.
             self.unanswered = isinstance(error, TimeoutError) or not isinstance(error, Exception)
@@ -132,6 +131,9 @@ class Session:
             raise
         self.unanswered = False
         return result
+
+    def _seconds(self) -> float:
+        return max(0.0, min(STATEMENT_SECONDS, self.answer_by - self._runtime.now()))
 
     @property
     def answered(self) -> bool:

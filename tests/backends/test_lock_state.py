@@ -338,6 +338,18 @@ def test_writer_is_overtaken_by_nobody_when_readers_before_it_sleep() -> None:
     assert take(state, Asker("w2"), 9.5)
 
 
+@pytest.mark.parametrize("holder", [Asker("holder"), reader("holder")], ids=["writer", "reader"])
+def test_offer_begins_when_the_last_lease_has_ended(holder: Asker) -> None:
+    """Not when somebody looks, perhaps hours later: the waiter that slept on keeps nobody out then."""
+    state: LockState[Asker] = LockState()
+    assert take(state, holder, 0.0)
+    assert not take(state, Asker("sleeper"), 0.1)
+    soon = deepcopy(state)
+
+    assert not take(soon, Asker("late"), holder.ttl + OFFER_SECONDS_MAX / 2)
+    assert take(state, Asker("late"), holder.ttl + OFFER_SECONDS_MAX)
+
+
 @pytest.mark.parametrize("order", [(2, 3), (3, 2)])
 def test_permits_of_different_limits(order: tuple[int, int]) -> None:
     """Each is granted while fewer than its own limit are held; slots are the lowest that are free."""

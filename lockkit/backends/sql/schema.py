@@ -56,7 +56,7 @@ _LONG = "MEDIUMTEXT CHARACTER SET utf8mb4"
 _TYPES: dict[str, dict[Kind, str]] = {
     "postgresql": {"key": 'TEXT COLLATE "C"', "json": "JSONB"},
     "mysql": {
-        "key": "VARBINARY(255)",
+        "key": "VARBINARY(255)",  # text is padded with spaces before it is compared, even with a binary collation
         "ascii": f"VARCHAR({METADATA_BYTES_MAX}) CHARACTER SET ascii",
         "text": _LONG,
         "json": _LONG,

@@ -3,19 +3,18 @@ The state of one lock, for the backends that decide themselves instead of asking
 
 Pure: no I/O. All times are of one monotonic clock, in seconds, and come from the caller.
 
-======== ================================ ==================================================================
-state    fields                           who may take it
-======== ================================ ==================================================================
-held     `holder`, `until` in the future  nobody
-expired  `holder`, `until` in the past    as *offered*, from `until` on
-shared   `shares`, `queue` empty          another claim that fits beside them
-blocked  `shares`, `until` is ``inf``     nobody: the head of the queue does not fit beside them
-offered  no `holder`, `queue` not empty   the head of the queue; after `until` the first request that arrives
-free     no `holder`, `queue` empty       the first request that arrives
-======== ================================ ==================================================================
+======== =================================== ==================================================================
+state    fields                              who may take it
+======== =================================== ==================================================================
+blocked  `leases`, `until` is ``inf``        nobody: an exclusive lease, or the head of the queue does not fit beside
+                                             them; once they have ended, as *offered*, from the end of the last on
+shared   `leases`, `queue` empty             another claim that fits beside them
+offered  `queue` not empty, `until` finite   the head of the queue; after `until` the first request that arrives
+free     no `leases`, `queue` empty          the first request that arrives
+======== =================================== ==================================================================
 
 A claim has a mode. An *exclusive* one fits when nobody holds the lock, a *shared* one (a reader) beside other readers,
-a *permit* while fewer than its limit are held. What is held beside others is a `Share`, with an end of its own.
+a *permit* while fewer than its limit are held. Each lease has an end of its own.
 
 The queue is served first come, first served: a released lock is *offered* to the head of the queue. Otherwise a client
 that releases and acquires again at once would always overtake the waiter, which first has to be scheduled.
@@ -33,7 +32,7 @@ matters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
@@ -78,20 +77,22 @@ C = TypeVar("C", bound=Claim)
 
 
 @dataclass(slots=True)
-class Share(Generic[C]):
+class Lease(Generic[C]):
     """
-    A lease beside others: of a reader, or one permit.
+    A lease.
 
     Attributes:
         claim: Who holds it.
         until: When it ends.
         token: Its token.
-        slot: Number of the permit; None for a reader.
+        mode: Beside whom it is: a writer may go on as a reader, so not always that of the claim.
+        slot: Number of the permit; None for others.
     """
 
     claim: C
     until: float
     token: int
+    mode: Mode = "exclusive"
     slot: int | None = None
 
 
@@ -107,27 +108,25 @@ def _never(claim: Claim) -> bool:
 
 class LockState(Generic[C]):
     """
-    Holder, queue and token of one lock.
+    Leases, queue and token of one lock.
 
     Attributes:
-        holder: The claim that holds the lock (until `until`), or None.
-        until: When the lease ends; without a holder, when the offer to the head of the queue ends.
+        leases: Who holds it, by owner: one alone, or several beside one another.
+        until: When the offer to the head of the queue ends; ``inf`` while nobody fits beside the leases.
         token: The last token, 0 if there was none.
-        shares: The leases beside one another, by owner; empty while there is a `holder`.
         queue: The waiters, first come first.
         broken: Owners of the leases that `break_lock` ended last, so that their renewals can say so.
         note: The note on the lock, and the end of its life, µs of the wall clock; None if there is none. Only the file
             backend keeps notes here.
     """
 
-    __slots__ = ("broken", "holder", "note", "queue", "shares", "token", "until")
+    __slots__ = ("broken", "leases", "note", "queue", "token", "until")
 
     def __init__(self, token: int = 0) -> None:
         """Make a free lock."""
-        self.holder: C | None = None
+        self.leases: dict[str, Lease[C]] = {}
         self.until = 0.0
         self.token = token
-        self.shares: dict[str, Share[C]] = {}
         self.queue: list[C] = []
         self.broken: tuple[str, ...] = ()
         self.note: tuple[str, int] | None = None
@@ -142,15 +141,11 @@ class LockState(Generic[C]):
         dead: Callable[[C], bool] = _never,
     ) -> tuple[Grant | Busy, Sequence[C]]:
         """Take the lock if it is this claim's turn. Otherwise, with `queue`, add the claim to the queue."""
-        notify: Sequence[C] = ()
-        if self.holder is not None:
-            notify = self._free_if_over(now, dead)
-        elif self.shares:
-            notify = self._end_shares(claim, now, dead)
-        if self.holder is None and (not self.shares or self._fits_beside(claim)):
+        notify = self._end_leases(claim, now, dead) if self.leases else ()
+        if not self.leases or self._fits_beside(claim):
             if self.queue:
                 notify = self._skip_dead(claim, now, dead) or notify
-                if self.shares and now >= self.until and not self._is_next(claim):
+                if self.leases and now >= self.until and not self._is_next(claim):
                     # The head missed its offer. The next may be a writer, which no reader overtakes.
                     del self.queue[0]
                     notify = self._offer(now)
@@ -158,27 +153,33 @@ class LockState(Generic[C]):
                 notify = self._take(claim, now, token_min)
                 grant = Grant(name, claim.owner, self.token, claim.ttl)
                 if claim.mode != "exclusive":
-                    grant.slot = self.shares[claim.owner].slot
+                    grant.slot = self.leases[claim.owner].slot
                 return grant, notify
         if queue:
             self._enqueue(claim)
-        assert self.holder is not None or self.shares or self.queue, "refused a free lock"
+        assert self.leases or self.queue, "refused a free lock"
         # The claim itself may be the second behind a head that has just been offered the lock: it is looking already.
         return self._busy(claim, now), [waiter for waiter in notify if waiter.owner != claim.owner]
 
     def _busy(self, claim: C, now: float) -> Busy:
         """Say until when the lock is held, as far as that can be known now, and by whom."""
-        if self.shares and self.until == inf:
-            ends = [share.until for share in self.shares.values()]
-            until = min(ends) if claim.mode == "permit" else max(ends)
-            claim = next(iter(self.shares.values())).claim
-            return Busy(max(0.0, until - now), False, claim.owner, claim.metadata)  # noqa: FBT003
-        left, holder = max(0.0, self.until - now), self.holder
-        return Busy(left) if holder is None else Busy(left, False, holder.owner, holder.metadata)  # noqa: FBT003
+        if self.until != inf:
+            return Busy(max(0.0, self.until - now))
+        ends = [lease.until for lease in self.leases.values()]
+        until = min(ends) if claim.mode == "permit" else max(ends)
+        holder = next(iter(self.leases.values())).claim
+        return Busy(max(0.0, until - now), False, holder.owner, holder.metadata)  # noqa: FBT003
+
+    @property
+    def alone(self) -> Lease[C] | None:
+        """The lease that excludes all others; None if there is none."""
+        lease = next(iter(self.leases.values()), None)
+        return lease if lease is not None and lease.mode == "exclusive" else None
 
     def _fits_beside(self, claim: C) -> bool:
-        """Tell whether a claim fits beside the shares."""
-        return claim.mode == "shared" or (claim.mode == "permit" and len(self.shares) < claim.limit)
+        """Tell whether a claim fits beside the leases."""
+        fits = claim.mode == "shared" or (claim.mode == "permit" and len(self.leases) < claim.limit)
+        return fits and self.alone is None
 
     def _is_next(self, claim: C) -> bool:
         """
@@ -196,20 +197,21 @@ class LockState(Generic[C]):
             limit = min(limit, waiter.limit)
         if not ahead or claim.mode == "shared":
             return True
-        return claim.mode == "permit" and len(self.shares) + ahead < limit
+        return claim.mode == "permit" and len(self.leases) + ahead < limit
 
-    def _end_shares(self, claim: C, now: float, dead: Callable[[C], bool]) -> Sequence[C]:
-        """Remove the shares that have expired, and if the claim does not fit then, those of clients that have ended."""
-        over = [owner for owner, share in self.shares.items() if now >= share.until]
-        if len(over) < len(self.shares) and not self._fits_beside(claim):
-            over += [owner for owner, share in self.shares.items() if owner not in over and dead(share.claim)]
-        for owner in over:
-            del self.shares[owner]
-        return self._offer(now) if over else ()
+    def _end_leases(self, claim: C, now: float, dead: Callable[[C], bool]) -> Sequence[C]:
+        """Remove the leases that have expired, and if the claim does not fit then, those of clients that have ended."""
+        over = [owner for owner, lease in self.leases.items() if now >= lease.until]
+        if len(over) < len(self.leases) and not self._fits_beside(claim):
+            over += [owner for owner, lease in self.leases.items() if owner not in over and dead(lease.claim)]
+        if not over:
+            return ()
+        # From their end on, not from `now`: an offer that nobody noticed for hours is over.
+        return self._offer(min(now, max([self.leases.pop(owner).until for owner in over])))
 
     def _enqueue(self, claim: C) -> None:
         """Add a claim to the queue, or replace the one of its owner: its client may have a new id."""
-        if self.shares and not self.queue:
+        if self.leases and not self.queue:
             self.until = inf  # the claim does not fit, or it would not have to wait
         for index, waiter in enumerate(self.queue):
             if waiter.owner == claim.owner:
@@ -217,21 +219,12 @@ class LockState(Generic[C]):
                 return
         self.queue.append(claim)
 
-    def _free_if_over(self, now: float, dead: Callable[[C], bool]) -> Sequence[C]:
-        assert self.holder is not None
-        if now >= self.until:
-            # From `until` on, not from `now`: an offer that nobody noticed for hours is over.
-            return self._free(self.until)
-        if dead(self.holder):
-            return self._free(now)
-        return ()
-
     def _skip_dead(self, claim: C, now: float, dead: Callable[[C], bool]) -> Sequence[C]:
         """Remove dead heads of the queue and offer the lock to the first live waiter."""
         notify: Sequence[C] = ()
         while self.queue and self.queue[0].owner != claim.owner and now < self.until and dead(self.queue[0]):
             del self.queue[0]
-            notify = self._free(now)
+            notify = self._offer(now)
         return notify
 
     def _take(self, claim: C, now: float, token_min: int) -> Sequence[C]:
@@ -243,34 +236,27 @@ class LockState(Generic[C]):
             if missed:
                 notify = self.queue[:1]  # it has another predecessor now
         self.token = max(self.token + 1, token_min)
+        slot = self._free_slot() if claim.mode == "permit" else None
+        self.leases[claim.owner] = Lease(claim, now + claim.ttl, self.token, claim.mode, slot)
         if claim.mode == "exclusive":
-            self.holder = claim
-            self.until = now + claim.ttl
+            self.until = inf
             return notify
-        slot = None if claim.mode == "shared" else self._free_slot()
-        self.shares[claim.owner] = Share(claim, now + claim.ttl, self.token, slot)
         return self._offer(now) or notify
 
     def _free_slot(self) -> int:
         """Return the lowest number of a permit that nobody holds."""
-        taken = {share.slot for share in self.shares.values()}
+        taken = {lease.slot for lease in self.leases.values()}
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
-    def _free(self, now: float) -> Sequence[C]:
-        """Free the lock, or offer it to the head of the queue; return the waiters to notify."""
-        self.holder = None
-        return self._offer(now)
-
     def _offer(self, now: float) -> Sequence[C]:
-        """Offer a lock without `holder` to the waiters that fit; return those to notify."""
-        assert self.holder is None, "offered what is held"
+        """Offer a lock that nobody has alone to the waiters that fit; return those to notify."""
         if not self.queue:
             self.until = 0.0
             return ()
         head = self.queue[0]
-        if self.shares and not self._fits_beside(head):
+        if self.leases and not self._fits_beside(head):
             self.until = inf
-            return self.queue[:1]  # it may watch the client of a share that has ended now
+            return self.queue[:1]  # it may watch the client of a lease that has ended now
         self.until = now + min(head.ttl / 2, OFFER_SECONDS_MAX)
         # The second too: if the first is stopped, the second must look when the offer ends, not when the ttl of the
         # former holder would have ended. Of those that exclude one another nobody else, so that 100 waiters do not wake
@@ -282,42 +268,34 @@ class LockState(Generic[C]):
         mode, limit = head.mode, head.limit
         for ahead, waiter in enumerate(self.queue):
             limit = min(limit, waiter.limit)
-            full = mode == "permit" and len(self.shares) + ahead >= limit
+            full = mode == "permit" and len(self.leases) + ahead >= limit
             if waiter.mode != mode or (full and waiter is not head):
                 return ahead
         return len(self.queue)
 
     def downgrade(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
         """Turn the lease of a holder into that of a reader, in one step: no waiting writer gets in between."""
-        holder = self.holder
-        if owner in self.shares:
-            return now < self.shares[owner].until, ()  # asked again: the first answer was lost
-        if holder is None or holder.owner != owner or now >= self.until:
+        lease = self.leases.get(owner)
+        if lease is None or now >= lease.until:
             return False, ()
-        share = Share(holder, self.until, self.token)
-        self.holder, self.shares[owner] = None, share  # in one step also for Ctrl-C
+        if lease.mode != "exclusive":
+            return True, ()  # asked again: the first answer was lost
+        lease.mode = "shared"
         return True, self._offer(now)
 
     def take_over(self, name: str, owner: str, claim: C, now: float, token_min: int) -> Grant | None:
         """Put a claim in the place of the holder, if that is `owner`; the queue stays."""
-        holder = self.holder
-        if holder is None or now >= self.until or holder.owner not in {owner, claim.owner}:
+        lease = self.alone
+        if lease is None or now >= lease.until or lease.claim.owner not in {owner, claim.owner}:
             return None
-        if holder.owner == owner:
+        if lease.claim.owner == owner:
             self.token = max(self.token + 1, token_min)
-            self.holder, self.until = claim, now + claim.ttl
+            self.leases = {claim.owner: Lease(claim, now + claim.ttl, self.token)}
         return Grant(name, claim.owner, self.token, claim.ttl)
-
-    @property
-    def _leases(self) -> Mapping[str, Share[C]]:
-        """The leases, by owner: also the only one of a holder."""
-        if self.holder is None:
-            return self.shares
-        return {self.holder.owner: Share(self.holder, self.until, self.token)}
 
     def held(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held."""
-        return any(now < lease.until and not dead(lease.claim) for lease in self._leases.values())
+        return any(now < lease.until and not dead(lease.claim) for lease in self.leases.values())
 
     def in_use(self, now: float, dead: Callable[[C], bool] = _never) -> bool:
         """Tell whether the lock is held or waited for."""
@@ -329,10 +307,9 @@ class LockState(Generic[C]):
         return [
             Holder(
                 owner, lease.token, lease.until - now, decode_metadata(lease.claim.metadata), waiters,
-                mode="exclusive" if self.holder is not None else "shared" if lease.slot is None else "permit",
-                slot=lease.slot, since=granted_at(lease.token),
+                mode=lease.mode, slot=lease.slot, since=granted_at(lease.token),
             )
-            for owner, lease in self._leases.items()
+            for owner, lease in self.leases.items()
             if now < lease.until and not dead(lease.claim)
         ]  # fmt: skip
 
@@ -341,82 +318,61 @@ class LockState(Generic[C]):
         gone = self.confirm(owner, now)
         if gone is not None:
             return gone
-        share = self.shares.get(owner)
-        if share is None:
-            self.until = now + ttl
-        else:
-            share.until = now + ttl
+        self.leases[owner].until = now + ttl
         return Renewed()
 
     def update(self, owner: str, change: Callable[[C], C], now: float) -> Gone | None:
         """Replace the claim of a holder if `owner` still holds the lock; otherwise say why not."""
         gone = self.confirm(owner, now)
-        if gone is not None:
-            return gone
-        share = self.shares.get(owner)
-        if share is None:
-            assert self.holder is not None, "confirmed"
-            self.holder = change(self.holder)
-        else:
-            share.claim = change(share.claim)
-        return None
+        if gone is None:
+            self.leases[owner].claim = change(self.leases[owner].claim)
+        return gone
 
     def confirm(self, owner: str, now: float, dead: Callable[[C], bool] = _never) -> Gone | None:
         """Say why `owner` does not hold the lock; None if it does."""
-        lease = self._leases.get(owner)
-        if lease is None or now >= lease.until:
-            return self._gone(owner)
-        return Gone("gone") if dead(lease.claim) else None
-
-    def _gone(self, owner: str) -> Gone:
+        lease = self.leases.get(owner)
+        if lease is not None and now < lease.until:
+            return Gone("gone") if dead(lease.claim) else None
         if owner in self.broken:
             return Gone("broken")
-        if owner in self._leases:
-            return Gone("expired")
-        return Gone("gone" if self.holder is None else "taken")
+        return Gone("expired" if lease is not None else "gone" if self.alone is None else "taken")
 
     def release(self, owner: str, now: float) -> tuple[bool, Sequence[C]]:
         """Free the lock if `owner` holds it; return whether its lease had not ended, and the waiters to notify."""
-        if self.shares:
-            share = self.shares.pop(owner, None)
-            if share is None:
-                return False, ()
-            return now < share.until, self._offer(now)
-        if self.holder is None or self.holder.owner != owner:
-            return False, ()
-        return now < self.until, self._free(now)
+        lease = self.leases.pop(owner, None)
+        return (False, ()) if lease is None else (now < lease.until, self._offer(now))
 
     def abandon(self, owner: str, now: float) -> Sequence[C]:
         """Remove every trace of `owner`; return the waiters to notify."""
-        if owner in self._leases:
+        if owner in self.leases:
             return self.release(owner, now)[1]
         for index, waiter in enumerate(self.queue):
             if waiter.owner == owner:
                 del self.queue[index]
-                if index == 0 and self.holder is None:
+                if index == 0 and self.alone is None:
                     return self._offer(now)
                 return self.queue[index : index + 1]
         return ()
 
     def break_lock(self, now: float, dead: Callable[[C], bool] = _never) -> tuple[bool, Sequence[C]]:
         """Free the lock by force; return whether it was held, and the waiters to notify."""
-        if self.holder is None and not self.shares:
+        if not self.leases:
             return False, ()
         held = self.held(now, dead)
         if held:
-            self.broken = tuple(self._leases)
-        self.shares.clear()
-        return held, self._free(now)
+            self.broken = tuple(self.leases)
+        self.leases.clear()
+        return held, self._offer(now)
 
     def break_permit(self, slot: int, now: float, dead: Callable[[C], bool] = _never) -> tuple[bool, Sequence[C]]:
         """Free one permit by force; return whether it was held, and the waiters to notify."""
-        share = next((share for share in self.shares.values() if share.slot == slot), None)
-        if share is None:
+        lease = next((lease for lease in self.leases.values() if lease.slot == slot), None)
+        if lease is None:
             return False, ()
-        held = now < share.until and not dead(share.claim)
+        held = now < lease.until and not dead(lease.claim)
         if held:
-            self.broken = (*self.broken, share.claim.owner)[-BROKEN_MAX:]
-        return held, self.release(share.claim.owner, now)[1]
+            self.broken = (*self.broken, lease.claim.owner)[-BROKEN_MAX:]
+        return held, self.release(lease.claim.owner, now)[1]
 
     def predecessor(self, owner: str, dead: Callable[[C], bool] = _never) -> C | None:
         """
@@ -430,19 +386,17 @@ class LockState(Generic[C]):
         while index > 0 and dead(self.queue[index - 1]):
             index -= 1
             del self.queue[index]
-        if index > 1 or (index == 1 and self.holder is None):
+        if index > 1 or (index == 1 and self.alone is None):
             return self.queue[index - 1]
-        if self.shares:
-            # One is enough: the end of each wakes the head of the queue, which then watches another.
-            return next(iter(self.shares.values())).claim
-        return self.holder
+        # One is enough: the end of each wakes the head of the queue, which then watches another.
+        return next((lease.claim for lease in self.leases.values()), None)
 
     @property
     def claims(self) -> Sequence[C]:
         """All who hold the lock or wait for it."""
-        return [*(lease.claim for lease in self._leases.values()), *self.queue]
+        return [*(lease.claim for lease in self.leases.values()), *self.queue]
 
     @property
     def idle(self) -> bool:
         """The lock has no holder, no waiter and no broken lease: only the token is worth keeping."""
-        return self.holder is None and not self.shares and not self.queue and not self.broken
+        return not self.leases and not self.queue and not self.broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import hypothesis.strategies as st
@@ -98,7 +99,7 @@ class LockStateMachine(RuleBasedStateMachine):
         if asker.owner in self.believed or self.is_dead(asker):
             return
         before = [waiter for waiter in self.state.queue if not self.is_dead(waiter)]
-        offered = self.state.holder is None and self.now < self.state.until
+        offered = not self.state.leases and self.now < self.state.until
         outcome, notify = self.state.acquire("x", asker, self.now, self.token + ahead, queue, self.is_dead)
         assert asker not in notify
         if isinstance(outcome, Grant):
@@ -170,7 +171,7 @@ class LockStateMachine(RuleBasedStateMachine):
         self.state.abandon(asker.owner, self.now)
         self.believed.pop(asker.owner, None)
         assert asker not in self.state.queue
-        assert asker.owner not in self.state.shares
+        assert asker.owner not in self.state.leases
 
     @rule(really=st.integers(0, 5))
     def break_lock(self, really: int) -> None:
@@ -200,7 +201,9 @@ class LockStateMachine(RuleBasedStateMachine):
         """Nobody is in the way for longer than the lease and one offer."""
         if self.kind != "lock" or asker.owner in self.believed or self.is_dead(asker):
             return
-        later = max(self.now, self.state.until) + OFFER_SECONDS_MAX + 0.001
+        ends = [self.now, *(lease.until for lease in self.state.leases.values())]
+        later = max(self.state.until, *ends) if self.state.until != inf else max(ends)
+        later += OFFER_SECONDS_MAX + 0.001
         outcome, _ = deepcopy(self.state).acquire("x", asker, later, 0, queue=True, dead=self.is_dead)
         assert isinstance(outcome, Grant)
 
@@ -209,10 +212,10 @@ class LockStateMachine(RuleBasedStateMachine):
         """Held exclusively or by shares, each once, and what is said of the holders is what they believe."""
         if not hasattr(self, "state"):
             return
-        assert self.state.holder is None or not self.state.shares
+        assert self.state.alone is None or len(self.state.leases) == 1
         owners = [waiter.owner for waiter in self.state.queue]
         assert len(owners) == len(set(owners))
-        assert self.state.holder not in self.state.queue
+        assert not self.state.leases.keys() & set(owners)
         found = {holder.owner: holder for holder in self.state.holders(self.now, self.is_dead)}
         assert found.keys() == {asker.owner for asker, _ in self.believers()}
         for asker, slot in self.believers():
@@ -243,10 +246,11 @@ def test_waiter_that_misses_its_offer_blocks_nobody_longer() -> None:
     assert state.queue == [other, sleeper]
 
 
-def test_expiry_is_an_offer_from_the_end_of_the_lease_on() -> None:
+@pytest.mark.parametrize("holder", [Asker("holder"), reader("holder")], ids=["writer", "reader"])
+def test_expiry_is_an_offer_from_the_end_of_the_lease_on(holder: Asker) -> None:
     """A lease that ran out is offered to the head; hours later the offer is long over."""
     state: LockState[Asker] = LockState()
-    assert take(state, Asker("holder", ttl=10), 0.0)
+    assert take(state, holder, 0.0)
     for name in ("head", "second", "third"):
         assert not take(state, Asker(name), 0.1)
 
@@ -341,12 +345,12 @@ def test_permits_of_different_limits(order: tuple[int, int]) -> None:
     state: LockState[Asker] = LockState()
     for limit in order:
         assert take(state, permit(f"p{limit}", limit), 0.0)
-    assert [share.slot for share in state.shares.values()] == [0, 1]
+    assert [lease.slot for lease in state.leases.values()] == [0, 1]
 
     assert not take(state, permit("small", 2), 0.1)
     state.abandon("small", 0.1)
     assert take(state, permit("large", 3), 0.2)
-    assert state.shares["large"].slot == 2
+    assert state.leases["large"].slot == 2
     state.release(f"p{order[0]}", 0.3)
     assert not take(state, permit("small again", 2), 0.4), "two others are still held"
 

@@ -76,10 +76,10 @@ class WriterBesideReaders(State):
     """A writer waits for writers only."""
 
     def _fits_beside(self, claim: ProcessClaim) -> bool:
-        return claim.mode == "exclusive" or super()._fits_beside(claim)
+        return (claim.mode == "exclusive" and self.alone is None) or super()._fits_beside(claim)
 
     def _offer(self, now: float) -> Claims:
-        return () if self.holder is not None else super()._offer(now)
+        return () if self.alone is not None else super()._offer(now)
 
 
 class LastOfAny(State):
@@ -88,8 +88,9 @@ class LastOfAny(State):
     def release(self, owner: str, now: float) -> tuple[bool, Claims]:
         """Free all."""
         outcome = super().release(owner, now)
-        if outcome[0] and self.holder is None:
-            self.shares.clear()
+        if outcome[0] and self.leases:
+            self.leases.clear()
+            return True, self._offer(now)
         return outcome
 
 
@@ -98,16 +99,16 @@ class DowngradeFrees(State):
 
     def downgrade(self, owner: str, now: float) -> tuple[bool, Claims]:
         """Free it."""
-        held, notify = super().downgrade(owner, now)
-        self.shares.pop(owner, None)
-        return held, notify
+        held, _ = super().downgrade(owner, now)
+        self.leases.pop(owner, None)
+        return held, self._offer(now)
 
 
 class EndsEarly(State):
     """A share is taken for over before its end."""
 
-    def _end_shares(self, claim: ProcessClaim, now: float, dead: Callable[[ProcessClaim], bool]) -> Claims:
-        return super()._end_shares(claim, now + 1.0, dead)
+    def _end_leases(self, claim: ProcessClaim, now: float, dead: Callable[[ProcessClaim], bool]) -> Claims:
+        return super()._end_leases(claim, now if self.alone is not None else now + 1.0, dead)
 
 
 class OneEnd(State):
@@ -116,17 +117,17 @@ class OneEnd(State):
     def renew(self, owner: str, ttl: float, now: float) -> Renewal:
         """Renew one, and forget the renewals of the others."""
         outcome = super().renew(owner, ttl, now)
-        for share in self.shares.values():
-            share.until = min(share.until, now + ttl / 2)
+        for lease in self.leases.values():
+            if lease.mode != "exclusive":
+                lease.until = min(lease.until, now + ttl / 2)
         return outcome
 
 
 class ExpiredLives(State):
     """A share counts as held after its end, as if a living one kept it alive."""
 
-    def _end_shares(self, claim: ProcessClaim, now: float, dead: Callable[[ProcessClaim], bool]) -> Claims:
-        del claim, now, dead
-        return ()
+    def _end_leases(self, claim: ProcessClaim, now: float, dead: Callable[[ProcessClaim], bool]) -> Claims:
+        return () if self.alone is None else super()._end_leases(claim, now, dead)
 
 
 class ReadersOvertake(State):
@@ -141,7 +142,7 @@ class LastReaderWakesNobody(State):
 
     def release(self, owner: str, now: float) -> tuple[bool, Claims]:
         """Free it in silence."""
-        shared = owner in self.shares
+        shared = owner in self.leases and self.alone is None
         held, notify = super().release(owner, now)
         return held, () if shared else notify
 
@@ -153,7 +154,7 @@ class ReadersTakeNoToken(State):
         before = self.token
         notify = super()._take(claim, now, token_min)
         if claim.mode == "shared" and before:
-            self.token = self.shares[claim.owner].token = before
+            self.token = self.leases[claim.owner].token = before
         return notify
 
 
@@ -174,9 +175,9 @@ class TokenOfEachMode(State):
     def acquire(self, name: str, claim: ProcessClaim, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         """Answer with the token of the mode."""
         outcome, notify = super().acquire(name, claim, *arguments, **options)
-        share = self.shares.get(claim.owner)
-        if hasattr(outcome, "token") and share is not None:
-            outcome.token = share.token
+        lease = self.leases.get(claim.owner)
+        if hasattr(outcome, "token") and lease is not None:
+            outcome.token = lease.token
         return outcome, notify
 
 
@@ -184,7 +185,7 @@ class TokenOfTheHighestHeld(State):
     """A token above all that are held, not above all that there were."""
 
     def _take(self, claim: ProcessClaim, now: float, token_min: int) -> Claims:
-        self.token = max((share.token for share in self.shares.values()), default=0)
+        self.token = max((lease.token for lease in self.leases.values()), default=0)
         return super()._take(claim, now, 0 if claim.mode == "permit" else token_min)
 
 
@@ -192,7 +193,7 @@ class OneMore(State):
     """The limit is off by one."""
 
     def _fits_beside(self, claim: ProcessClaim) -> bool:
-        return len(self.shares) <= claim.limit
+        return len(self.leases) <= claim.limit
 
 
 class LargestLimit(State):
@@ -202,7 +203,7 @@ class LargestLimit(State):
 
     def _fits_beside(self, claim: ProcessClaim) -> bool:
         self.limit = max(self.limit, claim.limit)
-        return len(self.shares) < self.limit
+        return len(self.leases) < self.limit
 
 
 class QueueNotCounted(State):
@@ -216,15 +217,15 @@ class NextSlot(State):
     """As many as there are is the next slot, also when a lower one has become free."""
 
     def _free_slot(self) -> int:
-        return len(self.shares)
+        return len(self.leases)
 
 
 class SlotOfTheExpired(State):
     """Slots are given out by who renewed since, so one whose renewal is due is given twice."""
 
     def _free_slot(self) -> int:
-        latest = max((share.until for share in self.shares.values()), default=0.0)
-        taken = {share.slot for share in self.shares.values() if share.until > latest - 0.5}
+        latest = max((lease.until for lease in self.leases.values()), default=0.0)
+        taken = {lease.slot for lease in self.leases.values() if lease.until > latest - 0.5}
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
 

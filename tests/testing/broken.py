@@ -136,7 +136,7 @@ class TakesExpiredTwice(MemoryBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         lock = self._space.locks.get(request.name)
-        if lock is not None and lock.holder is not None and not lock.held(self._runtime.now()):
+        if lock is not None and lock.alone is not None and not lock.held(self._runtime.now()):
             await self._runtime.sleep(0.005)
             self._space.locks.pop(request.name, None)
         return await super().try_acquire(request)

@@ -237,16 +237,10 @@ class FileBackend(LockBackend):
         renewal = state.renew(grant.owner, grant.ttl, now)
         if not isinstance(renewal, Renewed):
             return renewal
-        share = state.shares.get(grant.owner)
-        claim = state.holder if share is None else share.claim
-        assert claim is not None, "renewed a lock that nobody holds"
-        if claim.client != self._directory.client_id:
+        lease = state.leases[grant.owner]
+        if lease.claim.client != self._directory.client_id:
             # Another program removed our former client file, by which the others see that we live.
-            claim = claim._replace(client=self._directory.client_id)
-            if share is None:
-                state.holder = claim
-            else:
-                share.claim = claim
+            lease.claim = lease.claim._replace(client=self._directory.client_id)
         return renewal
 
     async def release(self, grant: Grant, answer_by: float = inf) -> bool:

@@ -32,7 +32,7 @@ from math import inf
 from typing import NamedTuple
 
 from lockkit.backend import Mode
-from lockkit.backends.lock_state import LockState, Share
+from lockkit.backends.lock_state import Lease, LockState
 from lockkit.validation import decode_json
 
 SIZE_MAX = 999_999
@@ -76,14 +76,17 @@ class RemovedError(ValueError):
 
 def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
     """Turn the state of a lock into a record."""
-    holder = state.holder
+    alone = state.alone
     # Rounded to the nearest, so that a record that is read and written back stays as it is. A lease may lose half a µs,
     # far less than the 2 ms by which its holder gives it up earlier.
-    until_us = int(state.until * 1e6 + 0.5) if state.until != inf else _BLOCKED
-    first = "-\n-" if holder is None else f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}"
+    until, first = state.until, "-\n-"
+    if alone is not None:
+        holder, until = alone.claim, alone.until
+        first = f"{holder.owner} {holder.client or '-'} 0\n{holder.metadata or '-'}"
+    until_us = int(until * 1e6 + 0.5) if until != inf else _BLOCKED
     lines = f"{boot} {name} {state.token} {until_us} {','.join(state.broken) or '-'}\n{first}\n"
-    if state.shares:
-        lines += "".join(map(_share_line, state.shares.values()))
+    if alone is None and state.leases:
+        lines += "".join(map(_share_line, state.leases.values()))
     if state.queue:
         lines += "".join(map(_waiter_line, state.queue))
     if state.note is not None:
@@ -92,7 +95,7 @@ def encode(state: LockState[FileClaim], name: str, boot: str) -> bytes:
     return b"lockkit-record 1 %08x %06d\n%b" % (zlib.crc32(body), _HEAD_SIZE + len(body), body)
 
 
-def _share_line(share: Share[FileClaim]) -> str:
+def _share_line(share: Lease[FileClaim]) -> str:
     claim, slot = share.claim, "-" if share.slot is None else share.slot
     until_us = int(share.until * 1e6 + 0.5)
     return f"+ {claim.owner} {claim.client} {until_us} {share.token} {slot} {claim.metadata or '-'}\n"
@@ -131,14 +134,16 @@ def decode(text: bytes, name: str | None) -> tuple[LockState[FileClaim], str]:
         state.until = inf if int(until_us) == _BLOCKED else int(until_us) / 1e6
         state.broken = () if broken == "-" else tuple(broken.split(","))
         if holder != "-":
-            state.holder = _claim(holder, "" if metadata == "-" else metadata)
+            claim = _claim(holder, "" if metadata == "-" else metadata)
+            state.leases[claim.owner] = Lease(claim, state.until, state.token)
+            state.until = inf
         if others and others[-1].startswith("note "):
             _, end_us, note = others.pop().split(" ", 2)
             state.note = str(decode_json(note, SIZE_MAX)), int(end_us)
         for line in others:
             if line.startswith("+ "):
                 share = _share(line)
-                state.shares[share.claim.owner] = share
+                state.leases[share.claim.owner] = share
             else:
                 state.queue.append(_claim(line))
     except ValueError as error:
@@ -166,7 +171,8 @@ def _claim(line: str, metadata: str = "") -> FileClaim:
     return claim._replace(mode="shared") if word[0] == "s" else claim._replace(mode="permit", limit=int(word[0]))
 
 
-def _share(line: str) -> Share[FileClaim]:
+def _share(line: str) -> Lease[FileClaim]:
     _, owner, client, until_us, token, slot, metadata = line.split(" ", 6)
     claim = _claim(f"{owner} {client} 0", "" if metadata == "-" else metadata)
-    return Share(claim, int(until_us) / 1e6, int(token), None if slot == "-" else int(slot))
+    mode: Mode = "shared" if slot == "-" else "permit"
+    return Lease(claim, int(until_us) / 1e6, int(token), mode, None if slot == "-" else int(slot))

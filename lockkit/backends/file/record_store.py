@@ -51,7 +51,7 @@ from lockkit.backends.file.record import (
     recorded_name,
     size_of,
 )
-from lockkit.backends.lock_state import LockState, wall_clock_us
+from lockkit.backends.lock_state import Lease, LockState, wall_clock_us
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import Runtime
 from lockkit.units import Instant
@@ -416,10 +416,10 @@ class RecordStore:
             self._free_after_boot(record, state)
         # Read after the record was made: what another client removed before that has raised it.
         state.token = state.token or self._directory.read_marker()[1]
-        holder = state.holder
-        if holder is not None and not holder.client and now < state.until and not forced:
+        holder = state.alone
+        if holder is not None and not holder.claim.client and now < holder.until and not forced:
             message = (
-                f"the record {record.path} was found damaged; the lock is free in {state.until - now:.1f} s, when "
+                f"the record {record.path} was found damaged; the lock is free in {holder.until - now:.1f} s, when "
                 "every lease that it may have held has ended. If nobody holds the lock: lockkit break "
                 f"{shown(record.name)}"
             )
@@ -434,7 +434,7 @@ class RecordStore:
         """
         state = State()
         if forced:
-            state.until = now + 1.0  # any time will do: the lock is about to be freed
+            until = now + 1.0  # any time will do: the lock is about to be freed
         else:
             ttl_max = self._directory.live_ttl_max()
             if ttl_max is None:
@@ -444,11 +444,11 @@ class RecordStore:
                     f"{shown(record.name)}"
                 )
                 raise BackendUnavailable(message) from error
-            state.until = now + ttl_max
+            until = now + ttl_max
             warning = "the record %s is damaged (%s); the lock is free in %.1f s"
-            self._warnings.append((warning, record.path, str(error), state.until - now))
-        if state.until > now:
-            state.holder = _DAMAGED
+            self._warnings.append((warning, record.path, str(error), until - now))
+        if until > now:
+            state.leases[_DAMAGED.owner], state.until = Lease(_DAMAGED, until, state.token), inf
         return state
 
     def _free_after_boot(self, record: _Record, state: State) -> None:
@@ -460,8 +460,7 @@ class RecordStore:
                     "name a directory that only this machine uses, or use a backend for several machines"
                 )
                 raise ConfigurationError(message)
-        state.holder = None
-        state.shares.clear()
+        state.leases.clear()
         state.queue.clear()
 
     # -- open records ----------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from lockkit.backend import Host, LockBackend, Option
+from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.options import adopt_database, driver_options, open_database
 from lockkit.backends.sql.schema import Table, drop
-from lockkit.backends.sql.statement import Statement
 from lockkit.url import Url
 
 _PING = Statement("SELECT 1")

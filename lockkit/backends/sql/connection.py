@@ -32,15 +32,15 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
 
 T = TypeVar("T")
@@ -52,11 +52,70 @@ WAKE_CHECK_SECONDS = 0.1
 Longer delays close(), shorter wakes idle waiters more often."""
 
 
+Parameter: TypeAlias = "str | bytes | int | list[str] | None"
+
+_PARAMETER = re.compile(r"(?<!\$)\$([1-9][0-9]*)")
+_SPELLINGS = {"format": "%s", "qmark": "?"}
+
+
+class Result(NamedTuple):
+    """
+    What a statement returned.
+
+    Attributes:
+        rows: All of them; numbers as int, text as str (as bytes from a column of bytes), NULL as None.
+        changed: How many rows it changed, or returned.
+        last_id: What ``LAST_INSERT_ID(value)`` was set to, on MariaDB and MySQL.
+    """
+
+    rows: Sequence[tuple[Any, ...]]
+    changed: int
+    last_id: int
+
+
+class Statement:
+    """
+    One statement. Made once and used often: connections keep what they prepared by its identity.
+
+    Attributes:
+        text: With parameters ``$1``, ``$2``, … in any number and order. ``$$1`` is sent as ``$1``: a parameter of
+            what PREPARE prepares. It has no other ``$``.
+        packed: The same as bytes.
+        once: It is not worth preparing: made for one use.
+    """
+
+    __slots__ = ("_compiled", "once", "packed", "text")
+
+    def __init__(self, text: str, *, once: bool = False) -> None:
+        self.text = text
+        self.once = once
+        self.packed = text.encode()
+        self._compiled: dict[str, tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]] = {}
+
+    def spelled(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
+        """Return the text as a driver wants it, and a function that puts the parameters that it has into its order."""
+        found = self._compiled.get(paramstyle)
+        if found is None:
+            found = self._compiled[paramstyle] = self._compile(paramstyle)
+        return found
+
+    def _compile(self, paramstyle: str) -> tuple[str, Callable[[Sequence[Any]], Sequence[Any]]]:
+        places = [int(number) - 1 for number in _PARAMETER.findall(self.text)]
+        spelling = _SPELLINGS[paramstyle]
+        text = self.text if spelling == "?" else self.text.replace("%", "%%")
+        text = _PARAMETER.sub(spelling, text).replace("$$", "$")
+        count = len(places)
+        if places == list(range(count)):
+            return text, lambda parameters: tuple(parameters[:count])
+        return text, lambda parameters: tuple([parameters[place] for place in places])
+
+
 class Connection:
     """
     One connection; a subclass for each driver.
 
     Attributes:
+        fd: File descriptor of its socket; -1 if there is none.
         used: Client monotonic time of its last use, set by its pool.
         pooled: Statements may each reach another session of the server (pgbouncer's transaction mode): lockkit must
             set nothing for the session, and LISTEN does not work.
@@ -70,7 +129,7 @@ class Connection:
     def __init__(self, runtime: Runtime, fd: int) -> None:
         self._runtime = runtime
         self._blocking = runtime.kind == "blocking"
-        self._fd = fd
+        self.fd = fd
         _connections[id(self)] = self
 
     async def run(self, statement: Statement, parameters: Sequence[Parameter] = (), seconds: float = 3.0) -> Result:
@@ -85,10 +144,6 @@ class Connection:
     def stale(self) -> bool:
         """Whether it cannot be used again, as far as lockkit knows without asking. Nothing may be under way."""
         raise NotImplementedError
-
-    def fileno(self) -> int:
-        """Return the file descriptor of its socket; -1 if there is none."""
-        return self._fd
 
     def terminate(self) -> None:
         """Drop it at once, from any state. May be called twice."""
@@ -117,7 +172,7 @@ class Connection:
         """Return when `answered`, when `wake` was set, or at `until` (client monotonic time)."""
         while not wake.is_set():
             left = until - self._runtime.now()
-            if left <= 0 or await self._runtime.readable(self._fd, min(left, WAKE_CHECK_SECONDS)):
+            if left <= 0 or await self._runtime.readable(self.fd, min(left, WAKE_CHECK_SECONDS)):
                 return
         wake.clear()
 
@@ -134,7 +189,7 @@ class Connection:
             "TCP_KEEPCNT": 3,
             "TCP_USER_TIMEOUT": round(seconds * 1000),
         }
-        with suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as copy:  # it ends just now
+        with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as copy:  # it ends just now
             if copy.family not in {socket.AF_INET, socket.AF_INET6}:
                 return
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

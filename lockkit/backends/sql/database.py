@@ -33,10 +33,8 @@ from math import inf
 from weakref import ref
 
 from lockkit.backend import seconds_left
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, take_last
-from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect
-from lockkit.backends.sql.errors import CONFLICTS, Kind, translate
-from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Parameter, Result, Statement, take_last
+from lockkit.backends.sql.dialect import CONFLICTS, KEEPALIVE_SECONDS, STATEMENT_SECONDS, Dialect, translate
 from lockkit.drivers import in_thread
 from lockkit.errors import BackendUnavailable, LockError
 from lockkit.runtime import BlockingRuntime, Event, Runtime
@@ -72,6 +70,7 @@ class Database:
         pooled: A pooler gives each statement another session; known after the first connection.
         keepalive: See `lockkit.backends.sql.dialect.KEEPALIVE_SECONDS`, seconds.
         driver_errors: What a `Connection` may raise.
+        kind: Tells what such an error is about.
     """
 
     def __init__(
@@ -85,6 +84,7 @@ class Database:
         self.pooled = False
         self.keepalive = KEEPALIVE_SECONDS
         self.driver_errors = driver.errors
+        self.kind = dialect.kind
         self._runtime = runtime
         self._mutex = runtime.mutex()
         self._idle: list[Connection] = []
@@ -210,7 +210,7 @@ class Database:
 
     def _usable(self, connection: Connection) -> bool:
         # A look at a file is cheap, and nobody may lock in one that was replaced just now.
-        trusted = connection.fileno() >= 0 and self._runtime.now() <= connection.used + TRUSTED_SECONDS
+        trusted = connection.fd >= 0 and self._runtime.now() <= connection.used + TRUSTED_SECONDS
         return trusted or not connection.stale
 
     async def _enter(self, until: Instant, *, urgent: bool) -> _Place:
@@ -288,7 +288,7 @@ class Database:
         connection: Connection | None = None
         try:
             connection = await self._open(min(until - now, STATEMENT_SECONDS))
-            if connection.fileno() >= 0:
+            if connection.fd >= 0:
                 connection.keep_alive(self.keepalive)
             left = max(0.0, min(until - self._runtime.now(), STATEMENT_SECONDS))
             await self.dialect.set_up(connection, self.label, left)
@@ -324,10 +324,6 @@ class Database:
             raise
 
     # -- errors ----------------------------------------------------------------------------------------------------
-
-    def kind(self, error: BaseException) -> Kind:
-        """Tell what a driver's error is about."""
-        return self.dialect.kind(error)
 
     def translate(self, error: BaseException) -> LockError:
         """Make a `LockError` of a driver's error, without passwords. To be raised ``from`` that."""

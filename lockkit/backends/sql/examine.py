@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from lockkit.backends.sql.backend import SqlBackend
-from lockkit.backends.sql.connection import Connection
+from lockkit.backends.sql.connection import Connection, Parameter, Statement
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.options import VERIFIED
 from lockkit.backends.sql.schema import Table, columns_of
-from lockkit.backends.sql.statement import Parameter, Statement
 from lockkit.doctor import timing
 from lockkit.doctor.addresses import is_loopback
 from lockkit.doctor.examination import Examination
@@ -221,119 +220,78 @@ def _migrate(examination: Examination) -> str:
 
 # -- PostgreSQL ----------------------------------------------------------------------------------------------------
 
-_POSTGRESQL_LOOK = """
-SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('transaction_read_only'),
- current_setting('fsync'), (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'),
- current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication),
- CAST(current_setting('max_connections') AS integer),
- (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
- coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false),
- coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_user
-"""
+_POSTGRESQL_FACTS = {
+    "version": "current_setting('server_version')",
+    "standby": "pg_is_in_recovery()",
+    "read_only": "current_setting('transaction_read_only')",
+    "fsync": "current_setting('fsync')",
+    "synchronous_commit": "(SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit')",
+    "synchronous_names": "current_setting('synchronous_standby_names')",
+    "standbys": "(SELECT count(*) FROM pg_stat_replication)",
+    "connections_max": "CAST(current_setting('max_connections') AS integer)",
+    "connections": "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')",
+    "encrypted": "coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)",
+    "may_create": "coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)",
+    "user": "current_user",
+}
 _RIGHTS = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _POSTGRESQL_RIGHTS = "SELECT " + ", ".join(f"has_table_privilege(CAST($1 AS text), '{right}')" for right in _RIGHTS)
 
 
-class _PostgresqlFacts(NamedTuple):
-    """What `_POSTGRESQL_LOOK` returns."""
-
-    version: str
-    standby: bool
-    read_only: str
-    fsync: str
-    synchronous_commit: str
-    synchronous_names: str
-    standbys_count: int
-    connections_max: int
-    connections_count: int
-    encrypted: bool
-    may_create: bool
-    user: str
-
-
 class _Postgresql(_Server):
     async def judge(self) -> None:
-        facts = _PostgresqlFacts(*(await self.ask(_POSTGRESQL_LOOK))[0])
-        self.examination.note("version", f"PostgreSQL {facts.version}")
+        (found,) = await self.ask(f"SELECT {', '.join(_POSTGRESQL_FACTS.values())}")
+        facts = dict(zip(_POSTGRESQL_FACTS, found, strict=True))
+        self.examination.note("version", f"PostgreSQL {facts['version']}")
         self._judge_access(facts)
         self._judge_state(facts)
-        fix = (
-            f"ALTER SYSTEM SET max_connections = {2 * facts.connections_max}, then restart it; pg_stat_activity shows "
-            "who has them"
-        )
-        self.judge_connections(facts.connections_count, facts.connections_max, fix)
-        if facts.standby:
+        most = facts["connections_max"]
+        fix = f"ALTER SYSTEM SET max_connections = {2 * most}, then restart it; pg_stat_activity shows who has them"
+        self.judge_connections(facts["connections"], most, fix)
+        if facts["standby"]:
             return  # what is missing there is made on the primary
-        for table in await self.judge_tables(creatable=facts.may_create):
+        for table in await self.judge_tables(creatable=facts["may_create"]):
             (allowed,) = await self.ask(_POSTGRESQL_RIGHTS, self.name(table))
             missing = [right for right, has in zip(_RIGHTS, allowed, strict=True) if not has]
-            self.judge_rights(table, missing, f'"{facts.user}"')
+            self.judge_rights(table, missing, f'"{facts["user"]}"')
 
-    def _judge_access(self, facts: _PostgresqlFacts) -> None:
+    def _judge_access(self, facts: Mapping[str, Any]) -> None:
         pgconn = cast("Any", self.connection).pgconn
         # Also from the environment (PGSSLMODE).
         verified = any((one.keyword, one.val) == (b"sslmode", VERIFIED.encode()) for one in pgconn.info)
         fix = f"ALTER SYSTEM SET ssl = on, and ?sslmode={VERIFIED} in the URL"
-        self.judge_network(encrypted=facts.encrypted, verified=verified, fix=fix)
+        self.judge_network(encrypted=facts["encrypted"], verified=verified, fix=fix)
         # A certificate, Kerberos or the socket's owner would do as well, but none of them looks so from here.
-        open_ = self.examination.url.host is not None and not pgconn.used_password and not facts.encrypted
+        open_ = self.examination.url.host is not None and not pgconn.used_password and not facts["encrypted"]
         fix = "Write scram-sha-256 instead of trust in pg_hba.conf (of a pooler: auth_type), then: SELECT"
-        seen = f"The server asks the user {facts.user} for no password."
+        seen = f"The server asks the user {facts['user']} for no password."
         self.find(NO_PASSWORD, seen, f"{fix} pg_reload_conf()", if_=open_)
 
-    def _judge_state(self, facts: _PostgresqlFacts) -> None:
+    def _judge_state(self, facts: Mapping[str, Any]) -> None:
         reload, pooled, by_session = "; then: SELECT pg_reload_conf()", self.database.pooled, self.by_session
-        read_only = not facts.standby and facts.read_only == "on"
-        asynchronous = bool(facts.standbys_count) and not facts.synchronous_names
+        read_only = not facts["standby"] and facts["read_only"] == "on"
+        asynchronous = bool(facts["standbys"]) and not facts["synchronous_names"]
         # Also with pool_mode = session: from here the two look the same, and lockkit treats them alike.
         between = (
             "A pooler such as pgbouncer stands between, which may lend a session to others after each transaction."
         )
-        for check, wrong, seen, fix in (
-            (
-                FSYNC_OFF,
-                facts.fsync == "off",
-                "fsync is off.",
-                f"ALTER SYSTEM SET fsync = on, and full_page_writes = on{reload}",
-            ),
-            (
-                SYNCHRONOUS_COMMIT_OFF,
-                facts.synchronous_commit == "off" and pooled and not by_session,
-                "synchronous_commit is off.",
-                f'ALTER ROLE "{facts.user}" SET synchronous_commit = on',
-            ),
-            (
-                POOLED_SESSION,
-                pooled and by_session,
-                between,
-                "Connect to the server itself, or use mode=table; or raise default_pool_size in pgbouncer.ini",
-            ),
-            (
-                POOLED,
-                pooled and not by_session,
-                between,
-                "Nothing, if pauses will do; or connect to the server itself",
-            ),
-            (
-                STANDBY,
-                facts.standby,
-                "The server is in recovery (a standby).",
-                "Give the primary's address; or several hosts, of which the primary is found: postgresql://h1,h2/db",
-            ),
-            (
-                READ_ONLY,
-                read_only,
-                "Transactions are read-only (default_transaction_read_only).",
-                f'ALTER ROLE "{facts.user}" SET default_transaction_read_only = off',
-            ),
-            (
-                ASYNCHRONOUS_STANDBY,
-                asynchronous,
-                f"Standbys that follow the server: {facts.standbys_count}; none of them has to confirm a commit.",
-                f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'{reload}",
-            ),
-        ):
-            self.find(check, seen, fix, if_=wrong)
+        fix = f"ALTER SYSTEM SET fsync = on, and full_page_writes = on{reload}"
+        self.find(FSYNC_OFF, "fsync is off.", fix, if_=facts["fsync"] == "off")
+        if pooled and not by_session:
+            fix = f'ALTER ROLE "{facts["user"]}" SET synchronous_commit = on'
+            wrong = facts["synchronous_commit"] == "off"
+            self.find(SYNCHRONOUS_COMMIT_OFF, "synchronous_commit is off.", fix, if_=wrong)
+            self.find(POOLED, between, "Nothing, if pauses will do; or connect to the server itself")
+        elif pooled:
+            fix = "Connect to the server itself, or use mode=table; or raise default_pool_size in pgbouncer.ini"
+            self.find(POOLED_SESSION, between, fix)
+        fix = "Give the primary's address; or several hosts, of which the primary is found: postgresql://h1,h2/db"
+        self.find(STANDBY, "The server is in recovery (a standby).", fix, if_=facts["standby"])
+        fix = f'ALTER ROLE "{facts["user"]}" SET default_transaction_read_only = off'
+        self.find(READ_ONLY, "Transactions are read-only (default_transaction_read_only).", fix, if_=read_only)
+        seen = f"Standbys that follow the server: {facts['standbys']}; none of them has to confirm a commit."
+        fix = f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'{reload}"
+        self.find(ASYNCHRONOUS_STANDBY, seen, fix, if_=asynchronous)
 
 
 # -- MariaDB and MySQL ---------------------------------------------------------------------------------------------

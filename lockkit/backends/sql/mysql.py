@@ -22,10 +22,20 @@ import pymysql
 from pymysql.connections import Connection as PymysqlBase  # after the package, see `test_options.py`
 
 from lockkit import validation
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Worker, cut, end_quietly, readable
+from lockkit.backends.sql.connection import (
+    NO_ANSWER,
+    Connection,
+    Driver,
+    Parameter,
+    Result,
+    Statement,
+    Worker,
+    cut,
+    end_quietly,
+    readable,
+)
 from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
 from lockkit.backends.sql.options import as_it_is, parse_limit
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import ConfigurationError
 from lockkit.runtime import Event, Runtime
 
@@ -169,7 +179,7 @@ class PymysqlConnection(Connection):
             result: Result = await self._reading.finish(seconds)
             return result
         until = self._runtime.now() + seconds
-        if not await self._runtime.readable(self._fd, seconds):
+        if not await self._runtime.readable(self.fd, seconds):
             raise TimeoutError(NO_ANSWER)
         # The server has begun to answer: the rest must come in the same time. Answers to a session are short.
         self._limit_by(seconds)
@@ -186,7 +196,7 @@ class PymysqlConnection(Connection):
     def answered(self) -> bool:
         if self._reading is not None:
             return not self._reading.busy
-        return self._fd < 0 or readable(self._fd)
+        return self.fd < 0 or readable(self.fd)
 
     async def until_answer(self, wake: Event, until: float) -> None:
         if self._reading is not None:
@@ -196,11 +206,11 @@ class PymysqlConnection(Connection):
 
     @property
     def stale(self) -> bool:
-        return self._fd >= 0 and readable(self._fd)
+        return self.fd >= 0 and readable(self.fd)
 
     def terminate(self) -> None:
         dbapi, self.dbapi = self.dbapi, None
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if dbapi is None:
             return
         if self._worker is None:

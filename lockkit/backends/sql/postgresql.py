@@ -15,10 +15,9 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver
+from lockkit.backends.sql.connection import NO_ANSWER, Connection, Driver, Parameter, Result, Statement
 from lockkit.backends.sql.dialect import CONNECT_SECONDS, STATEMENT_SECONDS
 from lockkit.backends.sql.options import as_it_is, parse_connect_limit
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Runtime
 
 FLUSH_PAUSE = 0.001
@@ -79,7 +78,7 @@ class PsycopgConnection(Connection):
         self._prepared = 0
         self._last: pq.abc.PGresult | None = None
         poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
+        poll.register(self.fd, select.POLLIN)
         self._poll = poll.poll
         self._literal = pq.Escaping(self.pgconn).escape_literal
 
@@ -114,7 +113,7 @@ class PsycopgConnection(Connection):
         while True:
             while pgconn.is_busy():
                 left = max(0.0, until - self._runtime.now())
-                ready = self._poll(left * 1000) if self._blocking else await self._runtime.readable(self._fd, left)
+                ready = self._poll(left * 1000) if self._blocking else await self._runtime.readable(self.fd, left)
                 if not ready:
                     raise TimeoutError(NO_ANSWER)
                 pgconn.consume_input()
@@ -206,19 +205,13 @@ class PsycopgConnection(Connection):
 
 def _pack(parameters: Sequence[Parameter]) -> list[bytes | None]:
     """Write parameters as PostgreSQL reads them."""
-    packed: list[bytes | None] = []
-    for value in parameters:
-        if value is None or type(value) is bytes:
-            packed.append(value)
-        elif type(value) is str:
-            packed.append(value.encode())
-        elif type(value) is int:
-            packed.append(b"%d" % value)
-        elif isinstance(value, list):
-            packed.append(_array(value))
-        else:
-            packed.append(str(value).encode())
-    return packed
+    return [
+        value.encode() if isinstance(value, str)
+        else str(value).encode() if isinstance(value, int)
+        else _array(value) if isinstance(value, list)
+        else value
+        for value in parameters
+    ]  # fmt: skip
 
 
 def _array(values: list[str]) -> bytes:

@@ -22,9 +22,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lockkit.backend import apart, split_space
+from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.errors import AlreadyThere, MissingTable
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.dialect import AlreadyThere, MissingTable
 from lockkit.errors import ConfigurationError, LockError
 from lockkit.validation import METADATA_BYTES_MAX, NAME_BYTES_MAX, lock_name
 
@@ -56,7 +56,7 @@ _LONG = "MEDIUMTEXT CHARACTER SET utf8mb4"
 _TYPES: dict[str, dict[Kind, str]] = {
     "postgresql": {"key": 'TEXT COLLATE "C"', "json": "JSONB"},
     "mysql": {
-        "key": "VARBINARY(255)",
+        "key": "VARBINARY(255)",  # text is padded with spaces before it is compared, even with a binary collation
         "ascii": f"VARCHAR({METADATA_BYTES_MAX}) CHARACTER SET ascii",
         "text": _LONG,
         "json": _LONG,

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from lockkit import validation
-from lockkit.backends.sql.connection import Connection, Driver, Worker, end_quietly
+from lockkit.backends.sql.connection import Connection, Driver, Parameter, Result, Statement, Worker, end_quietly
 from lockkit.backends.sql.dialect import SQLITE_LOCK_SECONDS
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.errors import ConfigurationError
 from lockkit.file_systems import find_flaw_on_the_way
 from lockkit.runtime import Runtime

@@ -17,9 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import Request, seconds_left
-from lockkit.backends.sql.connection import cut
+from lockkit.backends.sql.connection import Statement, cut
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import Event, Runtime
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class WakeupListener:
 
     async def _worth_listening(self, connection: PsycopgConnection) -> bool:
         """Wait until there is something to read; False if no request waits any more, or `close` was called."""
-        while not await self._runtime.readable(connection.fileno(), LINGER):
+        while not await self._runtime.readable(connection.fd, LINGER):
             with self._mutex:
                 if not self._waiting:
                     # Under the mutex: the next request finds no connection, and listens anew.
@@ -152,6 +151,6 @@ class WakeupListener:
             ended = self._ended
             if connection is not None:
                 # Not closed here: another thread may be reading. The end of the stream wakes it, and it closes.
-                cut(connection.fileno())
+                cut(connection.fd)
         if connection is not None and ended is not None:
             await ended.wait(CLOSE_SECONDS)

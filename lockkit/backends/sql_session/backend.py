@@ -69,8 +69,7 @@ from lockkit.backend import (
 )
 from lockkit.backends.sql.backend import SqlBackend
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.dialect import KEEPALIVE_SECONDS, STATEMENT_SECONDS
-from lockkit.backends.sql.errors import CONFLICTS
+from lockkit.backends.sql.dialect import CONFLICTS, KEEPALIVE_SECONDS, STATEMENT_SECONDS
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import parse_table
 from lockkit.backends.sql_session.locking import Locking

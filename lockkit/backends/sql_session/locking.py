@@ -11,10 +11,10 @@ from math import inf
 from typing import ClassVar
 
 from lockkit.backend import Holder, Mode, Request, decode_metadata, granted_at
+from lockkit.backends.sql.connection import Parameter, Result, Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.errors import MissingTable
+from lockkit.backends.sql.dialect import MissingTable
 from lockkit.backends.sql.schema import Column, Table, create, row_key
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.session import Key, Session, Taken
 from lockkit.errors import ConfigurationError, LockError, Unsupported
 from lockkit.units import Seconds

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lockkit.backend import Request
+from lockkit.backends.sql.connection import Parameter, Result, Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.locking import DELETE_AFTER_US, Locking
 from lockkit.backends.sql_session.session import Key, Session, Taken
 from lockkit.errors import ConfigurationError
@@ -169,15 +169,11 @@ class MysqlRowLocking(_MysqlLocking):
         super().__init__(database, name, auto_create=auto_create)
         rows, leases = self.quoted
         locking = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 FOR UPDATE"
-        self._try = Statement(f"{locking} NOWAIT")
-        self._wait = Statement(locking)
-        reading = f"SELECT GET_LOCK($2, {_MARK_SECONDS}) FROM {rows} WHERE name = $1 LOCK IN SHARE MODE"
-        self._wait_reading = Statement(reading)
         # MariaDB has no FOR SHARE, and MySQL no NOWAIT with the older spelling.
-        self._try_reading = {
-            True: Statement(f"{reading} NOWAIT"),
-            False: Statement(f"{reading.replace('LOCK IN SHARE MODE', 'FOR SHARE')} NOWAIT"),
-        }
+        reading, sharing = (locking.replace("FOR UPDATE", words) for words in ("LOCK IN SHARE MODE", "FOR SHARE"))
+        self._wait, self._wait_reading = Statement(locking), Statement(reading)
+        self._try = Statement(f"{locking} NOWAIT")
+        self._try_reading = {True: Statement(f"{reading} NOWAIT"), False: Statement(f"{sharing} NOWAIT")}
         self._insert = Statement(f"INSERT IGNORE INTO {rows} (name) VALUES ($1)")
         self.write_lease = self._writing(leases, "IS_USED_LOCK($5)")
         self.write_share = self._counting(leases, "IS_USED_LOCK($5)")
@@ -279,9 +275,6 @@ class MysqlAdvisoryLocking(_MysqlLocking):
 
     async def attempt(self, session: Session, key: Key, limit: int, request: Request) -> Taken | None:
         await self._limited(session, limit)
-        return await self._taken(session, key, request)
-
-    async def _taken(self, session: Session, key: Key, request: Request) -> Taken | None:
         result = await session.run(self._take, (key.name, request.owner, request.metadata, key.text))
         # NULL of GET_LOCK (out of memory, or this connection is being ended) counts as busy: the queue decides.
         return (session.pid, result.last_id) if result.changed else None
@@ -296,9 +289,8 @@ class MysqlAdvisoryLocking(_MysqlLocking):
 
     async def prove(self, session: Session, key: Key, limit: int, request: Request, identity: int) -> Taken | None:
         del identity
-        await self._limited(session, limit)
         # It has the lock from the queue already: a session may have it twice.
-        return await self._taken(session, key, request)
+        return await self.attempt(session, key, limit, request)
 
     async def leave(self, session: Session) -> None:
         await session.run(_UNLOCK)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from lockkit.backend import Request
+from lockkit.backends.sql.connection import Parameter, Result, Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session.locking import DELETE_AFTER_US, Locking
 from lockkit.backends.sql_session.session import Key, Session, Taken
 from lockkit.units import Seconds

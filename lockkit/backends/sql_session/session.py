@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, TypeAlias
 
-from lockkit.backends.sql.connection import Connection
+from lockkit.backends.sql.connection import Connection, Parameter, Result, Statement
 from lockkit.backends.sql.dialect import STATEMENT_SECONDS
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.runtime import Event, Runtime
 from lockkit.units import Instant, Seconds
 

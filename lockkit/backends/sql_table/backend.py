@@ -48,8 +48,9 @@ from lockkit.backend import (
     in_space,
 )
 from lockkit.backends.sql.backend import SqlBackend
+from lockkit.backends.sql.connection import Parameter, Result, Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.errors import MissingTable
+from lockkit.backends.sql.dialect import MissingTable
 from lockkit.backends.sql.options import mode_option
 from lockkit.backends.sql.schema import (
     TABLE,
@@ -61,7 +62,6 @@ from lockkit.backends.sql.schema import (
     range_of,
     row_key,
 )
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_table.shares import Held, Row, rows_of, text
 from lockkit.backends.sql_table.statements import SHARED, Statements
 from lockkit.background import SingleRun

@@ -82,24 +82,20 @@ class Pace:
         return max(0.0, uniform(0.5, 1.5) / self.rate - ENGINE_SECONDS)
 
 
-class Paces:
+class Paces(dict[str, Pace]):
     """The locks that a client has found in other hands lately."""
-
-    def __init__(self) -> None:
-        """None yet."""
-        self._paces: dict[str, Pace] = {}
 
     def find(self, name: str, now: Instant) -> Pace | None:
         """Return the pace for a lock that others take, too."""
-        pace = self._paces.get(name)
-        if pace is not None and now >= pace.seen_at + CONTENDED_SECONDS:
-            self._paces.pop(name, None)
-            return None
-        return pace
+        pace = self.get(name)
+        if pace is None or now < pace.seen_at + CONTENDED_SECONDS:
+            return pace
+        self.pop(name, None)
+        return None
 
     def begin(self, name: str) -> Pace:
         """Return a pace for a lock that was not contended so far."""
-        if len(self._paces) >= NAMES_MAX:
-            self._paces.clear()
-        pace = self._paces[name] = Pace()
+        if len(self) >= NAMES_MAX:
+            self.clear()
+        pace = self[name] = Pace()
         return pace

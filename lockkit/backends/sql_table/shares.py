@@ -23,8 +23,8 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from lockkit.backend import Gone, Grant, Mode, Request
-from lockkit.backends.lock_state import LockState, Share
-from lockkit.backends.sql.statement import Parameter, Result
+from lockkit.backends.lock_state import Lease, LockState
+from lockkit.backends.sql.connection import Parameter, Result
 from lockkit.backends.sql_table.statements import SHARED
 from lockkit.validation import decode_json
 
@@ -84,15 +84,15 @@ class Row:
         self.state: LockState[Claim] = LockState(token)
         found, holder = _decoded(text(shares)), text(owner)
         if holder == SHARED and found:
-            self.state.shares = {each: share for each, share in found.items() if share.until > self.now_us}
+            self.state.leases = {each: lease for each, lease in found.items() if lease.until > self.now_us}
         elif holder and expires_us > self.now_us:
-            self.state.holder = Claim(holder, metadata=text(metadata) or "{}")
+            self.state.leases[holder] = Lease(Claim(holder, metadata=text(metadata) or "{}"), expires_us, token)
         if holder != SHARED:
             self.state.broken = tuple(found) if text(broken) == SHARED else (text(broken),)
         if self._writer_until_us > self.now_us:
             self.state.queue = [Claim(text(writer))]
-        self.state.until = expires_us if self.state.holder else inf if self.state.shares else self._writer_until_us
-        self._before = inf if self.state.holder else len(self.state.shares)
+        self.state.until = inf if self.state.leases else self._writer_until_us
+        self._before = inf if self.state.alone else len(self.state.leases)
 
     def gone(self, owner: str) -> Gone | None:
         """Say why an owner does not hold the lock; None if it does."""
@@ -101,35 +101,35 @@ class Row:
     @property
     def has_room(self) -> bool:
         """Whether a lease has ended, or goes on as a reader's: waiters may have the lock now."""
-        return len(self.state.shares) < self._before
+        return self.state.alone is None and len(self.state.leases) < self._before
 
     def acquire(self, request: Request, ttl_us: int) -> Grant | Held:
         """Take a lease for an owner that may have one already: the answer was lost."""
         state = self.state
-        state.shares.pop(request.owner, None)
-        if not state.shares and state.until == inf:
+        state.leases.pop(request.owner, None)
+        if not state.leases:
             state.until = self._writer_until_us
-        free = state.holder is None and not state.shares
+        free = not state.leases
         claim = Claim(request.owner, ttl_us, request.metadata, request.mode, request.limit)
         outcome, _ = state.acquire(request.name, claim, self.now_us, token_min=self.now_us, queue=False)
         if isinstance(outcome, Grant):
             self.wanted = self.wanted and not free
             outcome.ttl, outcome.state = request.ttl, "alone" if free else "share"
             return outcome
-        if state.holder is not None:
-            return Held(state.holder.owner, int(state.until) - self.now_us, self.alien)
-        ends = [share.until for share in state.shares.values()] if claim.mode == "permit" else [self._writer_until_us]
+        if state.alone is not None:
+            return Held(state.alone.claim.owner, int(state.alone.until) - self.now_us, self.alien)
+        ends = [lease.until for lease in state.leases.values()] if claim.mode == "permit" else [self._writer_until_us]
         return Held(SHARED, int(min(ends)) - self.now_us)
 
     def content(self) -> tuple[Parameter, ...] | None:
         """Return what the state writes: owner, token, expires_at_us, wanted, shares; None if a holder is alone."""
-        if self.state.holder is not None:
+        if self.state.alone is not None:
             return None
         shares = {
-            owner: {"o": owner, "t": share.token, "e": share.until, "p": share.slot, "m": share.claim.metadata}
-            for owner, share in self.state.shares.items()
+            owner: {"o": owner, "t": lease.token, "e": lease.until, "p": lease.slot, "m": lease.claim.metadata}
+            for owner, lease in self.state.leases.items()
         }
-        end = int(max((share.until for share in self.state.shares.values()), default=0))
+        end = int(max((lease.until for lease in self.state.leases.values()), default=0))
         packed = json.dumps(shares, separators=(",", ":")) if shares else None
         return (SHARED if shares else None, self.state.token, end, int(self.wanted), packed)
 
@@ -140,20 +140,20 @@ def rows_of(keys: Sequence[str], result: Result) -> list[Row]:
     return [Row(key, values.get(key)) for key in keys]
 
 
-def _decoded(written: str) -> dict[str, Share[Claim]]:
+def _decoded(written: str) -> dict[str, Lease[Claim]]:
     """Read the column; what lockkit cannot have written there, by its types, is left out."""
     try:
         found = decode_json(written or "{}", SHARES_CHARS_MAX)
     except ValueError:
         return {}
-    shares: dict[str, Share[Claim]] = {}
+    shares: dict[str, Lease[Claim]] = {}
     for owner, one in found.items() if isinstance(found, dict) else ():
         if not isinstance(one, dict) or [type(one.get(key)) for key in "te"] != [int, int]:
             continue
         slot, metadata = one.get("p"), one.get("m")
         if type(slot) in {int, NoneType} and isinstance(metadata, str | None):
-            claim = Claim(owner, metadata=metadata or "{}", mode="shared" if slot is None else "permit")
-            shares[owner] = Share(claim, one["e"], one["t"], slot)
+            claim = Claim(owner, metadata=metadata or "{}")
+            shares[owner] = Lease(claim, one["e"], one["t"], "shared" if slot is None else "permit", slot)
     return shares
 
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from lockkit.backends.sql.statement import Parameter, Statement
+from lockkit.backends.sql.connection import Parameter, Statement
 
 SHARED = "+shared"
 """Owner of a row that readers or permits hold. No lease of lockkit has it: those are hexadecimal digits."""
@@ -104,34 +104,30 @@ class Statements(ABC):
             )
         )
         self.reap = for_many(lambda count: f"DELETE FROM {{table}} WHERE {_IDLE} AND {among('name', 0, count, 1)}")
-        self._write_acquire()
-        self._write_shares()
-
-    @abstractmethod
-    def _write_acquire(self) -> None:
-        """Write what takes the lock."""
-
-    def _write_shares(self) -> None:
-        """Write what is for readers and permits."""
-        self.rows = self._for_many(
+        # For readers and permits.
+        self.rows = for_many(
             lambda count: (
                 "SELECT name, owner, metadata, metadata_owner, broken_owner, writer, token, expires_at_us,"
-                f" writer_until_us, wanted, {self._shares_text}, {{now}} FROM {{table}}"
-                f" WHERE {self._among('name', 0, count)}"
+                f" writer_until_us, wanted, {self._shares_text}, {{now}} FROM {{table}} WHERE {among('name', 0, count)}"
             ),
         )
-        self.change = self._for_many(self._change_text)
-        self.make_row = self._written(f"INSERT INTO {{table}} (name) VALUES ($1) {self._keep_row}")
-        self.want = self._written(f"UPDATE {{table}} SET wanted = true WHERE {self._unchanged(1)}")
+        self.change = for_many(self._change_text)
+        self.make_row = written(f"INSERT INTO {{table}} (name) VALUES ($1) {self._keep_row}")
+        self.want = written(f"UPDATE {{table}} SET wanted = true WHERE {self._unchanged(1)}")
         newest = f"name = $1 AND owner = '{SHARED}' AND token = $2 AND expires_at_us > {{now}}"
-        self.free_alone = self._written(self._freeing("owner = NULL, shares = NULL", newest))
-        self.mark = self._written(
+        self.free_alone = written(freeing("owner = NULL, shares = NULL", newest))
+        self.mark = written(
             "UPDATE {table} SET writer = $2, writer_until_us = {now} + $3"
             f" WHERE name = $1 AND {_HELD} AND (writer = $2 OR writer_until_us <= {{now}})"
         )
         # Readers whom the mark has stopped are notified, also when the writer's grant has taken their own mark away.
         unmark = "UPDATE {table} SET writer_until_us = 0, wanted = true WHERE name = $1 AND writer = $2"
-        self.unmark = self._written(self._notifying(unmark))
+        self.unmark = written(self._notifying(unmark))
+        self._write_acquire()
+
+    @abstractmethod
+    def _write_acquire(self) -> None:
+        """Write what takes the lock."""
 
     def _unchanged(self, first: int) -> str:
         """Tell whether a row has this name and version: the parameters from `first` on, see `Row.version`."""

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Delete, Engine, Update, exc
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from lockkit.backends.sql import errors as sql_errors
+from lockkit.backends.sql import dialect as sql_errors
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError, LockTimeout
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, Runtime, drive

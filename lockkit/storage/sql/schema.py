@@ -27,7 +27,7 @@ from sqlalchemy import Connection, Engine, exc, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from lockkit.backends.sql.dialect import dialect_named
-from lockkit.backends.sql.schema import parse_table
+from lockkit.backends.sql.schema import Column, Table, parse_table
 from lockkit.errors import ConfigurationError, Unsupported
 from lockkit.storage.sql.client import kind_of, spare, translating
 from lockkit.validation import shown
@@ -37,12 +37,6 @@ T = TypeVar("T")
 Family = Literal["postgresql", "mysql", "sqlite"]
 Kind = Literal["locks", "fences"]
 
-_NAME_TYPES: dict[Family, str] = {
-    # MariaDB and MySQL pad text with spaces before they compare it, even with a binary collation.
-    "postgresql": 'text COLLATE "C"',
-    "mysql": "VARBINARY(255)",
-    "sqlite": "TEXT",
-}
 KEYS: dict[Family, str] = {
     "postgresql": "convert_from(decode(:{0}, 'hex'), 'UTF8')",
     "mysql": "UNHEX(:{0})",
@@ -82,13 +76,12 @@ def quoted(family: Family, table: object, suffix: str = "") -> str:
     except ValueError as error:
         message = f"table={shown(table)} is not understood: {error}"
         raise ConfigurationError(message) from None
-    mark = "`" if family == "mysql" else '"'
-    return ".".join(f"{mark}{part}{mark}" for part in f"{name}{suffix}".split("."))
+    return Table(f"{name}{suffix}", ()).quoted(family)
 
 
 def ddl(family: Family, *, locks: str | None = None, fences: str | None = None) -> list[str]:
     """Return the statements that create the tables if they are missing."""
-    name = _NAME_TYPES[family]
+    name, scope = (Column(column, "key", null=False).spec(family) for column in ("name", "scope"))
     engine = " ENGINE=InnoDB" if family == "mysql" else ""
     made = []
     if locks is not None:
@@ -99,12 +92,12 @@ def ddl(family: Family, *, locks: str | None = None, fences: str | None = None) 
         elif family == "mysql":
             made.append(f"CREATE TABLE IF NOT EXISTS {tokens} (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY){engine}")
         made.append(
-            f"CREATE TABLE IF NOT EXISTS {quoted(family, locks)} (name {name} NOT NULL PRIMARY KEY, "
+            f"CREATE TABLE IF NOT EXISTS {quoted(family, locks)} ({name} PRIMARY KEY, "
             f"owner VARCHAR(64), token BIGINT NOT NULL DEFAULT 0){engine}"
         )
     if fences is not None:
         made.append(
-            f"CREATE TABLE IF NOT EXISTS {quoted(family, fences)} (scope {name} NOT NULL PRIMARY KEY, "
+            f"CREATE TABLE IF NOT EXISTS {quoted(family, fences)} ({scope} PRIMARY KEY, "
             f"token BIGINT NOT NULL, read_token BIGINT NOT NULL DEFAULT 0){engine}"
         )
     return made

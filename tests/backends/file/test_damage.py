@@ -15,7 +15,7 @@ from lockkit.backend import Gone, Grant, Renewed, Unknown
 from lockkit.backends.file import directory, record_store
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.file.record import FileClaim, encode
-from lockkit.backends.lock_state import LockState
+from lockkit.backends.lock_state import Lease, LockState
 from lockkit.errors import BackendUnavailable, ConfigurationError, LockError
 from lockkit.runtime import drive
 from tests.backends.file.support import LONG, Connect, leave_record, open_files, tick
@@ -25,7 +25,7 @@ from tests.backends.support import StubHost, granted
 def with_holder(claim: FileClaim) -> LockState[FileClaim]:
     """Make the state of a lock that is held."""
     state: LockState[FileClaim] = LockState(1)
-    state.holder, state.until = claim, 1e9
+    state.leases[claim.owner] = Lease(claim, 1e9, 1)
     return state
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 
 from lockkit.backends.file.directory import record_name
 from lockkit.backends.file.record import REMOVED, DamagedError, FileClaim, RemovedError, VersionError, decode, encode
-from lockkit.backends.lock_state import LockState, Share
+from lockkit.backends.lock_state import Lease, LockState
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(
     lambda name: len(name.encode()) <= 255
@@ -32,7 +32,7 @@ METADATA = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=
 MODES = st.sampled_from([("exclusive", 1), ("shared", 1), ("permit", 1), ("permit", 100)])
 WAITERS = st.builds(lambda claim, mode: claim._replace(mode=mode[0], limit=mode[1]), CLAIMS, MODES)
 SHARES = st.builds(
-    Share,
+    lambda claim, until, token, slot: Lease(claim, until, token, "shared" if slot is None else "permit", slot),
     claim=st.builds(lambda claim, text: claim._replace(ttl=0.0, metadata=text), CLAIMS, METADATA),
     until=st.integers(0, 10**15).map(lambda us: us / 1e6),
     token=st.integers(0, 2**63),
@@ -48,9 +48,10 @@ def ledgers(draw: st.DrawFn) -> LockState[FileClaim]:
     ledger.broken = tuple(draw(st.lists(OWNERS, max_size=2)))
     ledger.queue = draw(st.lists(WAITERS, max_size=5))
     if draw(st.booleans()):
-        ledger.holder = draw(CLAIMS)._replace(ttl=0.0, metadata=draw(METADATA))
+        holder = draw(CLAIMS)._replace(ttl=0.0, metadata=draw(METADATA))
+        ledger.leases, ledger.until = {holder.owner: Lease(holder, ledger.until, ledger.token)}, inf
     else:
-        ledger.shares = {share.claim.owner: share for share in draw(st.lists(SHARES, max_size=3))}
+        ledger.leases = {share.claim.owner: share for share in draw(st.lists(SHARES, max_size=3))}
         ledger.until = draw(st.sampled_from([ledger.until, inf]))
     if draw(st.booleans()):
         ledger.note = draw(st.text(st.characters(exclude_categories=["Cs"]))), draw(st.integers(0, 2**63))
@@ -59,7 +60,7 @@ def ledgers(draw: st.DrawFn) -> LockState[FileClaim]:
 
 def fields(ledger: LockState[FileClaim]) -> list[object]:
     """What makes two ledgers equal."""
-    return [ledger.holder, ledger.until, ledger.token, ledger.broken, ledger.queue, ledger.shares, ledger.note]
+    return [ledger.leases, ledger.until, ledger.token, ledger.broken, ledger.queue, ledger.note]
 
 
 @given(ledger=ledgers(), name=NAMES, behind=st.binary(max_size=20))

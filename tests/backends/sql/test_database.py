@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from lockkit.backends.sql import database as module
+from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.dialect import dialect_named
 from lockkit.backends.sql.sqlite import SqliteDriver
-from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import AsyncioRuntime, Runtime
 
 PATIENCE = 60.0

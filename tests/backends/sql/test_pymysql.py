@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from lockkit.backends.sql.connection import Statement
 from lockkit.backends.sql.mysql import PymysqlConnection, PymysqlDriver
-from lockkit.backends.sql.statement import Statement
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime, drive
 from lockkit_tools.servers import MariaServer
 

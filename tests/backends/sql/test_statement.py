@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from lockkit.backends.sql.errors import mysql_kind, postgresql_kind, sqlite_kind, translate
+from lockkit.backends.sql.connection import Statement
+from lockkit.backends.sql.dialect import mysql_kind, postgresql_kind, sqlite_kind, translate
 from lockkit.backends.sql.postgresql import _pack
-from lockkit.backends.sql.statement import Statement
 from lockkit.errors import BackendUnavailable, ConfigurationError
 
 

@@ -20,7 +20,7 @@ import sqlalchemy
 import lockkit
 import lockkit.aio
 from lockkit.backend import Busy, Mode, Request
-from lockkit.backends.sql.statement import Parameter, Statement
+from lockkit.backends.sql.connection import Parameter, Statement
 from lockkit.backends.sql_session import mysql
 from lockkit.backends.sql_session.backend import SessionBackend
 from lockkit.backends.sql_session.locking import Locking

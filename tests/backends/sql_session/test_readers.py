@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 import lockkit
-from lockkit.backends.sql.statement import Parameter, Result, Statement
+from lockkit.backends.sql.connection import Parameter, Result, Statement
 from lockkit.backends.sql_session import backend
 from lockkit.backends.sql_session.session import Session
 from lockkit.sync import Client, Lease

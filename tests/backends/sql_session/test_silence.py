@@ -125,7 +125,7 @@ def test_socket_is_kept_alive(place: ModeServer, connect: Connect) -> None:
     """The system notices within half a minute that the way is lost, whatever the driver asked for."""
     client = connect(place.url)
     with client.lock("x", ttl=LONG) as lease:
-        fd = lease._record.grant.state.session.connection.fileno()
+        fd = lease._record.grant.state.session.connection.fd
         with socket.socket(fileno=os.dup(fd)) as copy:
             assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]

@@ -19,8 +19,7 @@ from lockkit.sync import Client
 from tests.tries import until
 
 if TYPE_CHECKING:
-    from lockkit.backends.sql.connection import Connection
-    from lockkit.backends.sql.statement import Parameter, Result, Statement
+    from lockkit.backends.sql.connection import Connection, Parameter, Result, Statement
     from lockkit_tools.servers import PostgresServer
 
 Connect: TypeAlias = Callable[..., Client]

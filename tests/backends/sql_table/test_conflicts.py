@@ -16,9 +16,8 @@ from sqlalchemy import NullPool, text
 
 import lockkit
 from lockkit.backends.sql import database, dialect
-from lockkit.backends.sql.connection import Connection
+from lockkit.backends.sql.connection import Connection, Parameter, Result, Statement
 from lockkit.backends.sql.database import Database
-from lockkit.backends.sql.statement import Parameter, Result, Statement
 from lockkit.backends.sql_session import session as sqlsession_session
 from lockkit.backends.sql_session.session import Session
 from lockkit.runtime import drive

@@ -18,9 +18,9 @@ import sqlalchemy
 
 import lockkit
 import lockkit.aio
+from lockkit.backends.sql.connection import Result
 from lockkit.backends.sql.database import Database
 from lockkit.backends.sql.sqlite import SqliteDriver
-from lockkit.backends.sql.statement import Result
 from lockkit.runtime import Runtime
 from lockkit.sync import Client, Lease
 from lockkit.testing.stopwatch import Stopwatch

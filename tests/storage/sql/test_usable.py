@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import lockkit
 import lockkit.aio
-from lockkit.backends.sql.statement import Statement
+from lockkit.backends.sql.connection import Statement
 from lockkit.fencing import AsyncSqlGuard, SqlGuard
 from lockkit.runtime import drive
 from lockkit.sql import lock_in

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -356,6 +357,9 @@ class Verify:
     only: str | None = option(
         None, "Run only cases with this in their name; or an expression as for pytest -k.", metavar="TEXT"
     )
+    history: Path | None = option(
+        None, "Write what contending callers did to this file, for checkers of histories: EDN, or JSON for *.json."
+    )
     as_json: bool = JSON
 
     def run(self) -> Status:
@@ -379,7 +383,9 @@ class Verify:
                     progress.update(task, total=total, advance=1, description=f"{case.group}, {case.face}")
 
                 face = None if self.face is None else self.face.value
-                found = verify(self.url, profile=self.profile, face=face, only=self.only, told=told)
+                found = verify(
+                    self.url, profile=self.profile, face=face, only=self.only, history=self.history, told=told
+                )
         if self.as_json:
             print_json(found.as_dict())
         else:

@@ -16,6 +16,7 @@ from lockkit import aio
 from lockkit.engine import engine
 from lockkit.errors import ConfigurationError, LockError, LockLost
 from lockkit.testing.face_driver import DRIVERS, BackgroundCall, FaceDriver
+from lockkit.testing.history import recorded
 from lockkit.testing.processes import PIPE
 from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
@@ -101,7 +102,7 @@ class Orders:
         witness = Witness(directory)
         until, number = time.monotonic() + seconds, 0
         while number < rounds or time.monotonic() < until:
-            async with self._client.lock(name, **lock) as lease:
+            async with recorded(int(who.removeprefix("process")), self._client.lock(name, **lock)) as lease:
                 witness.enter(who, lease.token)
                 # Sometimes long enough for the others to run into it.
                 await self._driver.sleep(0.001 if number % 4 == 0 else 0)

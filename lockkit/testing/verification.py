@@ -25,6 +25,7 @@ from lockkit import url as urls
 from lockkit.configuration import profiles, registry
 from lockkit.configuration.registry import DetachedHost
 from lockkit.runtime import drive, monotonic
+from lockkit.testing.history import FILE_VARIABLE
 from lockkit.testing.plugin import (
     CASE_MARK,
     NOT_PROMISED,
@@ -152,6 +153,7 @@ def verify(
     profile: str | None = None,
     face: str | None = None,
     only: str | None = None,
+    history: Path | None = None,
     told: Callable[[CaseResult, int], None] = lambda _case, _total: None,
 ) -> Verification:
     """
@@ -162,12 +164,20 @@ def verify(
         profile: A profile, as for `lockkit.connect`.
         face: ``sync`` or ``async``; None: both.
         only: Part of the names of the cases to run, or an expression as for ``pytest -k``; None: all.
+        history: File for what contending callers did, in Jepsen's format (see `lockkit.testing.history`).
         told: Called after each case, with the number of all cases. What it prints to `sys.stdout` is not shown.
 
     Raises:
-        ConfigurationError: The URL, the profile or a credential is wrong; or no case has such a name.
+        ConfigurationError: The URL, the profile, a credential or the file for the history is wrong; or no case has such
+            a name.
         BackendUnavailable: The backend does not answer.
     """
+    if history is not None:
+        try:
+            history.write_text("")
+        except OSError as error:
+            message = f"the history cannot be written to {history}: {error.strerror}"
+            raise lockkit.ConfigurationError(message) from error
     settings = profiles.resolve(url, profile, {})
     place = scratch_space(settings.url, settings.options)
     with lockkit.connect(place.url.text, **place.options) as client:
@@ -179,7 +189,7 @@ def verify(
     arguments += ["-k", wanted] if wanted else []
     started = monotonic()
     try:
-        with _quiet() as directory:
+        with _quiet(history) as directory:
             ended = _run(arguments, _Watcher(verification, told), directory)
     finally:
         verification.removed = _erase(place)
@@ -214,7 +224,7 @@ def _run(arguments: list[str], watcher: _Watcher, directory: Path) -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[Path]:
+def _quiet(history: Path | None) -> Iterator[Path]:
     """Keep pytest from talking, and from anybody's plugins and options; give a directory for it."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -224,6 +234,8 @@ def _quiet() -> Iterator[Path]:
     ):
         patch.delenv("PYTEST_ADDOPTS", raising=False)
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        if history is not None:
+            patch.setenv(FILE_VARIABLE, str(history.absolute()))
         yield Path(directory)
 
 

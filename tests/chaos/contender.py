@@ -78,13 +78,13 @@ class Contender:
             try:
                 await self._stay(stay, choose)
             except LockTimeout:
-                self._journal.write("said", stay, "timeout")
+                self._journal.write("said", stay, "timeout", now())
             except LockLost:
-                self._journal.write("said", stay, "lost")
+                self._journal.write("said", stay, "lost", now())
             except BackendUnavailable:
-                self._journal.write("said", stay, "unavailable")
+                self._journal.write("said", stay, "unavailable", now())
             except Exception:  # noqa: BLE001 - the run counts it
-                self._journal.write("said", stay, "error")
+                self._journal.write("said", stay, "error", now())
                 traceback.print_exc()
                 await self._stage.sleep(0.1)
 
@@ -93,9 +93,11 @@ class Contender:
         # Mostly short; now and then so long that the lease must be renewed.
         seconds = choose.uniform(0, 1.5 * ttl) if choose.random() < 0.03 else choose.uniform(0, 0.03)
         lock = self._client.lock(choose.choice(self._part.names), ttl=ttl)
+        self._journal.write("call", stay, lock.name, now())
         lease = await lock.acquire(choose.choice([0.0, 0.5, 3.0]))
         await self._hold(stay, lease, now() + int(seconds * 1e9))
         await lease.release()
+        self._journal.write("left", stay, now())
 
     async def _hold(self, stay: str, lease: aio.Lease, until: int) -> None:
         line: tuple[object, ...] = ("enter", stay, lease.name, lease.token)

@@ -3,9 +3,11 @@ The outside witness of a chaos run: what holders wrote down while they believed 
 
 One file, appended to by all processes (``O_APPEND``, one ``write`` a line, so lines do not mix). A line is::
 
+    call  STAY NAME TIME           a client is about to acquire
     enter STAY NAME TOKEN TIME     a holder found its lease held, for the first time
     held  STAY TIME                and again
-    said  STAY WORD                what else happened to a client: timeout, unavailable, lost, error
+    left  STAY TIME                its release has returned
+    said  STAY WORD TIME           what else happened to a client: timeout, unavailable, lost, error
 
 TIME is the machine's clock (ns, the same for all processes), read *before* the look at the lease. A loss is final, so
 who finds its lease held has held it at that time and at all times since it entered. From the first to the last line of
@@ -22,25 +24,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockkit_tools.history import Stay
+
 
 def now() -> int:
     """Nanoseconds of the clock that all processes of the machine share."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-@dataclass(slots=True)
-class Stay:
-    """The time in which one holder surely believed that it held."""
-
-    id: str
-    name: str
-    token: int
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        """Say who, with which token, and when (seconds)."""
-        return f"{self.id} token {self.token} {self.first / 1e9:.4f}..{self.last / 1e9:.4f}"
 
 
 @dataclass(slots=True)
@@ -49,13 +38,15 @@ class Verdict:
     What a journal shows.
 
     Attributes:
-        stays: All, in the order in which they began.
+        calls: All calls, for `lockkit_tools.history.write`.
+        stays: Those that acquired a lock, in the order in which they began.
         said: How often each word was said.
         overlaps: Two who believed that they held at the same time, one sentence each.
         disorder: Tokens that did not increase, one sentence each.
     """
 
-    stays: list[Stay] = field(default_factory=list)
+    calls: list[Stay]
+    stays: list[Stay]
     said: Counter[str] = field(default_factory=Counter)
     overlaps: list[str] = field(default_factory=list)
     disorder: list[str] = field(default_factory=list)
@@ -84,29 +75,47 @@ class Journal:
 
 def judge(lines: Iterable[str]) -> Verdict:
     """Find overlaps and disorder. Pure."""
-    verdict = Verdict()
-    stays: dict[str, Stay] = {}
+    calls, said = _read(lines)
+    granted = [(stay.returned, stay.token, stay) for stay in calls if stay.returned and stay.token is not None]
+    granted.sort(key=lambda one: one[0])
+    verdict = Verdict(calls, [stay for *_, stay in granted], said)
+    longest: dict[str, Stay] = {}  # of each name the stay so far that ends last
+    highest: dict[str, tuple[int, Stay]] = {}
+    for first, token, stay in granted:
+        before = longest.get(stay.lock)
+        if before is not None and first < before.leaving:
+            verdict.overlaps.append(f"{stay.lock}: {_show(before)} and {_show(stay)}")
+        if before is None or stay.leaving > before.leaving:
+            longest[stay.lock] = stay
+        if stay.lock in highest and token <= highest[stay.lock][0]:
+            verdict.disorder.append(f"{stay.lock}: {_show(highest[stay.lock][1])}, and later {_show(stay)}")
+        else:
+            highest[stay.lock] = token, stay
+    return verdict
+
+
+def _read(lines: Iterable[str]) -> tuple[list[Stay], Counter[str]]:
+    """Put the lines of each stay together, and count what was said."""
+    calls: dict[str, Stay] = {}
+    said: Counter[str] = Counter()
     for line in lines:
         what, stay_id, *rest = line.split(" ")
-        if what == "enter":
-            name, token, first = rest
-            stays[stay_id] = Stay(stay_id, name, int(token), int(first), int(first))
-        elif what == "held":
-            stays[stay_id].last = int(rest[0])
-        else:
-            verdict.said[rest[0]] += 1
-    verdict.stays = sorted(stays.values(), key=lambda stay: stay.first)
-    longest: dict[str, Stay] = {}  # of each name the stay so far that ends last
-    highest: dict[str, Stay] = {}
-    for stay in verdict.stays:
-        before = longest.get(stay.name)
-        if before is not None and stay.first <= before.last:
-            verdict.overlaps.append(f"{stay.name}: {before} and {stay}")
-        if before is None or stay.last > before.last:
-            longest[stay.name] = stay
-        higher = highest.get(stay.name)
-        if higher is not None and stay.token <= higher.token:
-            verdict.disorder.append(f"{stay.name}: {higher}, and later {stay}")
-        else:
-            highest[stay.name] = stay
-    return verdict
+        time = int(rest[-1])
+        if what == "call":
+            calls[stay_id] = Stay(rest[0], stay_id, time)
+        elif what == "enter":
+            calls[stay_id].returned, calls[stay_id].token = time, int(rest[1])
+        elif what == "left":
+            calls[stay_id].left = time
+        elif what == "said":
+            said[rest[0]] += 1
+            if rest[0] == "timeout":
+                calls[stay_id].returned = time
+        if what in {"enter", "held"}:
+            calls[stay_id].leaving = time + 1  # not before
+    return [*calls.values()], said
+
+
+def _show(stay: Stay) -> str:
+    """Say who, with which token, and when (seconds)."""
+    return f"{stay.client} token {stay.token} {(stay.returned or 0) / 1e9:.4f}..{stay.leaving / 1e9:.4f}"

@@ -175,7 +175,9 @@ class Run:
         began, waiting = now(), {client.pid for client in self._clients}
         while waiting and now() < began + CALM_SECONDS * 1e9:
             time.sleep(0.5)
-            waiting -= {int(stay.id.split(".")[0]) for stay in self._journal.judge().stays if stay.first > began}
+            waiting -= {
+                int(stay.client.split(".")[0]) for stay in self._journal.judge().stays if (stay.returned or 0) > began
+            }
         return len(waiting)
 
     # -- faults ------------------------------------------------------------------------------------------------------

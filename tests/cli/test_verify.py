@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from lockkit.testing.verification import scratch_space
 from lockkit.url import parse
+from lockkit_tools.history import MODELS, check, read
 from lockkit_tools.servers import RedisNodes, RedisServer, require
 from tests.cli.support import Cli
 
@@ -127,6 +128,34 @@ def test_redis_is_as_it_was(cli: Cli) -> None:
     assert "s3cret" not in done.stdout + done.stderr
 
 
+def test_history_of_contending_callers_is_linearizable(cli: Cli, tmp_path: Path) -> None:
+    """On a real server: threads, tasks and processes, locks and semaphores; every call, in Jepsen's format."""
+    require("redis", local=True)
+    only = "processes_exclude or critical_section"
+    with RedisServer() as server:
+        done = cli.run("verify", server.url, f"--only={only}", f"--history={tmp_path / 'h.edn'}")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    locks = read((tmp_path / "h.edn").read_text())
+    ended = [[call.returned is not None for call in calls] for calls in locks.values()]
+    semaphores = {name for name, calls in locks.items() if calls[0].limit == 2}
+    assert sorted(map(len, ended)) == [36, 36, 240, 240]
+    assert all(map(all, ended))
+    assert len(semaphores) == 2
+    for name, calls in locks.items():
+        assert check(calls, MODELS["semaphore" if name in semaphores else "fenced-mutex"]), name
+
+
+def test_history_of_a_backend_that_lets_two_in_is_not(cli: Cli, tmp_path: Path) -> None:
+    """The checker finds in it what the suite's own witness sees."""
+    path = tmp_path / "h.json"
+    done = cli.run("verify", f"sieve://{cli.home}/locks", "--only=clients_exclude", "--face=sync", f"--history={path}")
+
+    assert done.returncode == 1
+    (calls,) = read(path.read_text()).values()
+    assert check(calls, MODELS["fenced-mutex"]).word == "invalid"
+
+
 def test_redlock_nodes_are_as_they_were(cli: Cli) -> None:
     """Each of them, but for the marker that says that they belong together."""
     require("redlock", local=True)
@@ -147,6 +176,11 @@ def test_redlock_nodes_are_as_they_were(cli: Cli) -> None:
         (["nonsense://"], 78, "nonsense"),
         (["memory://", "--only", "no_such_case"], 78, "see whether one has 'no_such_case' in its name"),
         (["memory://", "--face=green"], 2, "green"),
+        (
+            ["memory://", "--history=/nowhere/h.edn"],
+            78,
+            "the history cannot be written to /nowhere/h.edn: No such file",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_told_by_its_status(cli: Cli, arguments: list[str], status: int, message: str) -> None:

@@ -29,7 +29,7 @@ GROUND = {
 FACES = {"aio", "lease", "sync"}
 DOORS = {"fencing", "optimistic", "sql"}
 # A tool imports anything but the tools after it; those from `servers` on are in lockkit_tools.
-TOOLS = ("doctor", "testing", "cli", "servers", "simulation", "lab", "bench")
+TOOLS = ("doctor", "testing", "cli", "servers", "history", "simulation", "lab", "bench")
 
 ROOMS_BELOW = {
     "ground": set[str](),

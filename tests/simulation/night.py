@@ -20,9 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from lockkit_tools.history import write
 from lockkit_tools.simulation import describe, simulate
+from lockkit_tools.simulation.stays import stays
 from tests.simulation import test_hand_over, test_lock_set, test_once
 from tests.simulation.election import hold_elections, overlaps
 from tests.simulation.redlock import RedlockSimulation, schedule_of
@@ -212,13 +215,15 @@ def report(result: Result, wanted: int, seconds: float) -> Iterator[str]:
         yield f"{kind}, seed {seed}: {problem}\n    nox -s simulate-night -- --kind={kind} --seed={seed}"
 
 
-def repeat(kind: Kind, seed: int) -> int:
-    """Run one schedule again, and show what happened."""
+def repeat(kind: Kind, seed: int, history: Path | None = None) -> int:
+    """Run one schedule again, show what happened, and write the calls to a file."""
     gc.disable()
     problem = play_one(kind, seed)
     if kind.name == "lock":
         outcome = simulate(seed)
         say(f"{outcome.schedule}\n{describe(outcome.history)}")
+        if history is not None:
+            write(history, stays(outcome.history))
     elif kind.name == "redlock":
         simulation = RedlockSimulation(schedule_of(seed))
         simulation.judge()
@@ -239,16 +244,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed of each kind; default: 0")
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only these")
     parser.add_argument("--seed", type=int, help="run this one schedule of --kind again, and show it")
+    parser.add_argument("--history", type=Path, help="with --kind=lock --seed: write its calls to this .edn or .json")
     parser.add_argument("--workers", type=int, help="processes; default: one for each core")
     given = parser.parse_args(arguments)
     kinds = [KINDS[name] for name in given.kind or KINDS]
     if given.count < 1 or (given.workers is not None and given.workers < 1):
         parser.error("--count and --workers must be 1 or more")
+    if given.history is not None and (given.seed is None or given.kind != ["lock"]):
+        parser.error("--history needs --kind=lock and --seed")
     if given.seed is not None:
         if len(kinds) != 1:
             parser.error("--seed needs one --kind")
         be_quiet()
-        return repeat(kinds[0], given.seed)
+        return repeat(kinds[0], given.seed, given.history)
     began = time.monotonic()
     result = run(given.count, first=given.first, workers=given.workers, kinds=kinds)
     for line in report(result, given.count, time.monotonic() - began):

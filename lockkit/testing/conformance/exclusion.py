@@ -9,6 +9,7 @@ import pytest
 
 import lockkit
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
+from lockkit.testing.history import recorded
 from lockkit.testing.timing import PATIENCE
 from lockkit.testing.witness import Witness
 
@@ -35,14 +36,14 @@ class Exclusion(Cases):
         lock = client.lock(driver.name(), ttl=driver.timing.long, timeout=60)
         witness = Witness(tmp_path)
 
-        async def contend(who: str) -> None:
+        async def contend(who: int) -> None:
             for _ in range(ROUNDS):
-                async with lock as lease:
-                    witness.enter(who, lease.token)
+                async with recorded(who, lock) as lease:
+                    witness.enter(f"actor{who}", lease.token)
                     await driver.sleep(0)
-                    witness.leave(who, lease.token)
+                    witness.leave(f"actor{who}", lease.token)
 
-        actors = [driver.spawn(contend(f"actor{number}")) for number in range(ACTORS)]
+        actors = [driver.spawn(contend(number)) for number in range(ACTORS)]
         for actor in actors:
             await actor.result(60)
 
@@ -54,15 +55,15 @@ class Exclusion(Cases):
         name = driver.name()
         witness = Witness(tmp_path)
 
-        async def contend(who: str) -> None:
+        async def contend(who: int) -> None:
             client = await driver.connect()
             for number in range(ROUNDS):
-                async with client.lock(name, ttl=driver.timing.long, timeout=60) as lease:
-                    witness.enter(who, lease.token)
+                async with recorded(who, client.lock(name, ttl=driver.timing.long, timeout=60)) as lease:
+                    witness.enter(f"client{who}", lease.token)
                     await driver.sleep(0.001 if number % 4 == 0 else 0)
-                    witness.leave(who, lease.token)
+                    witness.leave(f"client{who}", lease.token)
 
-        actors = [driver.spawn(contend(f"client{number}")) for number in range(ACTORS)]
+        actors = [driver.spawn(contend(number)) for number in range(ACTORS)]
         for actor in actors:
             await actor.result(60)
 

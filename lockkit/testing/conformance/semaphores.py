@@ -10,6 +10,7 @@ import lockkit
 from lockkit import aio
 from lockkit.backend import apart
 from lockkit.testing.conformance.base import NOT_GRANTED, Cases, FaceDriver, case, needs
+from lockkit.testing.history import recorded
 from lockkit.testing.timing import PATIENCE
 
 
@@ -76,7 +77,7 @@ class Semaphores(Cases):
             nonlocal inside, most
             semaphore = clients[number % 2].semaphore(name, limit=limit, ttl=driver.timing.long, timeout=60)
             for _ in range(3):
-                async with semaphore:
+                async with recorded(number, semaphore, limit):
                     inside += 1
                     most = max(most, inside)
                     await driver.sleep(0.002)

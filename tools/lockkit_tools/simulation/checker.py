@@ -113,7 +113,7 @@ def exclusion(seen: Seen, limits: Limits) -> Iterator[Problem]:
     del limits
     by_name: dict[str, list[tuple[Span, SeenLease]]] = {}
     for lease in seen.leases.values():
-        for span in _believed(seen, lease):
+        for span in believed(seen, lease):
             by_name.setdefault(lease.acquired.name, []).append((span, lease))
     for spans in by_name.values():
         spans.sort(key=lambda item: item[0][0])
@@ -139,7 +139,7 @@ def cover(seen: Seen, limits: Limits) -> Iterator[Problem]:
         if freed is not None and freed.how in {"broken", "lost"}:
             continue
         kept_until = grant.ends[-1][1] if freed is None else freed.at
-        for start, end in _believed(seen, lease):
+        for start, end in believed(seen, lease):
             if start < grant.granted.at - ROUNDING or end > kept_until + ROUNDING:
                 text = f"{_who(lease)} is believed in until {end:.6f}, the server kept it until {kept_until:.6f}"
                 yield Problem("cover", kept_until, text)
@@ -342,7 +342,7 @@ CHECKS: dict[str, Callable[[Seen, Limits], Iterator[Problem]]] = {
 # -- spans of time -------------------------------------------------------------------------------------------------
 
 
-def _believed(seen: Seen, lease: SeenLease) -> list[Span]:
+def believed(seen: Seen, lease: SeenLease) -> list[Span]:
     """When the holder may believe in its lease: from a change of the deadline to that deadline or the next change."""
     end = min(lease.ended, seen.alive_until(lease.acquired.client), seen.ended)
     changes = [since for since, _ in lease.deadlines[1:]]

@@ -87,9 +87,8 @@ def lab(  # the signature is the command line
         print_json(as_data(played))
     elif svg is None and html is None:
         console = Console()
-        colour = console.is_terminal and not console.no_color
         unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-        print(terminal.draw(played, width=console.width, colour=colour, ascii_only=not unicode), end="")
+        console.print(terminal.draw(played, width=console.width, ascii_only=not unicode), soft_wrap=True)
 
 
 def _list_scenarios(*, as_json: bool) -> None:

@@ -33,15 +33,10 @@ _NOW_SQLITE = (
 
 
 class _Raw(Adapter):
-    """
-    What the baselines have in common.
-
-    Attributes:
-        limited: Has a statement give up after 5 s, should a process that was killed still lock the table.
-    """
+    """What the baselines have in common."""
 
     leaves_something = True
-    limited: ClassVar[str]
+    limited: ClassVar[str]  # has a statement give up after 5 s, should a process that was killed still lock the table
     tables: ClassVar[str] = _TABLE
     _connection: Library
 
@@ -114,15 +109,10 @@ def _arguments(url: str, database: str) -> dict[str, Any]:
 
 
 class _Table(_Raw):
-    """
-    A lock table. Asks again after a short pause while the lock is busy.
-
-    Attributes:
-        mark: Of a parameter in a statement.
-    """
+    """A lock table. Asks again after a short pause while the lock is busy."""
 
     now: ClassVar[str]
-    mark: ClassVar[str] = "%s"
+    mark: ClassVar[str] = "%s"  # of a parameter in a statement
     greatest: ClassVar[str] = "greatest"
 
     def lock(self, name: str) -> Library:

@@ -19,19 +19,12 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """
-    What is drawn of one subject.
-
-    Attributes:
-        name: What it is called in this plot.
-        values: By what the mark calls them.
-        times_baseline: Its headline figure as a multiple of its baseline's; empty where there is none.
-    """
+    """What is drawn of one subject."""
 
     row: Row
-    name: str
-    values: Values
-    times_baseline: str
+    name: str  # what it is called in this plot
+    values: Values  # by what the mark calls them
+    times_baseline: str  # its headline figure as a multiple of its baseline's; empty where there is none
 
 
 def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[Row], str]) -> Html | None:

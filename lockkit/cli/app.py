@@ -143,23 +143,28 @@ C = TypeVar("C")
 def command(name: str, short: str, cls: type[Command] = Command) -> Callable[[type[C]], type[C]]:
     """Make a command of a class, whose `run` gives the exit status; None is 0."""
 
-    def decorate(options: type[C]) -> type[C]:
-        made: Any = dataclass(frozen=True, kw_only=True)(options)
-        types = get_type_hints(made)
-
-        def call(**given: Any) -> None:
-            raise typer.Exit(made(**given).run() or 0)
-
-        parameters = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
-            for one in fields(made)
-        ]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    def decorate(made: type[C]) -> type[C]:
         _ours[name] = _make_app(TyperGroup)
-        _ours[name].command(name, cls=cls, help=inspect.getdoc(options), short_help=short)(call)
-        return options
+        return add(_ours[name], name, short, made, cls)
 
     return decorate
+
+
+def add(holder: typer.Typer, name: str, short: str, options: type[C], cls: type[Command] = Command) -> type[C]:
+    """Add a command to a program: that of another distribution, which gets the program by its entry point."""
+    made: Any = dataclass(frozen=True, kw_only=True)(options)
+    types = get_type_hints(made)
+
+    def call(**given: Any) -> None:
+        raise typer.Exit(made(**given).run() or 0)
+
+    parameters = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
+        for one in fields(made)
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    holder.command(name, cls=cls, help=inspect.getdoc(options), short_help=short)(call)
+    return options
 
 
 # -- what the parser makes of the values -------------------------------------------------------------------------------

@@ -140,19 +140,25 @@ C = TypeVar("C")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
+def options(made: type[C]) -> type[C]:
+    """Make the fields of a class the options of a command."""
+    return dataclass(frozen=True, kw_only=True)(made)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def command(name: str, short: str, cls: type[Command] = Command) -> Callable[[type[C]], type[C]]:
     """Make a command of a class, whose `run` gives the exit status; None is 0."""
 
     def decorate(made: type[C]) -> type[C]:
         _ours[name] = _make_app(TyperGroup)
-        return add(_ours[name], name, short, made, cls)
+        add(_ours[name], name, short, options(made), cls)
+        return made
 
     return decorate
 
 
-def add(holder: typer.Typer, name: str, short: str, options: type[C], cls: type[Command] = Command) -> type[C]:
-    """Add a command to a program: that of another distribution, which gets the program by its entry point."""
-    made: Any = dataclass(frozen=True, kw_only=True)(options)
+def add(holder: typer.Typer, name: str, short: str, made: type[Any], cls: type[Command] = Command) -> None:
+    """Add a command to a program: the entry point of another distribution is called with the program."""
     types = get_type_hints(made)
 
     def call(**given: Any) -> None:
@@ -163,8 +169,7 @@ def add(holder: typer.Typer, name: str, short: str, options: type[C], cls: type[
         for one in fields(made)
     ]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
-    holder.command(name, cls=cls, help=inspect.getdoc(options), short_help=short)(call)
-    return options
+    holder.command(name, cls=cls, help=inspect.getdoc(made), short_help=short)(call)
 
 
 # -- what the parser makes of the values -------------------------------------------------------------------------------

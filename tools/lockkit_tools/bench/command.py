@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from lockkit.cli.app import add, argument, option, time
+from lockkit.cli.app import add, argument, option, options, time
 from lockkit_tools.bench.settings import QUICK, Settings
 from lockkit_tools.bench.subject import Face
 
@@ -53,6 +53,7 @@ def _at_least(least: float) -> Callable[[float | None], float | None]:
     return check
 
 
+@options
 class Bench:
     """
     Measure locks side by side: lockkit on your URLs, other libraries on the same servers, and hand-written baselines.

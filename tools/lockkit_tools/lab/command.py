@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lockkit.cli.app import JSON, add, argument, flag, option
+from lockkit.cli.app import JSON, add, argument, flag, option, options
 from lockkit.cli.output import print_json
 from lockkit.errors import ConfigurationError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import typer
 
 
+@options
 class Lab:
     """
     Play a scene in which a lock fails, or does not, and draw it: who held the lock when, and what became of the writes.

@@ -48,8 +48,6 @@ from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE, Timing
 from lockkit.units import Seconds
 
-__all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
-
 ASK_PAUSE_MAX = 0.05
 """Seconds between two questions of `FaceDriver.eventually` at most: what it waits for is noticed so much later."""
 

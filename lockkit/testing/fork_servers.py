@@ -42,8 +42,6 @@ from typing import Any
 
 from lockkit.units import Seconds
 
-__all__ = ["ForkServer", "ForkServerGone", "close_all", "environment", "fork_server"]
-
 ANSWER_SECONDS = 120.0
 """An order is answered at once, but for imports on a busy machine."""
 

@@ -16,8 +16,6 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-__all__ = ["CASE_MARK", "NOT_PROMISED", "OUTCOMES", "PROPERTY", "TALLY", "Outcome", "Tally"]
-
 CASE_MARK = "lockkit_case"
 NOT_PROMISED = "not promised: "
 """How the reason starts when a case does not apply; other reasons mean that something is missing here."""

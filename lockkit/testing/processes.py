@@ -30,8 +30,6 @@ from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE
 from lockkit.units import Seconds
 
-__all__ = ["PIPE", "RemoteLease", "Worker", "WorkerFailed"]
-
 PIPE = 3
 """The descriptor on which a worker is told what to do."""
 

@@ -7,8 +7,6 @@ import time
 
 from lockkit.units import Seconds
 
-__all__ = ["Stopwatch"]
-
 TICK_SECONDS = 0.02
 """Shorter costs more of the processor; longer notices less of a stall."""
 

@@ -10,8 +10,6 @@ from typing import Self
 from lockkit.backend import Capabilities
 from lockkit.units import Seconds
 
-__all__ = ["PATIENCE", "Timing"]
-
 PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
 """Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" differs from "the
 ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Entry", "Report", "Witness"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -308,28 +308,15 @@ class RawMysqlAdvisory(_MysqlSession):
         return f"SELECT GET_LOCK('{key}', {_WAIT_SECONDS})", f"SELECT RELEASE_LOCK('{key}')"
 
 
-class RawPostgresqlRowUnfenced(RawPostgresqlRow):
-    """Without a token."""
-
-    fenced = False
-
-
-class RawPostgresqlAdvisoryUnfenced(RawPostgresqlAdvisory):
-    """Without a token."""
-
-    fenced = False
+def _unfenced(adapter: type[_Session]) -> type[_Session]:
+    """Leave the token out."""
+    return type(f"{adapter.__name__}Unfenced", (adapter,), {"fenced": False})
 
 
-class RawMysqlRowUnfenced(RawMysqlRow):
-    """Without a token."""
-
-    fenced = False
-
-
-class RawMysqlAdvisoryUnfenced(RawMysqlAdvisory):
-    """Without a token."""
-
-    fenced = False
+RawPostgresqlRowUnfenced = _unfenced(RawPostgresqlRow)
+RawPostgresqlAdvisoryUnfenced = _unfenced(RawPostgresqlAdvisory)
+RawMysqlRowUnfenced = _unfenced(RawMysqlRow)
+RawMysqlAdvisoryUnfenced = _unfenced(RawMysqlAdvisory)
 
 
 # -- sqlalchemy-dlock --------------------------------------------------------------------------------------------------

@@ -232,6 +232,15 @@ TTL = time(
     "Default: that of the profile or the URL, else 30.",
 )
 
+
+@options
+class OnBackend:
+    """The options of a command that names its backend."""
+
+    url: str | None = URL
+    profile: str | None = PROFILE
+
+
 # -- shell completion --------------------------------------------------------------------------------------------------
 
 COMPLETION_SECONDS = 1.0

@@ -46,14 +46,10 @@ def outcome_of(report: pytest.TestReport) -> Outcome | None:
 
 
 class Tally:
-    """
-    Counts what really ran, from the reports (which also come from the processes of pytest-xdist).
-
-    Attributes:
-        counts: By target and face, as they stand in the ids of the cases.
-    """
+    """Counts what really ran, from the reports (which also come from the processes of pytest-xdist)."""
 
     def __init__(self) -> None:
+        # By target and face, as they stand in the ids of the cases.
         self.counts: dict[tuple[str, str], Counter[Outcome]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

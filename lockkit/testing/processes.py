@@ -40,18 +40,11 @@ class WorkerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemoteLease:
-    """
-    A lease that a worker has.
+    """A lease that a worker has."""
 
-    Attributes:
-        number: Which of the worker's.
-        owner: Its owner id.
-        token: Its fencing token.
-    """
-
-    number: int
-    owner: str
-    token: int
+    number: int  # which of the worker's
+    owner: str  # its owner id
+    token: int  # its fencing token
 
 
 class Worker:

@@ -17,14 +17,11 @@ class Stopwatch:
 
     A virtual machine stands still for seconds now and then, and a busy one lets each thread wait. What a thread of this
     process that only sleeps is late, lockkit may be late too: it has promised seconds of a machine that runs.
-
-    Attributes:
-        longest_stall: For how long the machine has stood still at most, seconds.
     """
 
     def __init__(self) -> None:
         """Start it."""
-        self.longest_stall = 0.0
+        self.longest_stall = 0.0  # for how long the machine has stood still at most, seconds
         self._late = 0.0
         self._seconds: float | None = None
         self._stopped = threading.Event()

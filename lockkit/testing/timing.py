@@ -23,18 +23,11 @@ KEPT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """
-    Lease times for a backend, seconds, scaled to what it can do.
+    """Lease times for a backend, seconds, scaled to what it can do."""
 
-    Attributes:
-        short: Of a lease that is to run out: the shortest practical one.
-        kept: Of a lease that is to be renewed: two thirds of it are room for a busy machine.
-        long: Of a lease that ends in no case by itself.
-    """
-
-    short: float
-    kept: float
-    long: float = LONG
+    short: float  # of a lease that is to run out: the shortest practical one
+    kept: float  # of a lease that is to be renewed: two thirds of it are room for a busy machine
+    long: float = LONG  # of a lease that ends in no case by itself
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Self:

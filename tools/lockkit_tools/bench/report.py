@@ -247,21 +247,6 @@ def _section_json(section: Section) -> dict[str, Any]:
         "title": workload.title,
         "explains": workload.explains,
         "figures": [asdict(figure) for figure in workload.figures],
-        "results": [
-            {
-                "subject": row.subject.key,
-                "status": row.status,
-                "reason": row.reason,
-                "notes": row.notes,
-                "figures": row.figures,
-                "baseline": row.baseline,
-                "suspect": row.suspect,
-                "ratios": {
-                    figure: {key: asdict(ratio) for key, ratio in ratios.items()}
-                    for figure, ratios in row.ratios.items()
-                },
-            }
-            for row in section.rows
-        ],
+        "results": [{**asdict(row), "subject": row.subject.key} for row in section.rows],
         "rounds": section.rounds,
     }

@@ -7,6 +7,8 @@ from functools import cache
 from xml.etree import ElementTree as ET
 
 import pytest
+from rich.console import Console
+from rich.style import Style
 
 from lockkit_tools.lab import Run, load, run, scenario_names, terminal
 from lockkit_tools.lab import html as pages
@@ -118,6 +120,21 @@ def test_terminal_shows_the_broken_promise() -> None:
     assert "BROKEN: a newer write was lost." in text
     assert "two holders" in terminal.draw(play("clock-jump", fenced=False)).plain
     assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True)).plain
+
+
+def test_terminal_colours_clients_and_what_went_wrong() -> None:
+    """Each character for itself: the colour of a client's name is not that of its whole line."""
+    text, console = terminal.draw(play("gc-pause", fenced=False)), Console()
+    lane = text.plain.index("\nB  ") + 1
+
+    name, idle, held, wrong = (
+        text.get_style_at_offset(console, at)
+        for at in (lane, text.plain.index("─", lane), text.plain.index("█", lane), text.plain.index("▒"))
+    )
+
+    assert name == held == Style(color="magenta")
+    assert idle == Style(dim=True)
+    assert wrong == Style(color="red", bold=True)
 
 
 def luminance(colour: str) -> float:

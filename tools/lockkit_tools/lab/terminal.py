@@ -99,23 +99,19 @@ class _Chart:
 
     def lines(self) -> list[Text]:
         """Draw each lane, those of two holders below the clients, and the axis."""
-        lines = []
+        lines, margin = [], Text(" " * self._left)
         for lane in self._record.lanes:
             label = Text(lane.label.ljust(self._left), self._clients.get(lane.name, "bold"))
             rows = (self._numbers(lane), self._bar(lane), self._faults(lane))
-            for head, row in zip((self._margin, label, self._margin), rows, strict=True):
+            for head, row in zip((margin, label, margin), rows, strict=True):
                 if row is not None:
-                    lines.append(head + row.text)
+                    lines.append(Text.assemble(head, row.text))
             if lane.name == self._drawing.result.scene.clients[-1] and self._record.overlaps:
-                lines.append(self._margin + self._overlaps().text)
+                lines.append(Text.assemble(margin, self._overlaps().text))
         axis = _Row(self._space)
         for at, text in ticks(self._drawing.end, max(3, self._space // 9)):
             axis.put(min(self._column(at), self._space - len(text)), text, "dim")
-        return [*lines, self._margin + axis.text]
-
-    @property
-    def _margin(self) -> Text:
-        return Text(" " * self._left)
+        return [*lines, Text.assemble(margin, axis.text)]
 
     def _column(self, at: Instant) -> int:
         return max(0, min(self._space - 1, round(at / self._drawing.end * (self._space - 1))))

@@ -128,22 +128,22 @@ class ForkServer:
             if self._gone:
                 message = "the process that starts workers is gone"
                 raise ForkServerGone(message)
-            # Until it is answered. Interrupted: an answer that nobody waited for would be taken for that to the next.
-            self._gone = True
             try:
                 self._pipe.send(order)
                 if fds:
                     with socket.socket(fileno=os.dup(self._pipe.fileno())) as passing:
                         reduction.sendfds(passing, fds)
                 if not self._pipe.poll(ANSWER_SECONDS):
-                    message = f"the process that starts workers does not answer within {ANSWER_SECONDS:g} s"
-                    raise ForkServerGone(message)
-                answer = self._pipe.recv()
-            except (OSError, EOFError) as error:
+                    message = f"no answer within {ANSWER_SECONDS:g} s"
+                    raise TimeoutError(message)  # noqa: TRY301 - as any other failure
+                return self._pipe.recv()
+            except BaseException as error:
+                # Also if interrupted: an answer that nobody waited for would be taken for that to the next order.
+                self._gone = True
+                if not isinstance(error, OSError | EOFError):
+                    raise
                 message = f"the process that starts workers does not answer: {str(error) or 'it has ended'}"
                 raise ForkServerGone(message) from error
-            self._gone = False
-            return answer
 
 
 _open: dict[tuple[int, str, str, *tuple[str, ...]], list[ForkServer]] = {}

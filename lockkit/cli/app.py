@@ -140,26 +140,36 @@ C = TypeVar("C")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
+def options(made: type[C]) -> type[C]:
+    """Make the fields of a class the options of a command."""
+    return dataclass(frozen=True, kw_only=True)(made)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 def command(name: str, short: str, cls: type[Command] = Command) -> Callable[[type[C]], type[C]]:
     """Make a command of a class, whose `run` gives the exit status; None is 0."""
 
-    def decorate(options: type[C]) -> type[C]:
-        made: Any = dataclass(frozen=True, kw_only=True)(options)
-        types = get_type_hints(made)
-
-        def call(**given: Any) -> None:
-            raise typer.Exit(made(**given).run() or 0)
-
-        parameters = [
-            inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
-            for one in fields(made)
-        ]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    def decorate(made: type[C]) -> type[C]:
         _ours[name] = _make_app(TyperGroup)
-        _ours[name].command(name, cls=cls, help=inspect.getdoc(options), short_help=short)(call)
-        return options
+        add(_ours[name], name, short, options(made), cls)
+        return made
 
     return decorate
+
+
+def add(holder: typer.Typer, name: str, short: str, made: type[Any], cls: type[Command] = Command) -> None:
+    """Add a command to a program: the entry point of another distribution is called with the program."""
+    types = get_type_hints(made)
+
+    def call(**given: Any) -> None:
+        raise typer.Exit(made(**given).run() or 0)
+
+    parameters = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
+        for one in fields(made)
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    holder.command(name, cls=cls, help=inspect.getdoc(made), short_help=short)(call)
 
 
 # -- what the parser makes of the values -------------------------------------------------------------------------------
@@ -221,6 +231,15 @@ TTL = time(
     "How long the backend keeps the lock without renewal, and so how long others wait after a machine dies. "
     "Default: that of the profile or the URL, else 30.",
 )
+
+
+@options
+class OnBackend:
+    """The options of a command that names its backend."""
+
+    url: str | None = URL
+    profile: str | None = PROFILE
+
 
 # -- shell completion --------------------------------------------------------------------------------------------------
 

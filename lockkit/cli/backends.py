@@ -22,7 +22,7 @@ from rich.text import Text
 import lockkit
 from lockkit import doctor
 from lockkit.backend import Capabilities
-from lockkit.cli.app import JSON, PROFILE, URL, URL_ARGUMENT, argument, command, flag, option, time
+from lockkit.cli.app import JSON, PROFILE, URL_ARGUMENT, OnBackend, argument, command, flag, option, time
 from lockkit.cli.holders import print_table
 from lockkit.cli.output import answer, connected, print_json, settings_told
 from lockkit.cli.status import Status
@@ -122,7 +122,7 @@ class _Limit(Command):
 
 
 @command("limit", "Show, set or remove the cap of a semaphore.", _Limit)
-class Limit:
+class Limit(OnBackend):
     """
     Show, set or remove the cap of a semaphore, whatever limits its clients have.
 
@@ -139,8 +139,6 @@ class Limit:
         "Permits of all clients together; 0 pauses new ones, none removes the cap. Without it: show the cap.",
         callback=_cap,
     )
-    url: str | None = URL
-    profile: str | None = PROFILE
     as_json: bool = JSON
 
     def run(self) -> None:

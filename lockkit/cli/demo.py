@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -55,13 +56,12 @@ class Demo:
                 backend = client.url
             office = BoxOffice(directory, self.seats)
             rounds = [_round(office, lock_at, self.processes) for lock_at in (None, (url, self.profile))]
-        ok = rounds[-1].right
+            ok = is_right(office.sales(), self.seats)  # of the second round
+        whole: dict[str, Any] = {"backend": backend, "seats": self.seats, "processes": self.processes}
         if self.as_json:
-            counts = [one.as_dict(self.processes) for one in rounds]
-            whole = {"backend": backend, "seats": self.seats, "processes": self.processes, "rounds": counts, "ok": ok}
-            print_json(whole)
+            print_json({**whole, "rounds": [one._asdict() for one in rounds], "ok": ok})
         else:
-            _print(backend, rounds, self.processes)
+            _print(*rounds, **whole, ok=ok)
         return Status.OK if ok else Status.FAILED
 
 
@@ -69,51 +69,32 @@ class Demo:
 
 
 class Round(NamedTuple):
-    """All tickets of one round, in the order in which they were sold."""
+    """What came of one round, as ``--json`` has it."""
 
-    locked: bool  # sold under the lock
-    seats: int  # how many there were
-    sales: list[Sale]  # the tickets
-    seconds: float  # how long it took
+    lock: bool  # sold under the lock
+    tickets: int
+    seats_sold: int
+    sold_again: int  # tickets for a seat that somebody has already
+    tickets_by_seller: list[int]
+    tokens: dict[str, Any] | None  # the first, the last, and whether they increase
+    seconds: float
 
-    @property
-    def seats_sold(self) -> int:
-        return len({sale.seat for sale in self.sales})
 
-    @property
-    def sold_again(self) -> int:
-        """How many tickets were sold for a seat that somebody has already."""
-        return len(self.sales) - self.seats_sold
+def count(sales: Sequence[Sale], processes: int, seconds: float, *, locked: bool) -> Round:
+    """Count the tickets of a round, given in the order in which they were sold."""
+    sold, sellers = len({sale.seat for sale in sales}), [sale.seller for sale in sales]
+    tokens = [sale.token for sale in sales if sale.token is not None]
+    increasing = all(earlier < later for earlier, later in pairwise(tokens))
+    about = {"first": tokens[0], "last": tokens[-1], "increasing": increasing} if tokens else None
+    by_seller = [sellers.count(seller) for seller in range(processes)]
+    return Round(locked, len(sales), sold, len(sales) - sold, by_seller, about, round(seconds, 3))
 
-    @property
-    def tokens(self) -> list[int]:
-        return [sale.token for sale in self.sales if sale.token is not None]
 
-    @property
-    def increasing(self) -> bool:
-        return all(earlier < later for earlier, later in pairwise(self.tokens))
-
-    @property
-    def right(self) -> bool:
-        """Every seat was sold once, under a lease of its own, and by tokens in the right order."""
-        once = self.seats_sold == len(self.sales) == self.seats
-        return once and len(self.tokens) == self.seats and self.increasing
-
-    def by_seller(self, processes: int) -> list[int]:
-        sellers = [sale.seller for sale in self.sales]
-        return [sellers.count(seller) for seller in range(processes)]
-
-    def as_dict(self, processes: int) -> dict[str, Any]:
-        tokens = self.tokens
-        return {
-            "lock": self.locked,
-            "tickets": len(self.sales),
-            "seats_sold": self.seats_sold,
-            "sold_again": self.sold_again,
-            "tickets_by_seller": self.by_seller(processes),
-            "tokens": {"first": tokens[0], "last": tokens[-1], "increasing": self.increasing} if tokens else None,
-            "seconds": round(self.seconds, 3),
-        }
+def is_right(sales: Sequence[Sale], seats: int) -> bool:
+    """Tell whether every seat was sold once, under a lease of its own, and by tokens in the right order."""
+    tokens = [0 if sale.token is None else sale.token for sale in sales]
+    in_order = all(earlier < later for earlier, later in pairwise([0, *tokens]))
+    return {sale.seat for sale in sales} == set(range(1, seats + 1)) and len(sales) == seats and in_order
 
 
 def _round(office: BoxOffice, lock_at: tuple[str | None, str | None] | None, processes: int) -> Round:
@@ -146,31 +127,31 @@ def _round(office: BoxOffice, lock_at: tuple[str | None, str | None] | None, pro
         say(f"a seller ended with {status}: {text}")
     if failed:
         raise typer.Exit(max(failed)[0])
-    return Round(lock_at is not None, office.seats, office.sales(), seconds)
+    return count(office.sales(), processes, seconds, locked=lock_at is not None)
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def _print(backend: str, rounds: list[Round], processes: int) -> None:
-    without, locked = rounds
+def _print(without: Round, locked: Round, *, backend: str, seats: int, processes: int, ok: bool) -> None:
+    rounds = (without, locked)
     table = Table("", "without a lock", "with a lock")
-    table.add_row("tickets sold", *(str(len(one.sales)) for one in rounds))
-    table.add_row("different seats", *(f"{one.seats_sold} of {one.seats}" for one in rounds))
+    table.add_row("tickets sold", *(str(one.tickets) for one in rounds))
+    table.add_row("different seats", *(f"{one.seats_sold} of {seats}" for one in rounds))
     table.add_row("seats sold again", *(str(one.sold_again) for one in rounds))
-    table.add_row("tickets by each process", *(", ".join(map(str, one.by_seller(processes))) for one in rounds))
+    table.add_row("tickets by each process", *(", ".join(map(str, one.tickets_by_seller)) for one in rounds))
     table.add_row("fencing tokens", *(_tokens(one) for one in rounds))
     table.add_row("seconds", *(f"{one.seconds:.2f}" for one in rounds))
     Console().print(table)
-    print(f"{processes} processes, {locked.seats} seats, lock at {backend}")
-    if locked.right:
+    print(f"{processes} processes, {seats} seats, lock at {backend}")
+    if ok:
         print(f"Without a lock, {without.sold_again} tickets were for seats already sold; with a lock, none.")
     else:
         print("THE LOCK DID NOT HOLD: a seat was sold again or not at all, or the tokens did not increase.")
 
 
 def _tokens(one: Round) -> str:
-    if not one.tokens:
+    if one.tokens is None:
         return "none"
-    order = "increasing" if one.increasing else "NOT increasing"
-    return f"{order}\n{one.tokens[0]}\n… {one.tokens[-1]}"
+    order = "increasing" if one.tokens["increasing"] else "NOT increasing"
+    return f"{order}\n{one.tokens['first']}\n… {one.tokens['last']}"

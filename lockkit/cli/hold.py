@@ -25,7 +25,7 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from lockkit.cli.app import METADATA, NAME, PROFILE, TTL, URL, command, flag, seconds, time
+from lockkit.cli.app import METADATA, NAME, TTL, OnBackend, command, flag, seconds, time
 from lockkit.cli.output import connected, say, settings_told
 from lockkit.cli.signals import ENDING, LOOK_EVERY, Interrupted, Signals, wait_in_thread
 from lockkit.cli.status import SIGNALLED, Status
@@ -42,7 +42,7 @@ _TEXT: Final = {"granted": "token", "renewed": "remaining", "lost": "reason", "r
 
 
 @command("hold", "Hold a lock for a program in another language.")
-class Hold:
+class Hold(OnBackend):
     """
     Hold a lock for the program that starts this process, in any language: lockkit hold NAME --json.
 
@@ -68,8 +68,6 @@ class Hold:
     """
 
     name: str = NAME
-    url: str | None = URL
-    profile: str | None = PROFILE
     ttl: float | None = TTL
     timeout: float | None = time(None, "How long to wait for the lock; 0 tries once. Default: without limit.")
     stall: float | None = time(

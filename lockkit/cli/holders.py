@@ -18,7 +18,7 @@ from rich.text import Text
 
 from lockkit import validation
 from lockkit.backend import Holder
-from lockkit.cli.app import JSON, NAME, PROFILE, URL, argument, command, complete, flag, option, time
+from lockkit.cli.app import JSON, NAME, OnBackend, argument, command, complete, flag, option, time
 from lockkit.cli.output import answer, connected, in_options, print_json, say
 from lockkit.cli.status import Status
 from lockkit.engine.lookup import SPACE_OF, Kind
@@ -74,7 +74,7 @@ def holders_of(client: Client, name: str, kind: Kind) -> Sequence[Holder]:
 
 
 @command("holders", "Show who holds a lock.")
-class Holders:
+class Holders(OnBackend):
     """
     Show who holds the lock of that name, permits of the semaphore, or runs the key of once().
 
@@ -82,8 +82,6 @@ class Holders:
     """
 
     name: str = NAME
-    url: str | None = URL
-    profile: str | None = PROFILE
     as_json: bool = JSON
 
     def run(self) -> None:
@@ -99,7 +97,7 @@ class Holders:
 
 
 @command("note", "Show the note that a holder has left with a lock.")
-class ShowNote:
+class ShowNote(OnBackend):
     """
     Show what a holder of the lock has left with lease.write_note(), as a JSON object: value, token and remaining.
 
@@ -108,8 +106,6 @@ class ShowNote:
     """
 
     name: str = NAME
-    url: str | None = URL
-    profile: str | None = PROFILE
 
     def run(self) -> Status | None:
         with connected(self) as client:
@@ -122,7 +118,7 @@ class ShowNote:
 
 
 @command("list", "List what is held: locks, permits, runs of once().")
-class List:
+class List(OnBackend):
     """
     List what is held: name, kind, host and process of the holder, token, since when, time left, waiters.
 
@@ -134,8 +130,6 @@ class List:
     prefix: str = argument(
         "", "PREFIX", "List only names that begin with PREFIX, which has no wildcards.", autocompletion=complete
     )
-    url: str | None = URL
-    profile: str | None = PROFILE
     as_json: bool = JSON
 
     def run(self) -> None:
@@ -160,7 +154,7 @@ class List:
 
 
 @command("wait", "Wait until a lock is free, without acquiring it.")
-class Wait:
+class Wait(OnBackend):
     """
     Wait until a lock is free, without acquiring it.
 
@@ -172,8 +166,6 @@ class Wait:
     """
 
     name: str = NAME
-    url: str | None = URL
-    profile: str | None = PROFILE
     timeout: float | None = time(None, "How long to wait; 0 asks once. Default: without limit.")
 
     def run(self) -> Status:
@@ -208,7 +200,7 @@ class Wait:
 
 
 @command("break", "Free a lock by force.")
-class Break:
+class Break(OnBackend):
     """
     Free a lock by force, after asking for confirmation.
 
@@ -218,8 +210,6 @@ class Break:
     """
 
     name: str = NAME
-    url: str | None = URL
-    profile: str | None = PROFILE
     permit: int | None = option(
         None, "Free this permit of the semaphore NAME instead.", "--permit", min=0, max=999, metavar="N"
     )

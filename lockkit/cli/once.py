@@ -10,7 +10,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from lockkit import validation
-from lockkit.cli.app import JSON, PROFILE, URL, argument, command, flag
+from lockkit.cli.app import JSON, OnBackend, argument, command, flag
 from lockkit.cli.holders import Held, local_time, print_holders
 from lockkit.cli.output import answer, connected, say
 from lockkit.cli.status import Status
@@ -33,7 +33,7 @@ _MARGIN: Final = 2 * DAY
 
 
 @command("once", "Show whether something was done once, or forget it.")
-class Once:
+class Once(OnBackend):
     """
     Show whether a key of once() is done, since when and with which result, or who runs it.
 
@@ -43,8 +43,6 @@ class Once:
 
     key: str = argument(..., "KEY", "The key of once(); of lockkit run --once, NAME@KEY.")
     forget: bool = flag("Forget that KEY is done, so that the next run does it again.", "--forget")
-    url: str | None = URL
-    profile: str | None = PROFILE
     as_json: bool = JSON
 
     def run(self) -> Status:

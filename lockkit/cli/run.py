@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import typer
 
-from lockkit.cli.app import METADATA, NAME, PROFILE, TTL, URL, argument, command, flag, option, seconds, time
+from lockkit.cli.app import METADATA, NAME, TTL, OnBackend, argument, command, flag, option, seconds, time
 from lockkit.cli.holders import describe, local_time
 from lockkit.cli.once import Record
 from lockkit.cli.output import connected, say, settings_told
@@ -51,7 +51,7 @@ OnDone = StrEnum("OnDone", ["SKIP", "FAIL"])
 
 
 @command("run", "Run a command under a lock.", CommandStarter)
-class Run:
+class Run(OnBackend):
     """
     Run a command under a lock: lockkit run NAME --on-busy=skip -- COMMAND ARGUMENT...
 
@@ -91,8 +91,6 @@ class Run:
 
     name: str = NAME
     command: list[str] = COMMAND
-    url: str | None = URL
-    profile: str | None = PROFILE
     ttl: float | None = TTL
     on_busy: OnBusy = option(
         OnBusy.WAIT,
@@ -146,7 +144,7 @@ class Run:
 
 
 @command("elect", "Run a command while leading an election.", CommandStarter)
-class Elect:
+class Elect(OnBackend):
     """
     Run a command while leading an election: lockkit elect NAME --value ADDRESS -- COMMAND ARGUMENT...
 
@@ -171,8 +169,6 @@ class Elect:
 
     name: str = argument(..., "NAME", "Name of the election.")
     command: list[str] = COMMAND
-    url: str | None = URL
-    profile: str | None = PROFILE
     ttl: float | None = time(
         None,
         "How long others wait for the next term after a machine dies. Default: that of the profile or the URL, else "

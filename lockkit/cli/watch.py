@@ -28,7 +28,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lockkit.cli.app import PROFILE, URL, argument, command, complete, flag, time
+from lockkit.cli.app import OnBackend, argument, command, complete, flag, time
 from lockkit.cli.holders import describe, facts, print_held
 from lockkit.cli.output import connected
 from lockkit.cli.sightings import EXPIRING_SHARE, NAMES_MAX, Change, Look, Looker, Printer, Record, Watched
@@ -67,7 +67,7 @@ def _interval(value: float) -> float:
 
 
 @command("watch", "Show who holds which locks, as it changes.")
-class Watch:
+class Watch(OnBackend):
     """
     Show who holds which locks, as it changes: a table on a terminal, else one line for each event.
 
@@ -88,8 +88,6 @@ class Watch:
         "Default: all locks.",
         autocompletion=complete,
     )
-    url: str | None = URL
-    profile: str | None = PROFILE
     interval: float = time(1.0, "How often to ask the backend.", _interval)
     once: bool = flag("Ask once, print what is held, and end.", "--once")
     as_json: bool = flag("Print each event as one line of JSON.", "--json")

@@ -48,8 +48,6 @@ from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE, Timing
 from lockkit.units import Seconds
 
-__all__ = ["FACES", "AsyncDriver", "BackgroundCall", "FaceDriver", "Signal", "SyncDriver"]
-
 ASK_PAUSE_MAX = 0.05
 """Seconds between two questions of `FaceDriver.eventually` at most: what it waits for is noticed so much later."""
 
@@ -85,17 +83,12 @@ class Signal:
 
 
 class BackgroundCall(Generic[T]):
-    """
-    A body that runs beside the case: a thread, or a task.
-
-    Attributes:
-        future: Its outcome. That of a task is the task, which cases about cancelling cancel.
-    """
+    """A body that runs beside the case: a thread, or a task."""
 
     def __init__(
         self, future: Future[T] | asyncio.Task[T], wait: Callable[[Seconds], Coroutine[Any, Any, object]]
     ) -> None:
-        self.future = future
+        self.future = future  # its outcome. That of a task is the task, which cases about cancelling cancel.
         self._wait = wait
         self._seen = False
 
@@ -124,22 +117,14 @@ class BackgroundCall(Generic[T]):
 
 
 class FaceDriver(ABC):
-    """
-    Runs the body of a case against one face of one backend.
+    """Runs the body of a case against one face of one backend."""
 
-    Attributes:
-        face: Of the clients that `connect` makes.
-        target: The backend.
-        capabilities: What it promises.
-        timing: Lease times that suit it.
-    """
-
-    face: Face
+    face: Face  # of the clients that `connect` makes
 
     def __init__(self, target: Target, capabilities: Capabilities) -> None:
         self.target = target
-        self.capabilities = capabilities
-        self.timing = Timing.of(capabilities)
+        self.capabilities = capabilities  # what it promises
+        self.timing = Timing.of(capabilities)  # lease times that suit it
         self._exit = AsyncExitStack()
         self._calls: list[BackgroundCall[Any]] = []
 

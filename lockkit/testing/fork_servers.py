@@ -3,19 +3,20 @@ Processes from which workers are forked: each has imported what all workers of i
 
 A driver takes longer to import than most workers live, and contention needs it in 16 processes at once. Here that is
 done once for each kind. Nobody else's modules are in a fork server, and nothing was used yet: no connection, no thread.
-It is single-threaded, so that workers may do anything. It obeys one order (a line of JSON on a socket) at a time:
+It is single-threaded, so that workers may do anything. `multiprocessing` has one fork server for each process, which
+passes on neither descriptors nor the stop of a child. This one obeys one order at a time, on a pipe:
 
-==============================================  =========================================================
-order                                           answer
-==============================================  =========================================================
-``{"fork": [numbers]}``, with file descriptors  ``{"pid": …}`` of a worker that has them at these numbers
-``{"stopped": pid}``                            ``{"status": …}``, when that worker stands still or ended
-``{"reap": pid, "seconds": …}``                 ``{"status": …}``, when that worker has ended
-``{"import": [modules]}``                       ``{"threads": …}``, how many the fork server has then
-==============================================  =========================================================
+===========================================  ============================================================
+order                                        answer
+===========================================  ============================================================
+``fork``, numbers; and as many descriptors   the process id of a worker that has them at these numbers
+``stopped``, process id                      the status, when that worker stands still or ended
+``reap``, process id, seconds or None        the status, when that worker has ended
+``load``, modules                            how many threads the fork server has when it has imported them
+===========================================  ============================================================
 
-A status is null for a worker that has not ended. When the other end of the socket is closed, the fork server ends, and
-so do all its workers.
+A status is None for a worker that has not ended. When the other end of the pipe is closed, the fork server ends, and so
+do all its workers.
 
 The first half of this module is for those who use fork servers, the second half is what a fork server runs.
 """
@@ -25,7 +26,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
-import json
 import os
 import signal
 import socket
@@ -33,22 +33,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from lockkit.units import Seconds
 
-__all__ = ["ForkServer", "ForkServerGone", "close_all", "environment", "fork_server"]
-
-FDS_MAX = 16
-
 ANSWER_SECONDS = 120.0
 """An order is answered at once, but for imports on a busy machine."""
 
 _END_SECONDS = 5.0
-_CHUNK_BYTES = 65536
 _TASKS = Path("/proc/self/task")
 
 
@@ -74,8 +71,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._loads = loads
         self._threads = 1
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(ANSWER_SECONDS)
+        self._pipe, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lockkit.testing.fork_servers", str(theirs.fileno()), main, *modules],
@@ -95,17 +91,17 @@ class ForkServer:
 
     def fork(self, fds: Mapping[int, int]) -> int:
         """Start a worker; give its process id, which stays its own until it is reaped."""
-        pid: int = self._order({"fork": list(fds)}, list(fds.values()))["pid"]
+        pid: int = self._order("fork", list(fds), fds=list(fds.values()))
         return pid
 
     def until_stopped(self, pid: int) -> int | None:
         """Wait until a worker that was sent SIGSTOP stands still; its exit status if it had ended instead."""
-        status: int | None = self._order({"stopped": pid})["status"]
+        status: int | None = self._order("stopped", pid)
         return status
 
     def reap(self, pid: int, seconds: Seconds | None = None) -> int | None:
         """Wait until a worker has ended; its exit status (negative: of a signal), None if it has not in `seconds`."""
-        status: int | None = self._order({"reap": pid, "seconds": seconds})["status"]
+        status: int | None = self._order("reap", pid, seconds)
         return status
 
     @property
@@ -116,48 +112,38 @@ class ForkServer:
     def load(self, modules: Sequence[str]) -> None:
         """Have modules imported before the next workers are forked. What cannot be imported is left to them."""
         if self._loads and modules:
-            self._threads = self._order({"import": list(modules)})["threads"]
+            self._threads = self._order("load", list(modules))
 
     def close(self) -> None:
         """End it, and the workers that have not ended."""
-        self._socket.close()
+        self._pipe.close()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _order(self, order: Mapping[str, object], fds: Sequence[int] = ()) -> dict[str, Any]:
+    def _order(self, *order: object, fds: list[int] | None = None) -> Any:  # noqa: ANN401 - depends on the order
         with self._lock:
-            try:
-                return self._exchange(json.dumps(order).encode() + b"\n", fds)
-            except OSError as error:
-                self._gone = True
-                message = f"the process that starts workers does not answer: {error}"
-                raise ForkServerGone(message) from error
-            except BaseException:
-                # Interrupted: an answer that nobody waited for would be taken for that to the next order.
-                self._gone = True
-                raise
-
-    def _exchange(self, order: bytes, fds: Sequence[int]) -> dict[str, Any]:
-        if self._gone:
-            message = "the process that starts workers is gone"
-            raise ForkServerGone(message)
-        # With descriptors, an order is short enough to go in one piece.
-        if fds:
-            socket.send_fds(self._socket, [order], fds)
-        else:
-            self._socket.sendall(order)
-        answer = b""
-        while not answer.endswith(b"\n"):
-            piece = self._socket.recv(_CHUNK_BYTES)
-            if not piece:
-                message = "the process that starts workers has ended"
+            if self._gone:
+                message = "the process that starts workers is gone"
                 raise ForkServerGone(message)
-            answer += piece
-        found: dict[str, Any] = json.loads(answer)
-        return found
+            try:
+                self._pipe.send(order)
+                if fds:
+                    with socket.socket(fileno=os.dup(self._pipe.fileno())) as passing:
+                        reduction.sendfds(passing, fds)
+                if not self._pipe.poll(ANSWER_SECONDS):
+                    message = f"no answer within {ANSWER_SECONDS:g} s"
+                    raise TimeoutError(message)  # noqa: TRY301 - as any other failure
+                return self._pipe.recv()
+            except BaseException as error:
+                # Also if interrupted: an answer that nobody waited for would be taken for that to the next order.
+                self._gone = True
+                if not isinstance(error, OSError | EOFError):
+                    raise
+                message = f"the process that starts workers does not answer: {str(error) or 'it has ended'}"
+                raise ForkServerGone(message) from error
 
 
 _open: dict[tuple[int, str, str, *tuple[str, ...]], list[ForkServer]] = {}
@@ -215,61 +201,46 @@ def _main() -> object:
     """
     Obey until nobody orders any more; in a worker, give back what its function returned.
 
-    Arguments: the socket's descriptor, ``module:function`` of what a worker runs, and the modules to import.
+    Arguments: the pipe's descriptor, ``module:function`` of what a worker runs, and the modules to import.
     """
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = Connection(int(sys.argv[1]))
     module, _, function = sys.argv[2].partition(":")
-    run: Callable[[], object] = getattr(import_module(module), function)
-    _import(sys.argv[3:])
-    if _obey(control):
+    run = getattr(import_module(module), function)
+    _load(sys.argv[3:])
+    workers: set[int] = set()
+    numbers: list[int] = []
+    fds: list[int] = []
+    try:
+        while True:
+            what, *given = control.recv()
+            if what == "fork":
+                (numbers,) = given
+                with socket.socket(fileno=os.dup(control.fileno())) as passing:
+                    fds = reduction.recvfds(passing, len(numbers))
+                pid = os.fork()
+                if not pid:
+                    break
+                for fd in fds:
+                    os.close(fd)
+                workers.add(pid)
+                control.send(pid)
+            elif what == "load":
+                control.send(_load(*given))
+            else:
+                control.send(_wait(workers, *given, stopped=what == "stopped"))
+    except (EOFError, ConnectionResetError):  # the latter: ended without reading the last answer
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         return None
+    control.close()
+    _take_over(fds, numbers)
     return run()
 
 
-def _obey(control: socket.socket) -> bool:
-    """Carry out orders. Tell True when there are no more, and False in a new worker."""
-    workers: set[int] = set()
-    while order := _receive(control):
-        what, fds = order
-        if "fork" in what:
-            pid = os.fork()
-            if not pid:
-                control.close()
-                _take_over(fds, what["fork"])
-                return False
-            for fd in fds:
-                os.close(fd)
-            workers.add(pid)
-            answer: dict[str, int | None] = {"pid": pid}
-        elif "stopped" in what:
-            answer = {"status": _wait(workers, what["stopped"], os.WUNTRACED, None)}
-        elif "reap" in what:
-            answer = {"status": _wait(workers, what["reap"], 0, what["seconds"])}
-        else:
-            _import(what["import"])
-            answer = {"threads": _threads()}
-        control.sendall(json.dumps(answer).encode() + b"\n")
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return True
-
-
-def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    try:
-        data, fds, _, _ = socket.recv_fds(control, _CHUNK_BYTES, FDS_MAX)
-        while data and not data.endswith(b"\n"):
-            more = control.recv(_CHUNK_BYTES)
-            if not more:
-                return None
-            data += more
-    except ConnectionResetError:  # ended without reading the last answer
-        return None
-    return (json.loads(data), fds) if data else None
-
-
-def _wait(workers: set[int], pid: int, options: int, seconds: float | None) -> int | None:
-    """Wait until a worker has ended (or stopped, with WUNTRACED), for so many seconds at most; give its status."""
+def _wait(workers: set[int], pid: int, seconds: float | None = None, *, stopped: bool) -> int | None:
+    """Wait until a worker has ended (or stopped), for so many seconds at most; give its status."""
+    options = os.WUNTRACED if stopped else 0
     deadline = None if seconds is None else time.monotonic() + seconds
     pause = 0.0005
     while True:
@@ -285,7 +256,8 @@ def _wait(workers: set[int], pid: int, options: int, seconds: float | None) -> i
     return os.waitstatus_to_exitcode(status)
 
 
-def _import(modules: Sequence[str]) -> None:
+def _load(modules: Sequence[str]) -> int:
+    """Import modules; tell how many threads this process has then (where the system does not, of Python's own)."""
     for module in modules:
         if module not in sys.modules:
             try:
@@ -295,10 +267,6 @@ def _import(modules: Sequence[str]) -> None:
     # The collector of a worker has nothing to do with what stands here, nor copies its memory.
     gc.collect()
     gc.freeze()
-
-
-def _threads() -> int:
-    """How many threads this process has; where the system does not say it, of Python's own."""
     return len(list(_TASKS.iterdir())) if _TASKS.exists() else threading.active_count()
 
 

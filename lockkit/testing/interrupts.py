@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import FrameType
 
-__all__ = ["must_wait"]
-
 
 def must_wait(frame: FrameType | None) -> bool:
     """

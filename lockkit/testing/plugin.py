@@ -16,8 +16,6 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
-__all__ = ["CASE_MARK", "NOT_PROMISED", "OUTCOMES", "PROPERTY", "TALLY", "Outcome", "Tally"]
-
 CASE_MARK = "lockkit_case"
 NOT_PROMISED = "not promised: "
 """How the reason starts when a case does not apply; other reasons mean that something is missing here."""
@@ -48,14 +46,10 @@ def outcome_of(report: pytest.TestReport) -> Outcome | None:
 
 
 class Tally:
-    """
-    Counts what really ran, from the reports (which also come from the processes of pytest-xdist).
-
-    Attributes:
-        counts: By target and face, as they stand in the ids of the cases.
-    """
+    """Counts what really ran, from the reports (which also come from the processes of pytest-xdist)."""
 
     def __init__(self) -> None:
+        # By target and face, as they stand in the ids of the cases.
         self.counts: dict[tuple[str, str], Counter[Outcome]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -30,8 +30,6 @@ from lockkit.testing.target import Face, Target
 from lockkit.testing.timing import PATIENCE
 from lockkit.units import Seconds
 
-__all__ = ["PIPE", "RemoteLease", "Worker", "WorkerFailed"]
-
 PIPE = 3
 """The descriptor on which a worker is told what to do."""
 
@@ -42,18 +40,11 @@ class WorkerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemoteLease:
-    """
-    A lease that a worker has.
+    """A lease that a worker has."""
 
-    Attributes:
-        number: Which of the worker's.
-        owner: Its owner id.
-        token: Its fencing token.
-    """
-
-    number: int
-    owner: str
-    token: int
+    number: int  # which of the worker's
+    owner: str  # its owner id
+    token: int  # its fencing token
 
 
 class Worker:

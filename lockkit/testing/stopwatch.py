@@ -7,8 +7,6 @@ import time
 
 from lockkit.units import Seconds
 
-__all__ = ["Stopwatch"]
-
 TICK_SECONDS = 0.02
 """Shorter costs more of the processor; longer notices less of a stall."""
 
@@ -19,14 +17,11 @@ class Stopwatch:
 
     A virtual machine stands still for seconds now and then, and a busy one lets each thread wait. What a thread of this
     process that only sleeps is late, lockkit may be late too: it has promised seconds of a machine that runs.
-
-    Attributes:
-        longest_stall: For how long the machine has stood still at most, seconds.
     """
 
     def __init__(self) -> None:
         """Start it."""
-        self.longest_stall = 0.0
+        self.longest_stall = 0.0  # for how long the machine has stood still at most, seconds
         self._late = 0.0
         self._seconds: float | None = None
         self._stopped = threading.Event()

@@ -14,8 +14,6 @@ from lockkit.configuration import registry
 from lockkit.engine.engine import Engine
 from lockkit.runtime import AsyncioRuntime, BlockingRuntime
 
-__all__ = ["Face", "Target"]
-
 Face = Literal["blocking", "asyncio"]
 """Which API a case uses: the sync one or the async one."""
 

@@ -10,8 +10,6 @@ from typing import Self
 from lockkit.backend import Capabilities
 from lockkit.units import Seconds
 
-__all__ = ["PATIENCE", "Timing"]
-
 PATIENCE = float(os.environ.get("LOCKKIT_TEST_PATIENCE", "20"))
 """Seconds until what must happen counts as not happening. Far below `Timing.long`, so that "woken" differs from "the
 ttl ran out"; far above what a busy machine needs. A test of the suite itself, where things do not happen, sets it low.
@@ -25,18 +23,11 @@ KEPT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """
-    Lease times for a backend, seconds, scaled to what it can do.
+    """Lease times for a backend, seconds, scaled to what it can do."""
 
-    Attributes:
-        short: Of a lease that is to run out: the shortest practical one.
-        kept: Of a lease that is to be renewed: two thirds of it are room for a busy machine.
-        long: Of a lease that ends in no case by itself.
-    """
-
-    short: float
-    kept: float
-    long: float = LONG
+    short: float  # of a lease that is to run out: the shortest practical one
+    kept: float  # of a lease that is to be renewed: two thirds of it are room for a busy machine
+    long: float = LONG  # of a lease that ends in no case by itself
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Self:

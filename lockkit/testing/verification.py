@@ -50,50 +50,29 @@ _FACES: Final = {"sync": "blocking", "async": "asyncio"}
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """
-    How one case ended on one of the two APIs.
+    """How one case ended on one of the two APIs."""
 
-    Attributes:
-        name: Of the case.
-        group: What it is about: ``Exclusion``, ``Tokens``, …
-        face: ``sync`` or ``async``.
-        promise: What must be true, in a sentence.
-        backend_part: What a backend has to do for it.
-        outcome: See `Outcome`.
-        reason: Why it failed or does not apply; empty if it passed.
-        seconds: What it took.
-    """
-
-    name: str
-    group: str
-    face: str
-    promise: str
-    backend_part: str
-    outcome: Outcome
-    reason: str
-    seconds: float
+    name: str  # of the case
+    group: str  # what it is about: ``Exclusion``, ``Tokens``, …
+    face: str  # ``sync`` or ``async``
+    promise: str  # what must be true, in a sentence
+    backend_part: str  # what a backend has to do for it
+    outcome: Outcome  # see `Outcome`
+    reason: str  # why it failed or does not apply; empty if it passed
+    seconds: float  # what it took
 
 
 @dataclass(slots=True)
 class Verification:
-    """
-    What the suite found.
+    """What the suite found."""
 
-    Attributes:
-        backend: URL without a password.
-        place: The key prefix, table or directory that the suite had for itself; None if there was no such thing.
-        removed: What the suite stored there was removed; if not, the log says why.
-        cases: In the order in which they ended.
-        seconds: What all of it took.
-        complete: Every case was run: nobody interrupted it.
-    """
-
-    backend: str
+    backend: str  # URL without a password
+    # The key prefix, table or directory that the suite had for itself; None if there was no such thing.
     place: str | None
-    removed: bool = False
-    cases: list[CaseResult] = field(default_factory=list)
-    seconds: float = 0.0
-    complete: bool = False
+    removed: bool = False  # what the suite stored there was removed; if not, the log says why
+    cases: list[CaseResult] = field(default_factory=list)  # in the order in which they ended
+    seconds: float = 0.0  # what all of it took
+    complete: bool = False  # every case was run: nobody interrupted it
 
     def count(self, outcome: Outcome) -> int:
         """How many cases ended so."""
@@ -241,20 +220,13 @@ def _quiet(history: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class ScratchSpace:
-    """
-    Where the suite may do what it likes.
+    """Where the suite may do what it likes."""
 
-    Attributes:
-        url: For `lockkit.connect`. **Its text holds the password.**
-        options: For `lockkit.connect`, too: those given, and those that make the space its own. **May hold passwords.**
-        name: What marks everything in it; None if the backend has no way to keep clients apart.
-        above: A directory above it that was not there before.
-    """
-
-    url: urls.Url = field(repr=False)
+    url: urls.Url = field(repr=False)  # for `lockkit.connect`. **Its text holds the password.**
+    # For `lockkit.connect`, too: those given, and those that make the space its own. **May hold passwords.**
     options: Mapping[str, Any] = field(repr=False)
-    name: str | None
-    above: Path | None = None
+    name: str | None  # what marks everything in it; None if the backend has no way to keep clients apart
+    above: Path | None = None  # a directory above it that was not there before
 
     def erase(self) -> None:
         """Remove whatever is in it. Blocks."""

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Entry", "Report", "Witness"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -29,16 +27,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """
-    What a witness saw.
+    """What a witness saw."""
 
-    Attributes:
-        entries: The stays, in the order in which they began.
-        violations: What went against exclusion or token order, one sentence each; empty if nothing did.
-    """
-
-    entries: Sequence[Entry]
-    violations: Sequence[str]
+    entries: Sequence[Entry]  # the stays, in the order in which they began
+    violations: Sequence[str]  # what went against exclusion or token order, one sentence each; empty if nothing did
 
     def shares(self, until: int | None = None) -> dict[str, int]:
         """How often each was inside, among the first `until` stays (None: all)."""

@@ -179,7 +179,7 @@ def test_faster_than_the_baseline_is_suspect(
     assert bool(row.suspect) is suspect
     assert bool(result["suspect"]) is suspect
     assert other.suspect == ""
-    assert ("Suspect: 1 figure" in read(found).text) is suspect
+    assert ("Ours SUSPECT" in read(found).text) is suspect
     assert bool(Report.from_json(json.loads(json.dumps(report.to_json()))).sections[0].rows[0].suspect) is suspect
 
 

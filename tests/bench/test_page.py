@@ -115,7 +115,7 @@ def test_every_workload_is_plotted_for_every_subject_with_a_sentence_below() -> 
     captions = found.text.count("Not shown: ")
     assert captions == sum(len(plots) for plots in PLOTS.values())
     assert sum(name == "figcaption" for name, _ in found.tags) == captions
-    assert [name for name, _ in found.tags].count("h2") == len(WORKLOADS) + 2
+    assert [name for name, _ in found.tags].count("h2") == len(WORKLOADS) + 1
     pictures = [attributes["aria-label"] or "" for name, attributes in found.tags if name == "svg"]
     for subject in (OURS, BASELINE, PEER):
         assert sum(label.startswith(subject.label) for label in pictures) >= len(WORKLOADS) - 1
@@ -155,9 +155,9 @@ def test_broken_failed_and_interrupted_are_told_at_the_top() -> None:
 
     text = read(found).text
 
-    assert text.index("Broken: ") < text.index("Uncontended")
+    assert text.index("BROKEN: ") < text.index("Uncontended")
     assert text.index("two were inside") < text.index("Uncontended")
-    assert text.index("interrupted") < text.index("Uncontended")
+    assert text.index("Interrupted") < text.index("Uncontended")
     assert "failed: <no> connection" in text
 
 

@@ -7,6 +7,8 @@ from functools import cache
 from xml.etree import ElementTree as ET
 
 import pytest
+from rich.console import Console
+from rich.style import Style
 
 from lockkit_tools.lab import Run, load, run, scenario_names, terminal
 from lockkit_tools.lab import html as pages
@@ -104,20 +106,35 @@ def test_page_is_well_formed(played: Run) -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_lines_fit_the_terminal(played: Run, width: int) -> None:
     """From a narrow window to a wide one."""
-    lines = terminal.draw(played, width=width).splitlines()
+    lines = terminal.draw(played, width=width).plain.splitlines()
 
     assert max(map(len, lines)) <= min(width, terminal.WIDTH_MAX)
 
 
 def test_terminal_shows_the_broken_promise() -> None:
     """What a reader looks for first."""
-    text = terminal.draw(play("gc-pause", fenced=False))
+    text = terminal.draw(play("gc-pause", fenced=False)).plain
     (lane,) = [line for line in text.splitlines() if line.startswith("A  ")]
 
     assert re.search(r"█ token 1 █+▒+─+$", lane)
     assert "BROKEN: a newer write was lost." in text
-    assert "two holders" in terminal.draw(play("clock-jump", fenced=False))
-    assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True))
+    assert "two holders" in terminal.draw(play("clock-jump", fenced=False)).plain
+    assert "CONTAINED" in terminal.draw(play("gc-pause", fenced=True)).plain
+
+
+def test_terminal_colours_clients_and_what_went_wrong() -> None:
+    """Each character for itself: the colour of a client's name is not that of its whole line."""
+    text, console = terminal.draw(play("gc-pause", fenced=False)), Console()
+    lane = text.plain.index("\nB  ") + 1
+
+    name, idle, held, wrong = (
+        text.get_style_at_offset(console, at)
+        for at in (lane, text.plain.index("─", lane), text.plain.index("█", lane), text.plain.index("▒"))
+    )
+
+    assert name == held == Style(color="magenta")
+    assert idle == Style(dim=True)
+    assert wrong == Style(color="red", bold=True)
 
 
 def luminance(colour: str) -> float:

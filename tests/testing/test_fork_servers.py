@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +95,22 @@ def test_dead_server_is_an_error(server: ForkServer) -> None:
     with pytest.raises(ForkServerGone):
         server.fork({1: 1})
     assert not server.alive
+
+
+def test_server_is_shared_while_it_obeys(folder: Path) -> None:
+    """A thread that wants the server gets it although another one waits for an answer: one that obeys is alive."""
+    (folder / "patient_program.py").write_text("import time\ndef run():\n    time.sleep(1000)\n")
+    server = fork_server("patient_program:run", (), environment())
+    pid = server.fork({1: 1})
+    waiting = threading.Thread(target=server.reap, args=(pid,))
+    waiting.start()
+    until(server._lock.locked)
+
+    assert server.alive
+    assert fork_server("patient_program:run", (), environment()) is server
+    os.kill(pid, signal.SIGKILL)
+    waiting.join()
+    server.close()
 
 
 def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:

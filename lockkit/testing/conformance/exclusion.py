@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import lockkit
+from lockkit import aio
 from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.history import recorded
 from lockkit.testing.timing import PATIENCE
@@ -34,40 +36,16 @@ class Exclusion(Cases):
         """Threads or tasks that share a client, and even the lock object, are never inside together."""
         client = await driver.connect()
         lock = client.lock(driver.name(), ttl=driver.timing.long, timeout=60)
-        witness = Witness(tmp_path)
 
-        async def contend(who: int) -> None:
-            for _ in range(ROUNDS):
-                async with recorded(who, lock) as lease:
-                    witness.enter(f"actor{who}", lease.token)
-                    await driver.sleep(0)
-                    witness.leave(f"actor{who}", lease.token)
-
-        actors = [driver.spawn(contend(number)) for number in range(ACTORS)]
-        for actor in actors:
-            await actor.result(60)
-
-        witness.report().expect_exclusion(ACTORS * ROUNDS)
+        await _contend(driver, tmp_path, [lock] * ACTORS)
 
     @case()
     async def test_clients_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
         """Clients of their own, which meet only at the backend, are never inside together, and each gets its share."""
         name = driver.name()
-        witness = Witness(tmp_path)
+        clients = [await driver.connect() for _ in range(ACTORS)]
 
-        async def contend(who: int) -> None:
-            client = await driver.connect()
-            for number in range(ROUNDS):
-                async with recorded(who, client.lock(name, ttl=driver.timing.long, timeout=60)) as lease:
-                    witness.enter(f"client{who}", lease.token)
-                    await driver.sleep(0.001 if number % 4 == 0 else 0)
-                    witness.leave(f"client{who}", lease.token)
-
-        actors = [driver.spawn(contend(number)) for number in range(ACTORS)]
-        for actor in actors:
-            await actor.result(60)
-
-        witness.report().expect_exclusion(ACTORS * ROUNDS)
+        await _contend(driver, tmp_path, [client.lock(name, ttl=driver.timing.long, timeout=60) for client in clients])
 
     @case(needs.processes)
     async def test_processes_exclude_each_other(self, driver: FaceDriver, tmp_path: Path) -> None:
@@ -143,3 +121,23 @@ class Exclusion(Cases):
 
         async with lock:
             pass
+
+
+async def _contend(driver: FaceDriver, directory: Path, locks: Sequence[aio.Lock]) -> None:
+    """Have an actor for each lock object enter it again and again, and check that they excluded each other."""
+    witness = Witness(directory)
+
+    async def enter(process: int, lock: aio.Lock) -> None:
+        who = f"actor{process}"
+        for number in range(ROUNDS):
+            async with recorded(process, lock) as lease:
+                witness.enter(who, lease.token)
+                # Sometimes long enough for the others to run into it.
+                await driver.sleep(0.001 if number % 4 == 0 else 0)
+                witness.leave(who, lease.token)
+
+    actors = [driver.spawn(enter(number, lock)) for number, lock in enumerate(locks)]
+    for actor in actors:
+        await actor.result(60)
+
+    witness.report().expect_exclusion(len(locks) * ROUNDS)

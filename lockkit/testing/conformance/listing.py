@@ -14,8 +14,6 @@ from lockkit.testing.conformance.base import Cases, FaceDriver, case, needs
 from lockkit.testing.conformance.names import unusual
 from lockkit.testing.timing import PATIENCE
 
-__all__ = ["Listing"]
-
 MANY = 60
 """Locks that are held at once. More than a page would need thousands, which not every backend holds in short time."""
 

@@ -9,7 +9,7 @@ lockkit when a test first uses a fixture, and never a driver.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,53 +82,54 @@ def assert_fenced(
         AssertionError: Storage accepted the older token, or rejected the newer one.
     """
     from lockkit.backends.lock_state import wall_clock_us  # noqa: PLC0415 - pytest loads this module in every run
+    from lockkit.runtime import drive  # noqa: PLC0415 - see above
     from lockkit.testing.kit.clock import Done  # noqa: PLC0415 - see above
 
     # Above all that memory has granted so far, which the storage may have seen, and below all that it will grant.
     older = wall_clock_us()
     newer = older + 1
+    first = _begun(write, newer, refused)
+    check = _check(first, write, newer, older, refused)
+    if inspect.isawaitable(first):
+        import asyncio  # noqa: PLC0415 - see above
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(check)
+        else:
+            return check
+    else:
+        drive(check)
+    return Done()
+
+
+_Refused = type[BaseException] | tuple[type[BaseException], ...]
+
+
+def _begun(write: Callable[[int], Any], token: int, refused: _Refused) -> Any:  # noqa: ANN401 - whatever it returns
+    """Call the write; give what it returned, or the error if storage rejects the token."""
     try:
-        answer = write(newer)
+        return write(token)
     except refused as error:
+        return error
+
+
+async def _check(first: Any, write: Callable[[int], Any], newer: int, older: int, refused: _Refused) -> None:  # noqa: ANN401
+    if (error := await _rejection(first, refused)) is not None:
         raise AssertionError(_newer_refused(newer, error)) from error
-    if inspect.isawaitable(answer):
-        return _in_loop(_check_async(answer, write, newer, older, refused))
+    if await _rejection(_begun(write, older, refused), refused) is None:
+        raise AssertionError(_older_accepted(older, newer))
+
+
+async def _rejection(answer: Any, refused: _Refused) -> BaseException | None:  # noqa: ANN401
+    """Wait for the end of a write; give the error if storage rejected the token."""
     try:
-        write(older)
-    except refused:
-        return Done()
-    raise AssertionError(_older_accepted(older, newer))
-
-
-def _in_loop(check: Coroutine[Any, Any, None]) -> Awaitable[None]:
-    import asyncio  # noqa: PLC0415 - see above
-
-    from lockkit.testing.kit.clock import Done  # noqa: PLC0415 - see above
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(check)
-        return Done()
-    return check
-
-
-async def _check_async(
-    answer: Awaitable[Any],
-    write: Callable[[int], Any],
-    newer: int,
-    older: int,
-    refused: type[BaseException] | tuple[type[BaseException], ...],
-) -> None:
-    try:
-        await answer
+        if inspect.isawaitable(answer):
+            await answer
     except refused as error:
-        raise AssertionError(_newer_refused(newer, error)) from error
-    try:
-        await write(older)
-    except refused:
-        return
-    raise AssertionError(_older_accepted(older, newer))
+        return error
+    return answer if isinstance(answer, refused) else None
 
 
 def _newer_refused(newer: int, error: BaseException) -> str:

@@ -23,24 +23,14 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """
-    A library, or a baseline, and where it is measured.
+    """A library, or a baseline, and where it is measured."""
 
-    Attributes:
-        schemes: Of the URLs on which it locks.
-        module: What must be there to import; empty for a baseline.
-        distribution: What is to be installed for it; empty for a baseline.
-        mode: For which option ``mode`` of the URL; None: for any, or none.
-        quick: Measured in a first look too.
-        template: The subject, but for what depends on URL and machine.
-    """
-
-    schemes: tuple[str, ...]
-    module: str
-    distribution: str
-    mode: str | None
-    quick: bool
-    template: Subject
+    schemes: tuple[str, ...]  # of the URLs on which it locks
+    module: str  # what must be there to import; empty for a baseline
+    distribution: str  # what is to be installed for it; empty for a baseline
+    mode: str | None  # for which option ``mode`` of the URL; None: for any, or none
+    quick: bool  # measured in a first look too
+    template: Subject  # the subject, but for what depends on URL and machine
 
     def subject(self, url: str, group: str) -> Subject:
         """Make the subject for a URL."""

@@ -23,17 +23,12 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """
-    One subject's figure divided by another's.
-
-    Attributes:
-        rounds: One for each round in which both were measured.
-    """
+    """One subject's figure divided by another's."""
 
     median: float
     lowest: float
     highest: float
-    rounds: list[float]
+    rounds: list[float]  # one for each round in which both were measured
 
     @classmethod
     def of(cls, figure: str, one: Cell, other: Cell) -> Ratio | None:
@@ -59,25 +54,17 @@ class Ratio:
 
 @dataclass(slots=True)
 class Row:
-    """
-    One subject in one workload.
-
-    Attributes:
-        reason: Why, unless it is ``ok``.
-        figures: Over all rounds, by `Figure.key`.
-        ratios: By figure, then by the key of the subject that it was divided by.
-        baseline: Key of the baseline of its face and URL, or None.
-        notes: What else a reader must know.
-        suspect: Why its headline figure must not be believed before it is understood; empty if there is no reason.
-    """
+    """One subject in one workload."""
 
     subject: Subject
     status: Status
-    reason: str
-    figures: dict[str, float]
+    reason: str  # why, unless it is ``ok``
+    figures: dict[str, float]  # over all rounds, by `Figure.key`
+    # By figure, then by the key of the subject that it was divided by.
     ratios: dict[str, dict[str, Ratio]] = field(default_factory=dict)
-    baseline: str | None = None
-    notes: list[str] = field(default_factory=list)
+    baseline: str | None = None  # key of the baseline of its face and URL, or None
+    notes: list[str] = field(default_factory=list)  # what else a reader must know
+    # Why its headline figure must not be believed before it is understood; empty if there is no reason.
     suspect: str = ""
 
     def over_baseline(self, workload: Workload) -> Ratio | None:
@@ -260,21 +247,6 @@ def _section_json(section: Section) -> dict[str, Any]:
         "title": workload.title,
         "explains": workload.explains,
         "figures": [asdict(figure) for figure in workload.figures],
-        "results": [
-            {
-                "subject": row.subject.key,
-                "status": row.status,
-                "reason": row.reason,
-                "notes": row.notes,
-                "figures": row.figures,
-                "baseline": row.baseline,
-                "suspect": row.suspect,
-                "ratios": {
-                    figure: {key: asdict(ratio) for key, ratio in ratios.items()}
-                    for figure, ratios in row.ratios.items()
-                },
-            }
-            for row in section.rows
-        ],
+        "results": [{**asdict(row), "subject": row.subject.key} for row in section.rows],
         "rounds": section.rounds,
     }

@@ -18,22 +18,15 @@ Status = Literal["ok", "broken", "failed", "skipped", "pending"]
 
 @dataclass(slots=True)
 class Cell:
-    """
-    One subject in one workload.
-
-    Attributes:
-        rounds: What each round gave, by its number from 0 on; a round that failed is left out.
-        skipped: Why it is not measured at all; empty if it is.
-        failed: How it failed; empty if it did not.
-        turns: The numbers of the rounds in which its turn has come.
-    """
+    """One subject in one workload."""
 
     subject: Subject
     workload: Workload
+    # What each round gave, by its number from 0 on; a round that failed is left out.
     rounds: dict[int, Measured] = field(default_factory=dict)
-    skipped: str = ""
-    failed: str = ""
-    turns: set[int] = field(default_factory=set)
+    skipped: str = ""  # why it is not measured at all; empty if it is
+    failed: str = ""  # how it failed; empty if it did not
+    turns: set[int] = field(default_factory=set)  # the numbers of the rounds in which its turn has come
 
     @property
     def broken(self) -> str:
@@ -54,20 +47,13 @@ class Cell:
 
 @dataclass(slots=True)
 class Outcome:
-    """
-    What there is after a run.
+    """What there is after a run."""
 
-    Attributes:
-        cells: Workload by workload, subjects in the order given.
-        interrupted: It was ended before its end.
-        out_of_time: It reached its limit before its end.
-    """
-
-    cells: list[Cell]
+    cells: list[Cell]  # workload by workload, subjects in the order given
     settings: Settings
     seed: int
-    interrupted: bool = False
-    out_of_time: bool = False
+    interrupted: bool = False  # it was ended before its end
+    out_of_time: bool = False  # it reached its limit before its end
 
     def broken(self, subject: Subject) -> str:
         """How the subject broke exclusion in any workload; empty if it did not."""

@@ -221,11 +221,3 @@ def _print(report: Report) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, 140)  # a file or pipe: rather wide than broken
     console.print(render(report))
-    about = report.about["machine"]
-    console.print(
-        f"{about['processor']}, {about['cores']} cores, {about['system']}, {about['python']}, "
-        f"load before {about['load_before']:.1f}. Repeat: {report.about['command']}",
-        style="dim",
-        markup=False,
-        highlight=False,
-    )

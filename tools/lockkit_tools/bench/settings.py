@@ -12,49 +12,30 @@ ROUND_TRIPS_MS = (1, 5, 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """
-    What a run costs. All times are seconds.
+    """What a run costs. All times are seconds."""
 
-    Attributes:
-        rounds: How often every subject takes its turn in every workload.
-        rounds_max_long: As `rounds`, at the most, for workloads that take long each time.
-        seconds: How long pairs are repeated, and contenders contend, each time.
-        settle: Until they all have begun to wait.
-        idle_seconds: How long they are watched.
-        imports: How often each import is repeated, each time.
-        contenders: How many contend, one after the other, where that is varied.
-        round_trips_ms: What a round trip to the server is made to take, milliseconds.
-        far_pairs: Pairs timed at each of these.
-        far_handoffs: Hand-offs timed at each of these.
-        crash_ttl: Lease time of holders that are killed or frozen.
-        warm_up: Pairs that are not timed: connections, scripts, inotify handles and the interpreter's caches are made
-            by them.
-        hold_min: How long the lock is held before it is handed over: the waiter has begun to wait by then.
-        limit: No turn begins when the run has taken so long; None: it takes what it takes.
-        patience: After this long, beyond what it should take, a subject that does not answer has failed.
-    """
-
-    rounds: int = 5
-    rounds_max_long: int = 2
-    seconds: float = 1.0
+    rounds: int = 5  # how often every subject takes its turn in every workload
+    rounds_max_long: int = 2  # as `rounds`, at the most, for workloads that take long each time
+    seconds: float = 1.0  # how long pairs are repeated, and contenders contend, each time
     processes: int = 8
     handoffs: int = 20
     waiters: int = 100
-    settle: float = 1.0
-    idle_seconds: float = 5.0
+    settle: float = 1.0  # until they all have begun to wait
+    idle_seconds: float = 5.0  # how long they are watched
     leases: int = 1000
     lease_ttl: float = 9.0
-    imports: int = 10
+    imports: int = 10  # how often each import is repeated, each time
     ttl: float = 30.0
-    contenders: tuple[int, ...] = CONTENDERS
-    round_trips_ms: tuple[int, ...] = ROUND_TRIPS_MS
-    far_pairs: int = 10
-    far_handoffs: int = 6
-    crash_ttl: float = 3.0
+    contenders: tuple[int, ...] = CONTENDERS  # how many contend, one after the other, where that is varied
+    round_trips_ms: tuple[int, ...] = ROUND_TRIPS_MS  # what a round trip to the server is made to take, milliseconds
+    far_pairs: int = 10  # pairs timed at each of these
+    far_handoffs: int = 6  # hand-offs timed at each of these
+    crash_ttl: float = 3.0  # lease time of holders that are killed or frozen
+    # Pairs that are not timed: connections, scripts, inotify handles and the interpreter's caches are made by them.
     warm_up: int = 50
-    hold_min: float = 0.01
-    limit: float | None = None
-    patience: float = 45.0
+    hold_min: float = 0.01  # how long the lock is held before it is handed over: the waiter has begun to wait by then
+    limit: float | None = None  # no turn begins when the run has taken so long; None: it takes what it takes
+    patience: float = 45.0  # after this long, beyond what it should take, a subject that does not answer has failed
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -19,46 +19,27 @@ of a leader, work that is done once per key."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """
-    One way to lock, on one server.
-
-    Attributes:
-        target: ``module:class`` of its adapter; for the import workload the statements to run.
-        url: Where it locks. **Holds the password**: goes to the worker process and nowhere else.
-        group: Which subjects it is compared with: the same text for all subjects of one URL, no password in it.
-        role: lockkit, another library, or a baseline.
-        scope: Whom it excludes; contenders of a ``process`` scope are threads or tasks instead of processes.
-        number: Tells equal entries apart (the same URL given twice).
-        version: Of the library; empty for a baseline.
-        poll: How often its waiters look again, seconds; 0 if they are woken.
-        renews: Keeps a lease alive by itself.
-        session_each: Each of its leases keeps a connection to the server.
-        workloads: The only workloads of plain locks that apply; None means all.
-        kinds: The primitives that it has.
-        lacks: Why it has not the others, by `Kind`; a peer or a baseline just has none.
-        tuning: In what its use differs from the library's defaults, and why.
-        missing: Why it cannot be measured here; empty if it can.
-        imports: Modules that its processes have imported before a turn begins.
-    """
+    """One way to lock, on one server."""
 
     label: str
-    target: str
-    url: str = field(repr=False)
-    group: str
+    target: str  # ``module:class`` of its adapter; for the import workload the statements to run
+    url: str = field(repr=False)  # where it locks. **Holds the password**: goes to the worker process and nowhere else.
+    group: str  # which subjects it is compared with: the same text for all subjects of one URL, no password in it
     face: Face
-    role: Role
-    scope: Scope
-    number: int = 1
-    version: str = ""
-    poll: float = 0.0
-    renews: bool = False
-    session_each: bool = False
-    workloads: tuple[str, ...] | None = None
-    kinds: tuple[Kind, ...] = ("lock",)
+    role: Role  # lockkit, another library, or a baseline
+    scope: Scope  # whom it excludes; contenders of a ``process`` scope are threads or tasks instead of processes
+    number: int = 1  # tells equal entries apart (the same URL given twice)
+    version: str = ""  # of the library; empty for a baseline
+    poll: float = 0.0  # how often its waiters look again, seconds; 0 if they are woken
+    renews: bool = False  # keeps a lease alive by itself
+    session_each: bool = False  # each of its leases keeps a connection to the server
+    workloads: tuple[str, ...] | None = None  # the only workloads of plain locks that apply; None means all
+    kinds: tuple[Kind, ...] = ("lock",)  # the primitives that it has
+    # Why it has not the others, by `Kind`; a peer or a baseline just has none.
     lacks: Mapping[str, str] = field(default_factory=dict, hash=False)
-    tuning: str = ""
-    missing: str = ""
-    imports: tuple[str, ...] = ()
+    tuning: str = ""  # in what its use differs from the library's defaults, and why
+    missing: str = ""  # why it cannot be measured here; empty if it can
+    imports: tuple[str, ...] = ()  # modules that its processes have imported before a turn begins
 
     @property
     def api(self) -> str:

@@ -21,11 +21,12 @@ DASH = "\N{EN DASH}"
 
 
 def render(report: Report) -> RenderableType:
-    """Make one table for each workload, and its remarks."""
+    """Make one table for each workload with its remarks; above them the servers, below them the rest of the report."""
+    about, machine = report.about, report.about["machine"]
     parts: list[RenderableType] = []
-    for group, about in report.about.get("servers", {}).items():
-        if about:
-            parts.append(Text(f"{group}: {described(about)}", style="dim"))
+    for group, server in about["servers"].items():
+        if server:
+            parts.append(Text(f"{group}: {described(server)}", style="dim"))
     for section in report.sections:
         shown = [row for row in section.rows if row.status != "skipped"]
         if shown:
@@ -35,17 +36,30 @@ def render(report: Report) -> RenderableType:
             for row in section.rows
             if row.status == "skipped" and _is_news(section, row, table=bool(shown))
         ]
-    if report.outcome.interrupted:
-        parts.append(Text("Interrupted: what is missing was not measured.", style="yellow"))
+    subjects = [row.subject for section in report.sections for row in section.rows]
+    notes = {one.label: one.missing or one.tuning for one in subjects if one.missing or one.tuning}
+    parts += [Text(f"{label}: {note}", style="dim") for label, note in notes.items()]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(about["versions"].items()))
+    where = f"{machine['processor'] or machine['architecture']}, {machine['cores']} cores, {machine['system']}"
+    busy = " (a busy machine: trust ratios, not times)" if machine["load_before"] > machine["cores"] / 2 else ""
+    parts.append(
+        Text(
+            f"{about['started']}, {where}, {machine['python']}, load before {machine['load_before']:.1f}{busy}. "
+            f"Versions: {versions}. Repeat: {about['command']}",
+            style="dim",
+        )
+    )
+    return Group(*parts, *warnings(report))
+
+
+def warnings(report: Report) -> list[Text]:
+    """Say what a reader must know before believing a figure: what is missing, and which subjects are no locks."""
+    texts = ["Interrupted: what is missing was not measured."] if report.outcome.interrupted else []
     if report.outcome.out_of_time:
-        parts.append(Text(f"{limited(report)} More: --limit.", style="yellow"))
-    for kind, reason in report.about.get("not_started", {}).items():
-        parts.append(Text(f"not measured: {kind}: {reason}", style="yellow"))
-    missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
-    parts += [Text(f"{label}: {reason}", style="dim") for label, reason in missing.items()]
-    for subject in report.broken:
-        parts.append(Text(f"BROKEN: {subject.key}: {report.outcome.broken(subject)}", style="bold red"))
-    return Group(*parts)
+        texts.append(f"{limited(report)} More: --limit.")
+    texts += [f"not measured: {kind}: {reason}" for kind, reason in report.about["not_started"].items()]
+    broken = [f"BROKEN: {subject.key}: {report.outcome.broken(subject)}" for subject in report.broken]
+    return [Text(text, style="yellow") for text in texts] + [Text(text, style="bold red") for text in broken]
 
 
 def _is_news(section: Section, row: Row, *, table: bool) -> bool:

@@ -20,18 +20,13 @@ NODES = 5
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """
-    One service to start.
-
-    Attributes:
-        options: Of its class, as a local program. Durable where the server is durable unless it is told otherwise: what
-            a commit costs when nothing is kept says nothing about production.
-        several: Another form of a backend that has a simpler one: left out of a first look.
-    """
+    """One service to start."""
 
     kind: str
+    # Of its class, as a local program. Durable where the server is durable unless it is told otherwise: what a commit
+    # costs when nothing is kept says nothing about production.
     options: Mapping[str, Any] = field(default_factory=dict)
-    several: bool = False
+    several: bool = False  # another form of a backend that has a simpler one: left out of a first look
 
 
 SPECS = (
@@ -56,15 +51,11 @@ class ThrowawayServers:
         docker: Containers rather than programs of this machine.
         several: Also the forms of several nodes of backends that have a simpler one.
         tell: Called with a line before each start.
-
-    Attributes:
-        urls: lockkit's backends on the servers that run, and those that need no server.
-        missing: Why others do not, by kind.
     """
 
     def __init__(self, *, docker: bool, several: bool, tell: Callable[[str], None]) -> None:
-        self.urls: list[str] = []
-        self.missing: dict[str, str] = {}
+        self.urls: list[str] = []  # lockkit's backends on the servers that run, and those that need no server
+        self.missing: dict[str, str] = {}  # why others do not, by kind
         self._docker = docker
         self._specs = [spec for spec in SPECS if several or not spec.several]
         self._tell = tell

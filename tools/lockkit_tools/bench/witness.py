@@ -15,38 +15,23 @@ from typing import NamedTuple
 
 
 class Section(NamedTuple):
-    """
-    One critical section.
+    """One critical section."""
 
-    Attributes:
-        began_ns: When the holder was inside.
-        ended_ns: When it was still inside.
-        token: Its fencing token, or None.
-        writes: It excludes all others; a reader's excludes writers only.
-    """
-
-    began_ns: int
-    ended_ns: int
-    token: int | None
+    began_ns: int  # when the holder was inside
+    ended_ns: int  # when it was still inside
+    token: int | None  # its fencing token, or None
     contender: int
-    writes: bool = True
+    writes: bool = True  # it excludes all others; a reader's excludes writers only
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """
-    What the sections show.
-
-    Attributes:
-        overlaps: How many began while an earlier one had not ended.
-        disorders: How many had a token that was not above all those before.
-        example: The first violation in words; empty if there is none.
-    """
+    """What the sections show."""
 
     sections: int
-    overlaps: int
-    disorders: int
-    example: str
+    overlaps: int  # how many began while an earlier one had not ended
+    disorders: int  # how many had a token that was not above all those before
+    example: str  # the first violation in words; empty if there is none
 
     @property
     def broken(self) -> str:

@@ -6,60 +6,20 @@ import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 
+from lockkit.cli.app import JSON, add, argument, flag, option, options
 from lockkit.cli.output import print_json
 from lockkit.errors import ConfigurationError
 
-Scenario = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SCENARIO",
-        help="Name of a scenario. Without it: list the scenarios.",
-        show_default=False,
-    ),
-]
-Backend = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BACKEND",
-        help="Only the scenes that run on it: redis, redis+sentinel, redlock, etcd, zookeeper, by-hand; with "
-        "options such as redlock?durable=on. Default: all scenes, each on its own.",
-    ),
-]
-Fenced = Annotated[
-    bool | None,
-    typer.Option(
-        "--fenced/--unfenced",
-        help="Whether storage compares fencing tokens. Default: as the scenario says.",
-        show_default=False,
-    ),
-]
+if TYPE_CHECKING:
+    import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("lab", short_help="Play a scene in which a lock fails, and draw it.")(lab)
-
-
-def lab(  # the signature is the command line
-    *,
-    scenario: Scenario = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the scenarios.")] = False,
-    backend: Backend = None,
-    fenced: Fenced = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulated latencies.")] = 1,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a picture instead of printing.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a web page instead of printing.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+@options
+class Lab:
     """
     Play a scene in which a lock fails, or does not, and draw it: who held the lock when, and what became of the writes.
 
@@ -68,28 +28,65 @@ def lab(  # the signature is the command line
 
     Exit status: 0, whatever the verdict; 78 if the scenario or an option is wrong.
     """
-    if find_spec("redis") is None:
-        message = "lockkit lab runs the code of the Redlock backend: install their driver, pip install 'lockkit[redis]'"
-        raise ConfigurationError(message)
-    if list_all or scenario is None:
-        _list_scenarios(as_json=as_json)
-        return
-    from lockkit_tools.lab import as_data, load, run, terminal  # noqa: PLC0415 - needs the driver
-    from lockkit_tools.lab.html import draw as draw_html  # noqa: PLC0415
-    from lockkit_tools.lab.svg import draw as draw_svg  # noqa: PLC0415
 
-    played = run(load(scenario), backend=backend, fenced=fenced, seed=seed)
-    if svg is not None:
-        _write(svg, draw_svg(played))
-    if html is not None:
-        _write(html, draw_html(played, _command(scenario, backend, fenced=fenced, seed=seed)))
-    if as_json:
-        print_json(as_data(played))
-    elif svg is None and html is None:
-        console = Console()
-        colour = console.is_terminal and not console.no_color
-        unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-        print(terminal.draw(played, width=console.width, colour=colour, ascii_only=not unicode), end="")
+    scenario: str | None = argument(None, "SCENARIO", "Name of a scenario. Without it: list the scenarios.")
+    list_all: bool = flag("List the scenarios.", "--list")
+    backend: str | None = option(
+        None,
+        "Only the scenes that run on it: redis, redis+sentinel, redlock, etcd, zookeeper, by-hand; with "
+        "options such as redlock?durable=on. Default: all scenes, each on its own.",
+        metavar="BACKEND",
+    )
+    fenced: bool | None = option(
+        None,
+        "Whether storage compares fencing tokens. Default: as the scenario says.",
+        "--fenced/--unfenced",
+        show_default=False,
+    )
+    seed: int = option(1, "Seed of the simulated latencies.", metavar="N", min=0)
+    svg: Path | None = option(None, "Write a picture instead of printing.", metavar="FILE", dir_okay=False)
+    html: Path | None = option(None, "Write a web page instead of printing.", metavar="FILE", dir_okay=False)
+    as_json: bool = JSON
+
+    def run(self) -> None:
+        if find_spec("redis") is None:
+            raise ConfigurationError(
+                "lockkit lab runs the code of the Redlock backend: install its driver, pip install 'lockkit[redis]'"
+            )
+        if self.list_all or self.scenario is None:
+            _list_scenarios(as_json=self.as_json)
+            return
+        from lockkit_tools.lab import as_data, load, run, terminal  # noqa: PLC0415 - needs the driver
+        from lockkit_tools.lab.html import draw as draw_html  # noqa: PLC0415
+        from lockkit_tools.lab.svg import draw as draw_svg  # noqa: PLC0415
+
+        played = run(load(self.scenario), backend=self.backend, fenced=self.fenced, seed=self.seed)
+        if self.svg is not None:
+            _write(self.svg, draw_svg(played))
+        if self.html is not None:
+            _write(self.html, draw_html(played, self._command(self.scenario)))
+        if self.as_json:
+            print_json(as_data(played))
+        elif self.svg is None and self.html is None:
+            console = Console()
+            unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+            console.print(terminal.draw(played, width=console.width, ascii_only=not unicode), soft_wrap=True)
+
+    def _command(self, scenario: str) -> str:
+        """Give the command line that repeats it."""
+        words = ["lockkit", "lab", scenario]
+        if self.backend is not None:
+            words += ["--backend", self.backend]
+        if self.fenced is not None:
+            words.append("--fenced" if self.fenced else "--unfenced")
+        if self.seed != 1:
+            words += ["--seed", str(self.seed)]
+        return shlex.join(words)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    add(app, "lab", "Play a scene in which a lock fails, and draw it.", Lab)
 
 
 def _list_scenarios(*, as_json: bool) -> None:
@@ -121,15 +118,3 @@ def _write(path: Path, text: str) -> None:
         message = f"cannot write {path}: {error.strerror or error}"
         raise ConfigurationError(message) from error
     print(f"wrote {path}")
-
-
-def _command(scenario: str, backend: str | None, *, fenced: bool | None, seed: int) -> str:
-    """Give the command line that repeats it."""
-    words = ["lockkit", "lab", scenario]
-    if backend is not None:
-        words += ["--backend", backend]
-    if fenced is not None:
-        words.append("--fenced" if fenced else "--unfenced")
-    if seed != 1:
-        words += ["--seed", str(seed)]
-    return shlex.join(words)

@@ -69,22 +69,14 @@ class Message:
 
 @dataclass(slots=True)
 class Grant:
-    """
-    A client was handed the lock.
-
-    Attributes:
-        token: Its fencing token; None of a lock that has none.
-        valid_until: Its deadline, by its own clock; `inf` of a lock without.
-        noticed: When the client itself counted it as over.
-        how: ``released``, or why it was lost, or "" at the end of the scene.
-    """
+    """A client was handed the lock."""
 
     client: str
-    token: int | None
+    token: int | None  # its fencing token; None of a lock that has none
     start: float
-    valid_until: float
-    noticed: float | None = None
-    how: str = ""
+    valid_until: float  # its deadline, by its own clock; `inf` of a lock without
+    noticed: float | None = None  # when the client itself counted it as over
+    how: str = ""  # ``released``, or why it was lost, or "" at the end of the scene
 
     @property
     def end(self) -> Instant:

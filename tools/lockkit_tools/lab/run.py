@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockkit.errors import ConfigurationError
@@ -104,9 +104,7 @@ def _scene_data(result: Result) -> dict[str, Any]:
         "fenced": scene.fenced,
         "verdict": verdict.word,
         "headline": verdict.headline,
-        "promises": [
-            {"name": one.name, "text": one.text, "state": one.state, "why": one.why} for one in verdict.promises
-        ],
+        "promises": [asdict(promise) for promise in verdict.promises],
         "advice": list(verdict.advice),
         "end": _rounded(record.end),
         "lanes": [{"name": lane.name, "kind": lane.kind} for lane in record.lanes],

@@ -90,58 +90,34 @@ def parse_backend(text: str) -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    One step of a client, or one fault.
+    """One step of a client, or one fault."""
 
-    Attributes:
-        at: When, seconds. A client that is late does it as soon as it can.
-        who: The client or node. A node that the backend of the scene does not have is passed over.
-        action: What. A node that stops loses its data.
-        lasts: Seconds until a fault ends; 0: it does not.
-        by: How far a clock jumps ahead, seconds.
-        delay: How long a write is under way, seconds.
-        timeout: Of ``acquire``, seconds.
-        check: Look at the lease right before the write.
-        nodes: From which nodes a client is cut off; empty: all.
-    """
-
-    at: float
-    who: str
-    action: Action
+    at: float  # when, seconds. A client that is late does it as soon as it can.
+    who: str  # the client or node. A node that the backend of the scene does not have is passed over.
+    action: Action  # what. A node that stops loses its data.
     _: KW_ONLY
-    lasts: float = 0.0
-    by: float = 0.0
-    delay: float = 0.0
-    timeout: float | None = None
-    check: bool = False
-    nodes: tuple[str, ...] = ()
+    lasts: float = 0.0  # seconds until a fault ends; 0: it does not
+    by: float = 0.0  # how far a clock jumps ahead, seconds
+    delay: float = 0.0  # how long a write is under way, seconds
+    timeout: float | None = None  # of ``acquire``, seconds
+    check: bool = False  # look at the lease right before the write
+    nodes: tuple[str, ...] = ()  # from which nodes a client is cut off; empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """
-    One course of events on one backend.
+    """One course of events on one backend."""
 
-    Attributes:
-        title: What it is about, in a few words.
-        about: What to see, in a sentence or two.
-        backends: Those that it can run on; the first unless another is asked for.
-        steps: In order of time. Each client asks for the lock once.
-        until: The end of the drawing, seconds; None: a little after the last event.
-        latency: Of a message in one direction, least and most, seconds.
-        messages: Draw the messages between clients and servers.
-    """
-
-    title: str
-    about: str
-    backends: tuple[Backend, ...]
-    steps: tuple[Step, ...]
+    title: str  # what it is about, in a few words
+    about: str  # what to see, in a sentence or two
+    backends: tuple[Backend, ...]  # those that it can run on; the first unless another is asked for
+    steps: tuple[Step, ...]  # in order of time. Each client asks for the lock once.
     _: KW_ONLY
     clients: tuple[str, ...] = ("A", "B")
     fenced: bool = False
-    until: float | None = None
-    latency: tuple[float, float] = (0.001, 0.003)
-    messages: bool = False
+    until: float | None = None  # the end of the drawing, seconds; None: a little after the last event
+    latency: tuple[float, float] = (0.001, 0.003)  # of a message in one direction, least and most, seconds
+    messages: bool = False  # draw the messages between clients and servers
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,16 +47,11 @@ ACKNOWLEDGE_SECONDS = 0.4
 
 
 class RecordingNetwork(Network):
-    """
-    Takes down every message.
-
-    Attributes:
-        kind: What the message that is sent next is for.
-    """
+    """Takes down every message."""
 
     def __init__(self, world: World, conditions: Conditions, record: Record) -> None:
         super().__init__(world, conditions)
-        self.kind = ""
+        self.kind = ""  # what the message that is sent next is for
         self._record = record
 
     def _carry(self, way: tuple[str, str, bool], function: Callable[..., object], *arguments: object) -> None:
@@ -107,15 +102,9 @@ class Keeping:
 
 
 class Service:
-    """
-    A lock service.
+    """A lock service."""
 
-    Attributes:
-        parts: Which code is lockkit's own, and what is a model.
-        keeping: Whom each of them keeps the lock for.
-    """
-
-    parts: ClassVar[str]
+    parts: ClassVar[str]  # which code is lockkit's own, and what is a model
     expires_by_time_of_day: ClassVar[bool] = True
 
     def __init__(self, world: World, network: RecordingNetwork, record: Record, scene: Scene) -> None:
@@ -125,7 +114,7 @@ class Service:
         self.scene = scene
         self.backend: Backend = scene.backends[0]
         self.nodes: dict[str, Node] = {}
-        self.keeping: dict[str, Keeping] = {}
+        self.keeping: dict[str, Keeping] = {}  # whom each of them keeps the lock for
         self.owners: dict[str, str] = {}
 
     def connect(self, process: Process) -> Client:

@@ -82,16 +82,11 @@ class Storage:
 
 
 class Stage:
-    """
-    One run of a scene.
-
-    Attributes:
-        record: What has happened so far.
-    """
+    """One run of a scene."""
 
     def __init__(self, scene: Scene, seed: int) -> None:
         self.scene = scene
-        self.record = Record()
+        self.record = Record()  # what has happened so far
         self.world = World(seed)
         self.network = RecordingNetwork(self.world, Conditions(latency=scene.latency), self.record)
         self.service: Service = open_service(self.world, self.network, self.record, scene)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
+from lockkit.units import Instant
 from lockkit_tools.lab.drawing import LEGEND, Drawing, Numbered, at_text, prepare, subtitle, ticks
 from lockkit_tools.lab.record import Lane, Message, Span
 from lockkit_tools.lab.run import Result, Run
@@ -94,6 +95,22 @@ class _Canvas:
         self.parts.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(max(width, 1.5))}" height="{_n(height)}" fill="{paint}"{extra}/>'
         )
+
+    def circle(self, x: float, y: float, radius: float, paint: str) -> None:
+        self.parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" fill="{paint}"/>')
+
+    def plate(self, x: float, y: float, text: str, *, room: float, style: str = "small strong") -> None:
+        """Write a text on a plate, over a pattern."""
+        width = text_width(text, 12)
+        if text and width < room - 4:
+            self.rect(x - width / 2 - 3, y - 8, width + 6, 15, "var(--ground)", extra=' rx="3"')
+            self.labels.append(self.parts.pop())
+            self.label(x, y + 4, text, style, "middle")
+
+    def number(self, x: float, y: float, line: Numbered) -> None:
+        tone = line.mark.tone
+        self.circle(x, y, 7.5, f"var(--{tone if tone in {'bad', 'good', 'fault'} else 'dim'})")
+        self.text(x, y + 3.6, str(line.number), "number")
 
     def line(self, start: tuple[float, float], end: tuple[float, float], paint: str, extra: str = "") -> None:
         self.parts.append(
@@ -187,7 +204,7 @@ def _scene(canvas: _Canvas, result: Result, seed: int) -> None:
     canvas.y += 2
     canvas.paragraph(subtitle(result, seed), 11, "small dim")
     canvas.y += 8
-    _lanes(canvas, drawing)
+    _Chart(canvas, drawing).draw()
     _legend(canvas, drawing)
     canvas.y += 8
     _story(canvas, drawing)
@@ -201,9 +218,8 @@ def _scene(canvas: _Canvas, result: Result, seed: int) -> None:
 class _Place:
     """Where a lane is."""
 
-    def __init__(self, lane: Lane, top: float, bar: float, height: float) -> None:
+    def __init__(self, lane: Lane, bar: float, height: float) -> None:
         self.lane = lane
-        self.top = top
         self.bar = bar
         self.height = height
 
@@ -211,203 +227,165 @@ class _Place:
     def middle(self) -> float:
         return self.bar + self.height / 2
 
-
-def _x(drawing: Drawing, at: float) -> float:
-    return LEFT + (RIGHT - LEFT) * min(at, drawing.end) / drawing.end
-
-
-def _lanes(canvas: _Canvas, drawing: Drawing) -> None:
-    record = drawing.result.record
-    clients = {name: index for index, name in enumerate(drawing.result.scene.clients)}
-    places = {}
-    top = canvas.y
-    y = top
-    dense = sum(lane.kind == "server" for lane in record.lanes) > 3
-    for lane in record.lanes:
-        numbered = drawing.of(lane)
-        y += 19 if numbered else 6
-        height = 20 if lane.kind == "client" else 10 if dense and lane.kind == "server" else 14
-        places[lane.name] = _Place(lane, y, y, height)
-        y += height + (15 if drawing.spans(lane, "paused", "cut") else 5)
-    for at, text in ticks(drawing.end, 7):
-        x = _x(drawing, at)
-        canvas.line((x, top + 4), (x, y + 2), "var(--line)", ' stroke-dasharray="1 3"')
-        last = x > RIGHT - 16
-        canvas.text(RIGHT + 2 if last else x, y + 14, text, "small dim", "end" if last else "middle")
-    for place in places.values():
-        _lane(canvas, drawing, place, clients)
-    _messages(canvas, drawing, places)
-    _overlaps(canvas, drawing, places)
-    canvas.flush()
-    for place in places.values():
-        _numbers(canvas, drawing, place)
-    canvas.y = y + 16
+    @property
+    def end(self) -> float:
+        return self.bar + self.height
 
 
-def _lane(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
-    lane = place.lane
-    style = "strong" if lane.kind == "client" else "small"
-    canvas.text(MARGIN, place.middle + 4, lane.label, style)
-    died = drawing.result.record.dead.get(lane.name, drawing.end)
-    canvas.line((LEFT, place.middle), (_x(drawing, died), place.middle), "var(--line)", ' stroke-width="1.5"')
-    if lane.kind == "client":
-        _client(canvas, drawing, place, clients)
-        if lane.name in drawing.result.record.dead:
-            x = _x(drawing, died)
-            canvas.parts.append(f'<circle cx="{_n(x)}" cy="{_n(place.middle)}" r="8" fill="var(--ground)"/>')
-            canvas.text(x, place.middle + 5, "✕", "strong bad", "middle")
-    elif lane.kind == "server":
-        _server(canvas, drawing, place, clients)
-    _faults(canvas, drawing, place)
+class _Chart:
+    """The lanes of a scene."""
 
+    def __init__(self, canvas: _Canvas, drawing: Drawing) -> None:
+        self._canvas = canvas
+        self._drawing = drawing
+        self._record = drawing.result.record
+        self._paints = {name: f"var(--client{index})" for index, name in enumerate(drawing.result.scene.clients)}
+        self._places: dict[str, _Place] = {}
 
-def _client(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
-    paint = f"var(--client{clients[place.lane.name]})"
-    for span in drawing.spans(place.lane, "waits"):
-        start, end = _x(drawing, span.start), _x(drawing, span.end)
-        canvas.line((start, place.middle), (end, place.middle), paint, ' stroke-width="3" stroke-dasharray="2 4"')
-        if end - start > 40:
-            canvas.label((start + end) / 2, place.middle - 5, "waits", "small dim", "middle")
-    for span in drawing.spans(place.lane, "holds"):
-        token = drawing.token(span)
-        labels = (" · ".join(filter(None, [word, token])) for word in ("holds the lock", "holds", ""))
-        _bar(canvas, drawing, place, span, paint=paint, labels=[*labels, "holds"])
-    for span in drawing.spans(place.lane, "stopping"):
-        start = _x(drawing, span.start)
-        width = _x(drawing, span.end) - start
-        canvas.rect(start, place.bar, width, place.height, "url(#rest)", extra=f' stroke="{paint}" stroke-width="1.5"')
-        _plate(canvas, start + width / 2, place.middle, "grace", room=width)
-    for span in drawing.spans(place.lane, "believes"):
-        start = _x(drawing, span.start)
-        width = _x(drawing, span.end) - start
-        extra = ' stroke="var(--bad)" stroke-width="1.5"'
-        canvas.rect(start, place.bar, width, place.height, "url(#hatch)", extra=extra)
-        text = next((one for one in ("thinks it holds the lock", "thinks it holds") if _fits(one, width - 12)), "")
-        _plate(canvas, start + width / 2, place.middle, text, room=width)
+    def draw(self) -> None:
+        canvas, drawing = self._canvas, self._drawing
+        top = y = canvas.y
+        dense = sum(lane.kind == "server" for lane in self._record.lanes) > 3
+        for lane in self._record.lanes:
+            y += 19 if drawing.of(lane) else 6
+            height = 20 if lane.kind == "client" else 10 if dense and lane.kind == "server" else 14
+            self._places[lane.name] = _Place(lane, y, height)
+            y += height + (15 if drawing.spans(lane, "paused", "cut") else 5)
+        for at, text in ticks(drawing.end, 7):
+            x = self._x(at)
+            canvas.line((x, top + 4), (x, y + 2), "var(--line)", ' stroke-dasharray="1 3"')
+            last = x > RIGHT - 16
+            canvas.text(RIGHT + 2 if last else x, y + 14, text, "small dim", "end" if last else "middle")
+        for place in self._places.values():
+            self._lane(place)
+        for message in self._record.messages:
+            if message.sent < drawing.end and message.kind == "write":
+                self._write(message)
+            elif message.sent < drawing.end and drawing.result.scene.messages:
+                self._protocol(message)
+        self._overlaps()
+        canvas.flush()
+        for place in self._places.values():
+            self._numbers(place)
+        canvas.y = y + 16
 
+    def _x(self, at: Instant) -> float:
+        return LEFT + (RIGHT - LEFT) * min(at, self._drawing.end) / self._drawing.end
 
-def _plate(canvas: _Canvas, x: float, y: float, text: str, *, room: float, style: str = "small strong") -> None:
-    """Write a text on a plate, over a pattern."""
-    width = text_width(text, 12)
-    if text and width < room - 4:
-        canvas.rect(x - width / 2 - 3, y - 8, width + 6, 15, "var(--ground)", extra=' rx="3"')
-        canvas.labels.append(canvas.parts.pop())
-        canvas.label(x, y + 4, text, style, "middle")
+    def _lane(self, place: _Place) -> None:
+        canvas, lane = self._canvas, place.lane
+        canvas.text(MARGIN, place.middle + 4, lane.label, "strong" if lane.kind == "client" else "small")
+        x = self._x(self._record.dead.get(lane.name, self._drawing.end))
+        canvas.line((LEFT, place.middle), (x, place.middle), "var(--line)", ' stroke-width="1.5"')
+        if lane.kind == "client":
+            self._client(place)
+            if lane.name in self._record.dead:
+                canvas.circle(x, place.middle, 8, "var(--ground)")
+                canvas.text(x, place.middle + 5, "✕", "strong bad", "middle")
+        elif lane.kind == "server":
+            self._server(place)
+        for span in self._drawing.spans(lane, "paused", "cut"):
+            start, end, y = self._x(span.start), self._x(span.end), place.end + 4
+            canvas.line((start, y), (end, y), "var(--fault)", ' stroke-width="3"')
+            text = span.note if span.note and start + text_width(span.note, 12) < RIGHT else LEGEND[span.kind]
+            canvas.label(min(start, RIGHT - 40), y + 12, text, "small strong fault")
+
+    def _client(self, place: _Place) -> None:
+        canvas, drawing, paint = self._canvas, self._drawing, self._paints[place.lane.name]
+        for span in drawing.spans(place.lane, "waits"):
+            start, end = self._x(span.start), self._x(span.end)
+            canvas.line((start, place.middle), (end, place.middle), paint, ' stroke-width="3" stroke-dasharray="2 4"')
+            if end - start > 40:
+                canvas.label((start + end) / 2, place.middle - 5, "waits", "small dim", "middle")
+        for span in drawing.spans(place.lane, "holds"):
+            token = drawing.token(span)
+            labels = (" · ".join(filter(None, [word, token])) for word in ("holds the lock", "holds", ""))
+            self._bar(place, span, paint, [*labels, "holds"])
+        for span in drawing.spans(place.lane, "stopping"):
+            self._box(place, span, "url(#rest)", f' stroke="{paint}" stroke-width="1.5"', "grace")
+        for span in drawing.spans(place.lane, "believes"):
+            width = self._x(span.end) - self._x(span.start)
+            text = next((one for one in ("thinks it holds the lock", "thinks it holds") if _fits(one, width - 12)), "")
+            self._box(place, span, "url(#hatch)", ' stroke="var(--bad)" stroke-width="1.5"', text)
+
+    def _server(self, place: _Place) -> None:
+        canvas = self._canvas
+        for span in self._drawing.spans(place.lane, "silent"):
+            self._box(place, span, "url(#rest)", ' stroke="var(--fault)"', "does not vote yet")
+        for span in self._drawing.spans(place.lane, "kept", "offered"):
+            kept = span.kind == "kept"
+            paint, labels = self._paints.get(span.who, "var(--client0)"), (f"lock of {span.who}", span.who)
+            self._bar(place, span, paint, labels if kept else (), opacity=0.35 if kept else 0.15)
+            if place.height < 12 and self._x(span.end) - self._x(span.start) > 24:
+                canvas.label(self._x(span.end) - 4, place.middle + 4, span.who, "small strong", "end")
+        for span in self._drawing.spans(place.lane, "down"):
+            self._box(place, span, "var(--ground)", ' stroke="var(--bad)" stroke-dasharray="3 2"', "")
+            middle = (self._x(span.start) + self._x(span.end)) / 2
+            if _fits("down", self._x(span.end) - self._x(span.start) - 4):
+                canvas.text(middle, place.middle + 4, "down", "small strong bad", "middle")
+
+    def _box(self, place: _Place, span: Span, paint: str, extra: str, text: str) -> None:
+        """Draw a span with a pattern, and a text on a plate over it."""
+        start = self._x(span.start)
+        width = self._x(span.end) - start
+        self._canvas.rect(start, place.bar, width, place.height, paint, extra=extra)
+        self._canvas.plate(start + width / 2, place.middle, text, room=width)
+
+    def _bar(self, place: _Place, span: Span, paint: str, labels: Sequence[str], opacity: float = 1.0) -> None:
+        start = self._x(span.start)
+        width = self._x(span.end) - start
+        self._canvas.rect(start, place.bar, width, place.height, "var(--ground)", extra=' rx="3"')
+        extra = ' rx="3"' + (f' fill-opacity="{opacity}"' if opacity < 1 else "")
+        self._canvas.rect(start, place.bar, width, place.height, paint, extra=extra)
+        text = next((one for one in labels if _fits(one, width - 8)), "")
+        if text and place.height >= 12:
+            self._canvas.label(start + 5, place.middle + 4, text, "inside" if opacity == 1 else "small")
+
+    def _overlaps(self) -> None:
+        """Frame the times at which two clients hold the lock."""
+        for overlap in self._record.overlaps:
+            upper, lower = sorted((self._places[overlap.older], self._places[overlap.newer]), key=lambda one: one.bar)
+            x, top = self._x(overlap.start), upper.bar - 3
+            width, height = self._x(overlap.end) - x, lower.end + 3 - top
+            extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
+            self._canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
+            wide = text_width("two holders", 12)
+            # Beside the number of the newer grant, inside the frame if it is wide enough.
+            left = x + 11 if wide + 22 < width else x + width + 10
+            if left + wide < WIDTH - 4:
+                middle = left + wide / 2
+                self._canvas.plate(middle, lower.bar - 10, "two holders", room=2 * wide, style="small strong bad")
+
+    def _write(self, message: Message) -> None:
+        source, target = self._places[message.source], self._places[message.target]
+        arrives = self._drawing.end if message.arrives is None else message.arrives
+        start, end = (self._x(message.sent), source.end), (self._x(arrives), target.middle)
+        sign, style = {"refused": ("✕", "good"), "overwrote": ("!", "bad")}.get(message.fate, ("✓", "ink"))
+        self._canvas.line(start, end, "var(--ground)", ' stroke-width="4.5"')
+        self._canvas.line(start, end, f"var(--{style})", ' stroke-width="1.8"')
+        self._canvas.circle(*end, 7.5, f"var(--{style})")
+        self._canvas.text(end[0], end[1] + 4, sign, "number")
+
+    def _protocol(self, message: Message) -> None:
+        if message.arrives is None:
+            return
+        source, target = self._places[message.source], self._places[message.target]
+        down = source.bar < target.bar
+        start = (self._x(message.sent), source.end if down else source.bar)
+        end = (self._x(message.arrives), target.bar if down else target.end)
+        paint = "var(--round2)" if message.kind == "fence" else "var(--round1)"
+        self._canvas.line(start, end, paint, ' stroke-width="1.4"' + ("" if down else ' stroke-dasharray="3 2"'))
+        self._canvas.circle(*end, 2.2, paint)
+
+    def _numbers(self, place: _Place) -> None:
+        taken: list[float] = []
+        for line in self._drawing.of(place.lane):
+            taken.append(_free_place(self._x(line.mark.at), taken))
+            self._canvas.number(taken[-1], place.bar - 10, line)
 
 
 def _fits(text: str, width: float) -> bool:
     return bool(text) and text_width(text, 11) <= width
-
-
-def _bar(
-    canvas: _Canvas,
-    drawing: Drawing,
-    place: _Place,
-    span: Span,
-    *,
-    paint: str,
-    labels: Sequence[str],
-    opacity: float = 1.0,
-) -> None:
-    start = _x(drawing, span.start)
-    width = _x(drawing, span.end) - start
-    canvas.rect(start, place.bar, width, place.height, "var(--ground)", extra=' rx="3"')
-    extra = ' rx="3"' + (f' fill-opacity="{opacity}"' if opacity < 1 else "")
-    canvas.rect(start, place.bar, width, place.height, paint, extra=extra)
-    text = next((one for one in labels if _fits(one, width - 8)), "")
-    if text and place.height >= 12:
-        canvas.label(start + 5, place.middle + 4, text, "inside" if opacity == 1 else "small")
-
-
-def _server(canvas: _Canvas, drawing: Drawing, place: _Place, clients: dict[str, int]) -> None:
-    for span in drawing.spans(place.lane, "silent"):
-        start = _x(drawing, span.start)
-        width = _x(drawing, span.end) - start
-        canvas.rect(start, place.bar, width, place.height, "url(#rest)", extra=' stroke="var(--fault)"')
-        _plate(canvas, start + width / 2, place.middle, "does not vote yet", room=width)
-    for span in drawing.spans(place.lane, "kept", "offered"):
-        paint = f"var(--client{clients.get(span.who, 0)})"
-        labels = (f"lock of {span.who}", span.who) if span.kind == "kept" else ()
-        _bar(canvas, drawing, place, span, paint=paint, labels=labels, opacity=0.35 if span.kind == "kept" else 0.15)
-        if place.height < 12 and _x(drawing, span.end) - _x(drawing, span.start) > 24:
-            canvas.label(_x(drawing, span.end) - 4, place.middle + 4, span.who, "small strong", "end")
-    for span in drawing.spans(place.lane, "down"):
-        start = _x(drawing, span.start)
-        width = _x(drawing, span.end) - start
-        extra = ' stroke="var(--bad)" stroke-dasharray="3 2"'
-        canvas.rect(start, place.bar, width, place.height, "var(--ground)", extra=extra)
-        if _fits("down", width - 4):
-            canvas.text(start + width / 2, place.middle + 4, "down", "small strong bad", "middle")
-
-
-def _faults(canvas: _Canvas, drawing: Drawing, place: _Place) -> None:
-    for span in drawing.spans(place.lane, "paused", "cut"):
-        start, end = _x(drawing, span.start), _x(drawing, span.end)
-        y = place.bar + place.height + 4
-        canvas.line((start, y), (end, y), "var(--fault)", ' stroke-width="3"')
-        text = span.note if span.note and start + text_width(span.note, 12) < RIGHT else LEGEND[span.kind]
-        canvas.label(min(start, RIGHT - 40), y + 12, text, "small strong fault")
-
-
-def _messages(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
-    for message in drawing.result.record.messages:
-        if message.sent >= drawing.end:
-            continue
-        if message.kind == "write":
-            _write(canvas, drawing, places, message)
-        elif drawing.result.scene.messages:
-            _protocol(canvas, drawing, places, message)
-
-
-def _overlaps(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place]) -> None:
-    """Frame the times at which two clients hold the lock."""
-    for overlap in drawing.result.record.overlaps:
-        upper, lower = sorted((places[overlap.older], places[overlap.newer]), key=lambda place: place.top)
-        x, top = _x(drawing, overlap.start), upper.bar - 3
-        width, height = _x(drawing, overlap.end) - x, lower.bar + lower.height + 3 - top
-        extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
-        canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
-        wide = text_width("two holders", 12)
-        # Beside the number of the newer grant, inside the frame if it is wide enough.
-        left = x + 11 if wide + 22 < width else x + width + 10
-        if left + wide < WIDTH - 4:
-            _plate(canvas, left + wide / 2, lower.top - 10, "two holders", room=2 * wide, style="small strong bad")
-
-
-def _write(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:
-    source, target = places[message.source], places[message.target]
-    arrives = drawing.end if message.arrives is None else message.arrives
-    start, end = (_x(drawing, message.sent), source.bar + source.height), (_x(drawing, arrives), target.middle)
-    paint = (
-        "var(--bad)" if message.fate == "overwrote" else "var(--good)" if message.fate == "refused" else "var(--ink)"
-    )
-    canvas.line(start, end, "var(--ground)", ' stroke-width="4.5"')
-    canvas.line(start, end, paint, ' stroke-width="1.8"')
-    sign, style = {"refused": ("✕", "good"), "overwrote": ("!", "bad")}.get(message.fate, ("✓", ""))
-    fill = f"var(--{style})" if style else "var(--ink)"
-    canvas.parts.append(f'<circle cx="{_n(end[0])}" cy="{_n(end[1])}" r="7.5" fill="{fill}"/>')
-    canvas.text(end[0], end[1] + 4, sign, "number")
-
-
-def _protocol(canvas: _Canvas, drawing: Drawing, places: dict[str, _Place], message: Message) -> None:
-    if message.source not in places or message.target not in places or message.arrives is None:
-        return
-    source, target = places[message.source], places[message.target]
-    down = source.top < target.top
-    start = (_x(drawing, message.sent), source.bar + source.height if down else source.bar)
-    end = (_x(drawing, message.arrives), target.bar if down else target.bar + target.height)
-    paint = "var(--round2)" if message.kind == "fence" else "var(--round1)"
-    extra = ' stroke-width="1.4"' + ("" if down else ' stroke-dasharray="3 2"')
-    canvas.line(start, end, paint, extra)
-    canvas.parts.append(f'<circle cx="{_n(end[0])}" cy="{_n(end[1])}" r="2.2" fill="{paint}"/>')
-
-
-def _numbers(canvas: _Canvas, drawing: Drawing, place: _Place) -> None:
-    taken: list[float] = []
-    for line in drawing.of(place.lane):
-        x = _free_place(_x(drawing, line.mark.at), taken)
-        taken.append(x)
-        _number(canvas, x, place.top - 10, line)
 
 
 def _free_place(x: float, taken: list[float]) -> float:
@@ -420,13 +398,6 @@ def _free_place(x: float, taken: list[float]) -> float:
         while any(abs(x - other) < 16 for other in taken) and x > LEFT:
             x -= 1
     return x
-
-
-def _number(canvas: _Canvas, x: float, y: float, line: Numbered) -> None:
-    tone = line.mark.tone
-    paint = {"bad": "var(--bad)", "good": "var(--good)", "fault": "var(--fault)"}.get(tone, "var(--dim)")
-    canvas.parts.append(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="7.5" fill="{paint}"/>')
-    canvas.text(x, y + 3.6, str(line.number), "number")
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
@@ -459,7 +430,7 @@ def _story(canvas: _Canvas, drawing: Drawing) -> None:
         tone = line.mark.tone
         style = {"bad": "bad strong", "good": "good strong", "fault": "fault"}.get(tone, "")
         y = canvas.y + 16
-        _number(canvas, MARGIN + 8, y - 4, line)
+        canvas.number(MARGIN + 8, y - 4, line)
         canvas.text(MARGIN + 63, y, at_text(line.mark.at, drawing.end), "small dim", "end")
         canvas.paragraph(line.mark.text, 12, style, x=MARGIN + 69)
         canvas.y += 1

@@ -5,8 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
+from rich.text import Text
+
+from lockkit.units import Instant
 from lockkit_tools.lab.drawing import LEGEND, Drawing, at_text, prepare, subtitle, ticks
-from lockkit_tools.lab.record import Lane, SpanKind, Tone
+from lockkit_tools.lab.record import Lane, Span, SpanKind
 from lockkit_tools.lab.run import Result, Run
 
 WIDTH_MIN = 40
@@ -14,188 +17,119 @@ WIDTH_MAX = 120
 """Wider lines are hard to read."""
 
 _STYLES: Final = {
-    "bold": "1", "dim": "2", "good": "1;32", "bad": "1;31", "fault": "33", "notice": "36", "plain": "0",
-    "client0": "34", "client1": "35", "client2": "32", "client3": "36", "client4": "33", "client5": "31",
+    "good": "bold green", "bad": "bold red", "fault": "yellow", "notice": "cyan", "plain": "",
+    "kept": "bold green", "contained": "yellow", "broken": "bold red",
 }  # fmt: skip
+"""Of tones of the story, and of verdicts."""
+
+_CLIENTS: Final = ("blue", "magenta", "green", "cyan", "yellow", "red")
 
 _GLYPHS: Final[dict[SpanKind, str]] = {
     "waits": "·", "holds": "█", "believes": "▒", "stopping": "▓", "offered": "░", "down": "×", "silent": "~",
 }  # fmt: skip
 
-_PLAIN: Final = str.maketrans(
-    {
-        "█": "#", "▒": "%", "▓": "=", "░": "+", "·": ".", "×": "x", "─": "-", "✓": "v", "✗": "X", "‼": "!", "└": "\\",
-        "┘": "/", "│": "|", "…": "~", "—": "-", "→": ">",
-    }
-)  # fmt: skip
+_PLAIN: Final = str.maketrans("█▒▓░·×─✓✗‼└┘│…—→", "#%=+.x-vX!\\/|~->")
 """What stands for them where the terminal knows only ASCII."""
 
-WORD_COLOURS: Final[dict[str, str]] = {"kept": "good", "contained": "fault", "broken": "bad"}
+
+def draw(run: Run, *, width: int = 80, ascii_only: bool = False) -> Text:
+    """Draw all scenes of a scenario."""
+    width = max(WIDTH_MIN, min(width, WIDTH_MAX))
+    lines: list[Text] = []
+    if len(run.results) > 1:
+        lines += [Text(run.scenario.title, "bold"), *_wrapped(run.scenario.about, width, "dim"), Text()]
+    for index, result in enumerate(run.results):
+        if index:
+            lines += [Text(), Text("─" * width, "dim"), Text()]
+        lines += _scene(result, run.seed, width)
+    for line in lines:
+        line.rstrip()
+    text = Text("\n").join(lines)
+    if ascii_only:
+        text.plain = text.plain.translate(_PLAIN)
+    return text
+
+
+def _wrapped(text: str, width: int, style: str = "", first: str = "", rest: str = "") -> list[Text]:
+    return [Text(one, style) for one in textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest)]
+
+
+def _scene(result: Result, seed: int, width: int) -> list[Text]:
+    drawing = prepare(result)
+    return [
+        *_wrapped(result.scene.title, width, "bold"),
+        *_wrapped(result.scene.about, width),
+        *_wrapped(subtitle(result, seed), width, "dim"),
+        Text(),
+        *_Chart(drawing, width).lines(),
+        *_legend(drawing, width),
+        Text(),
+        *_story(drawing, width),
+        Text(),
+        *_verdict(result, width),
+    ]
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
 
 
 class _Row:
     """One line of characters, each with a style."""
 
     def __init__(self, width: int) -> None:
-        self.characters = [" "] * width
-        self.styles = [""] * width
+        self.text = Text(" " * width)
 
     def put(self, at: int, text: str, style: str = "") -> None:
-        for offset, character in enumerate(text):
-            if 0 <= at + offset < len(self.characters):
-                self.characters[at + offset] = character
-                self.styles[at + offset] = style
+        text = text[: max(0, len(self.text) - at)]
+        self.text = Text.assemble(self.text[:at], (text, style), self.text[at + len(text) :])
 
     def is_free(self, start: int, end: int) -> bool:
-        return all(character == " " for character in self.characters[max(start, 0) : end])
-
-    def text(self, *, colour: bool) -> str:
-        parts: list[str] = []
-        current = ""
-        last = len("".join(self.characters).rstrip())
-        for character, style in zip(self.characters[:last], self.styles[:last], strict=True):
-            if colour and style != current:
-                parts.append(_code(style))
-                current = style
-            parts.append(character)
-        return "".join(parts) + (_code("") if current else "")
+        return not self.text.plain[max(start, 0) : end].strip()
 
 
-def _code(style: str) -> str:
-    return f"\033[0;{_STYLES[style]}m" if style else "\033[0m"
+class _Chart:
+    """The lanes of a scene over time."""
 
-
-def draw(run: Run, *, width: int = 80, colour: bool = False, ascii_only: bool = False) -> str:
-    """Draw all scenes of a scenario."""
-    width = max(WIDTH_MIN, min(width, WIDTH_MAX))
-    paint = _Painter(width, colour=colour)
-    lines: list[str] = []
-    if len(run.results) > 1:
-        lines += [paint.styled(run.scenario.title, "bold"), *paint.wrapped(run.scenario.about, "dim"), ""]
-    for index, result in enumerate(run.results):
-        if index:
-            lines += ["", paint.styled("─" * width, "dim"), ""]
-        lines += paint.scene(result, run.seed)
-    text = "\n".join(lines) + "\n"
-    return text.translate(_PLAIN) if ascii_only else text
-
-
-class _Painter:
-    """Draws one scene after the other in a width."""
-
-    def __init__(self, width: int, *, colour: bool) -> None:
-        self._width = width
-        self._colour = colour
-
-    def styled(self, text: str, style: str) -> str:
-        return f"{_code(style)}{text}{_code('')}" if self._colour and style else text
-
-    def wrapped(self, text: str, style: str = "", first: str = "", rest: str = "") -> list[str]:
-        lines = textwrap.wrap(text, self._width, initial_indent=first, subsequent_indent=rest)
-        return [self.styled(line, style) for line in lines]
-
-    def scene(self, result: Result, seed: int) -> list[str]:
-        drawing = prepare(result)
-        return [
-            *self.wrapped(result.scene.title, "bold"),
-            *self.wrapped(result.scene.about),
-            *self.wrapped(subtitle(result, seed), "dim"),
-            "",
-            *self._chart(drawing),
-            *self._legend(drawing),
-            "",
-            *self._story(drawing),
-            "",
-            *self._verdict(result),
-        ]
-
-    # -- lanes ---------------------------------------------------------------------------------------------------------
-
-    def _chart(self, drawing: Drawing) -> list[str]:
-        left = max(len(lane.label) for lane in drawing.result.record.lanes) + 1
-        space = self._width - left
-        clients = {name: f"client{index}" for index, name in enumerate(drawing.result.scene.clients)}
-        lines = []
-        for lane in drawing.result.record.lanes:
-            chart = _LaneChart(drawing, lane, space, clients)
-            rows = [chart.numbers(), chart.bar(), chart.faults()]
-            for index, row in enumerate(rows):
-                if row is not None:
-                    label = lane.label.ljust(left) if index == 1 else " " * left
-                    style = clients.get(lane.name, "bold") if index == 1 else ""
-                    lines.append((self.styled(label, style) + row.text(colour=self._colour)).rstrip())
-            if lane.name == drawing.result.scene.clients[-1] and drawing.result.record.overlaps:
-                lines.append(" " * left + self._overlaps(drawing, space).text(colour=self._colour))
-        axis = _Row(space)
-        for at, text in ticks(drawing.end, max(3, space // 9)):
-            column = round(at / drawing.end * (space - 1))
-            axis.put(min(column, space - len(text)), text, "dim")
-        return [*lines, " " * left + axis.text(colour=self._colour)]
-
-    def _overlaps(self, drawing: Drawing, space: int) -> _Row:
-        row = _Row(space)
-        for overlap in drawing.result.record.overlaps:
-            first, last = (round(at / drawing.end * (space - 1)) for at in (overlap.start, overlap.end))
-            text = " two holders " if last - first > 16 else ""
-            row.put(first, text.center(max(1, last - first), "!"), "bad")
-        return row
-
-    def _legend(self, drawing: Drawing) -> list[str]:
-        words = [f"{_GLYPHS[kind]} {LEGEND[kind]}" for kind in drawing.kinds() if kind in _GLYPHS and kind != "offered"]
-        if "kept" in drawing.kinds():
-            words.append(f"{drawing.result.scene.clients[0]} the server keeps the lock for that client")
-        if drawing.result.record.writes:
-            words.append("✓ write accepted  ✗ refused  ‼ replaced a newer one")
-        lines, line = [], ""
-        for word in words:
-            if line and len(line) + 3 + len(word) > self._width:
-                lines.append(line)
-                line = ""
-            line = f"{line}   {word}" if line else word
-        return [self.styled(one[: self._width], "dim") for one in [*lines, line] if one]
-
-    # -- words ---------------------------------------------------------------------------------------------------------
-
-    def _story(self, drawing: Drawing) -> list[str]:
-        lines = []
-        last = len(at_text(drawing.end, drawing.end))
-        for line in drawing.lines:
-            tone: Tone = line.mark.tone
-            head = f"{line.number:>3}  {at_text(line.mark.at, drawing.end):>{last}}  "
-            style = "" if tone == "plain" else tone
-            lines += self.wrapped(line.mark.text, style, head, " " * len(head))
-        return lines
-
-    def _verdict(self, result: Result) -> list[str]:
-        verdict = result.verdict
-        lines = self.wrapped(verdict.headline, WORD_COLOURS[verdict.word])
-        for promise in verdict.promises:
-            if promise.state != "none":
-                sign, style = ("✓", "good") if promise.state == "held" else ("✗", "bad")
-                first, *rest = textwrap.wrap(f"{promise.text}: {promise.why}.", self._width - 4)
-                lines.append(f"  {self.styled(sign, style)} {first}")
-                lines += [f"    {line}" for line in rest]
-        for advice in verdict.advice:
-            lines += self.wrapped(advice, "", "  → ", "    ")
-        lines += self.wrapped(f"Code: {result.parts}.", "dim")
-        return lines
-
-
-class _LaneChart:
-    """The rows of one lane."""
-
-    def __init__(self, drawing: Drawing, lane: Lane, space: int, clients: dict[str, str]) -> None:
+    def __init__(self, drawing: Drawing, width: int) -> None:
         self._drawing = drawing
-        self._lane = lane
-        self._space = space
-        self._clients = clients
+        self._record = drawing.result.record
+        self._left = max(len(lane.label) for lane in self._record.lanes) + 1
+        self._space = width - self._left
+        self._clients = dict(zip(drawing.result.scene.clients, _CLIENTS, strict=False))
 
-    def _column(self, at: float) -> int:
+    def lines(self) -> list[Text]:
+        """Draw each lane, those of two holders below the clients, and the axis."""
+        lines, margin = [], Text(" " * self._left)
+        for lane in self._record.lanes:
+            label = Text(lane.label.ljust(self._left), self._clients.get(lane.name, "bold"))
+            rows = (self._numbers(lane), self._bar(lane), self._faults(lane))
+            for head, row in zip((margin, label, margin), rows, strict=True):
+                if row is not None:
+                    lines.append(Text.assemble(head, row.text))
+            if lane.name == self._drawing.result.scene.clients[-1] and self._record.overlaps:
+                lines.append(Text.assemble(margin, self._overlaps().text))
+        axis = _Row(self._space)
+        for at, text in ticks(self._drawing.end, max(3, self._space // 9)):
+            axis.put(min(self._column(at), self._space - len(text)), text, "dim")
+        return [*lines, Text.assemble(margin, axis.text)]
+
+    def _column(self, at: Instant) -> int:
         return max(0, min(self._space - 1, round(at / self._drawing.end * (self._space - 1))))
 
-    def numbers(self) -> _Row | None:
+    def _columns(self, span: Span) -> tuple[int, int]:
+        return self._column(span.start), self._column(span.end)
+
+    def _overlaps(self) -> _Row:
+        row = _Row(self._space)
+        for overlap in self._record.overlaps:
+            first, last = self._column(overlap.start), self._column(overlap.end)
+            text = " two holders " if last - first > 16 else ""
+            row.put(first, text.center(max(1, last - first), "!"), "bold red")
+        return row
+
+    def _numbers(self, lane: Lane) -> _Row | None:
         """Above the bar: the lines of the story."""
-        lines = self._drawing.of(self._lane)
+        lines = self._drawing.of(lane)
         if not lines:
             return None
         row = _Row(self._space)
@@ -206,57 +140,96 @@ class _LaneChart:
                 column += 1
             while not row.is_free(column, column + len(text)) and column > 0:
                 column -= 1
-            row.put(column, text, "" if line.mark.tone == "plain" else line.mark.tone)
+            row.put(column, text, _STYLES[line.mark.tone])
         return row
 
-    def bar(self) -> _Row:
+    def _bar(self, lane: Lane) -> _Row:
         """The state over time."""
         row = _Row(self._space)
         row.put(0, "─" * self._space, "dim")
-        if self._lane.kind == "client":
-            self._client_bar(row)
-        elif self._lane.kind == "server":
-            self._server_bar(row)
+        if lane.kind == "client":
+            self._client_bar(lane, row)
+        elif lane.kind == "server":
+            self._server_bar(lane, row)
         else:
-            for write in self._drawing.result.record.writes:
-                glyph, style = ("✗", "good") if not write.accepted else ("‼", "bad") if write.overwrote else ("✓", "")
-                row.put(self._column(write.at), glyph, style or ("bad" if write.late else ""))
+            for write in self._record.writes:
+                glyph, tone = ("✗", "good") if not write.accepted else ("‼", "bad") if write.overwrote else ("✓", "")
+                row.put(self._column(write.at), glyph, _STYLES[tone or ("bad" if write.late else "plain")])
         return row
 
-    def _client_bar(self, row: _Row) -> None:
-        died = self._drawing.result.record.dead.get(self._lane.name)
+    def _client_bar(self, lane: Lane, row: _Row) -> None:
+        died = self._record.dead.get(lane.name)
         if died is not None:
-            row.put(self._column(died), " " * self._space)
-            row.put(self._column(died), "×", "bad")
+            row.put(self._column(died), "×".ljust(self._space), "bold red")
         for kind in ("waits", "holds", "believes", "stopping"):
-            for span in self._drawing.spans(self._lane, kind):
-                start, end = self._column(span.start), self._column(span.end)
-                style = "bad" if kind == "believes" else self._clients[self._lane.name]
+            for span in self._drawing.spans(lane, kind):
+                start, end = self._columns(span)
+                style = "bold red" if kind == "believes" else self._clients[lane.name]
                 row.put(start, _GLYPHS[kind] * max(1, end - start), style)
                 token = f" {self._drawing.token(span)} "
                 if kind == "holds" and span.token is not None and end - start > len(token) + 2:
                     row.put(start + 1, token, style)
 
-    def _server_bar(self, row: _Row) -> None:
+    def _server_bar(self, lane: Lane, row: _Row) -> None:
         for kind in ("silent", "kept", "offered", "down"):
-            for span in self._drawing.spans(self._lane, kind):
-                start, end = self._column(span.start), self._column(span.end)
+            for span in self._drawing.spans(lane, kind):
+                start, end = self._columns(span)
                 glyph = span.who[:1] if kind in {"kept", "offered"} else _GLYPHS[kind]
                 glyph = glyph.lower() if kind == "offered" else glyph
-                style = self._clients.get(span.who, "fault" if kind == "silent" else "bad")
+                style = self._clients.get(span.who, "yellow" if kind == "silent" else "bold red")
                 row.put(start, glyph * max(1, end - start), style)
 
-    def faults(self) -> _Row | None:
+    def _faults(self, lane: Lane) -> _Row | None:
         """Below the bar: from when to when it is paused or cut off."""
-        spans = self._drawing.spans(self._lane, "paused", "cut")
+        spans = self._drawing.spans(lane, "paused", "cut")
         if not spans:
             return None
         row = _Row(self._space)
         for span in spans:
-            start, end = self._column(span.start), self._column(span.end)
-            text = LEGEND[span.kind]
-            if span.note and end - start > len(span.note) + 2:
-                text = span.note
+            start, end = self._columns(span)
+            text = span.note if span.note and end - start > len(span.note) + 2 else LEGEND[span.kind]
             line = f"└{text.center(max(0, end - start - 1), '─')}┘"
-            row.put(start, line if end - start > len(text) + 2 else f"└{text}", "fault")
+            row.put(start, line if end - start > len(text) + 2 else f"└{text}", "yellow")
         return row
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _legend(drawing: Drawing, width: int) -> list[Text]:
+    words = [f"{_GLYPHS[kind]} {LEGEND[kind]}" for kind in drawing.kinds() if kind in _GLYPHS and kind != "offered"]
+    if "kept" in drawing.kinds():
+        words.append(f"{drawing.result.scene.clients[0]} the server keeps the lock for that client")
+    if drawing.result.record.writes:
+        words.append("✓ write accepted  ✗ refused  ‼ replaced a newer one")
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]}   {word}" if lines[-1] else word
+        if len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [Text(line[:width], "dim") for line in lines if line]
+
+
+def _story(drawing: Drawing, width: int) -> list[Text]:
+    lines = []
+    last = len(at_text(drawing.end, drawing.end))
+    for line in drawing.lines:
+        head = f"{line.number:>3}  {at_text(line.mark.at, drawing.end):>{last}}  "
+        lines += _wrapped(line.mark.text, width, _STYLES[line.mark.tone], head, " " * len(head))
+    return lines
+
+
+def _verdict(result: Result, width: int) -> list[Text]:
+    verdict = result.verdict
+    lines = _wrapped(verdict.headline, width, _STYLES[verdict.word])
+    for promise in verdict.promises:
+        if promise.state != "none":
+            sign, tone = ("✓", "good") if promise.state == "held" else ("✗", "bad")
+            promised = _wrapped(f"{promise.text}: {promise.why}.", width, "", f"  {sign} ", "    ")
+            promised[0].stylize(_STYLES[tone], 2, 3)
+            lines += promised
+    for advice in verdict.advice:
+        lines += _wrapped(advice, width, "", "  → ", "    ")
+    return [*lines, *_wrapped(f"Code: {result.parts}.", width, "dim")]

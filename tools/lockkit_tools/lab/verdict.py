@@ -30,16 +30,11 @@ WAIT_SECONDS = 0.03 * TTL
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """
-    One promise of a lock, and whether it held.
-
-    Attributes:
-        state: ``none``: the scene does not ask for it.
-    """
+    """One promise of a lock, and whether it held."""
 
     name: str
     text: str
-    state: Literal["held", "broken", "none"]
+    state: Literal["held", "broken", "none"]  # ``none``: the scene does not ask for it
     why: str
 
 

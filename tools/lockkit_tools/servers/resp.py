@@ -1,7 +1,8 @@
 """
-The least code that talks to Redis: a blocking socket, one request at a time, RESP2, no driver.
+The least code that talks to Redis: a blocking socket, one request at a time, no driver.
 
-For administration of servers, and for the baselines of the benchmark, which pack their requests themselves.
+For administration of servers, and for the baselines of the benchmark, which pack their requests themselves. Answers are
+parsed as lockkit's own are.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import ssl
 from pathlib import Path
 from typing import Self, TypeAlias
 
+from lockkit.backends.redis import resp
 from lockkit.units import Seconds
 
-Answer: TypeAlias = "bytes | int | list[Answer] | None"
+Answer: TypeAlias = resp.Reply
 Reply: TypeAlias = "str | int | list[Reply] | None"
 
 TIMEOUT = 5.0
@@ -45,7 +47,8 @@ class RespConnection:
         certificate: tuple[Path, Path] | None = None,
         timeout: Seconds = TIMEOUT,
     ) -> None:
-        self._buffer = b""
+        self._parser = resp.Parser()
+        self._answers: list[Answer] = []
         self._socket = plain = _connect(address, timeout)
         if ca is not None:
             try:
@@ -65,29 +68,25 @@ class RespConnection:
 
     def receive(self) -> Answer:
         """Read one answer."""
-        line = self._line()
-        kind, rest = line[:1], line[1:]
-        if kind == b"+":
-            return rest
-        if kind == b":":
-            return int(rest)
-        if kind == b"$":
-            return None if rest == b"-1" else self._bulk(int(rest))
-        if kind == b"*":
-            return None if rest == b"-1" else [self.receive() for _ in range(int(rest))]
-        if kind == b"-":
-            raise ServerSaid(rest.decode(errors="replace"))
-        raise ConnectionError(f"not a Redis answer: {line!r}")
+        while not self._answers:
+            chunk = self._socket.recv(_CHUNK)
+            if not chunk:
+                raise ConnectionError("the server closed the connection")
+            self._answers += self._parser.feed(chunk)
+        answer = self._answers.pop(0)
+        if isinstance(answer, resp.ServerSaid):
+            raise ServerSaid(answer.text)
+        return answer
 
     def load(self, script: bytes) -> bytes:
         """Load a script; give the name that ``EVALSHA`` takes."""
-        answer = self.ask(encode(b"SCRIPT", b"LOAD", script))
+        answer = self.ask(resp.pack(b"SCRIPT", b"LOAD", script))
         assert isinstance(answer, bytes), answer
         return answer
 
     def call(self, *words: str | int | bytes) -> Reply:
         """Send one command and give its answer, strings decoded as UTF-8."""
-        return _decoded(self.ask(encode(*(word if isinstance(word, bytes) else str(word).encode() for word in words))))
+        return _decoded(self.ask(resp.pack(*words)))
 
     def call_str(self, *words: str | int | bytes) -> str:
         """As `call`, for commands whose answer is a string."""
@@ -117,27 +116,9 @@ class RespConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n")) < 0:
-            self._more()
-        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
-        return line
-
-    def _bulk(self, length: int) -> bytes:
-        while len(self._buffer) < length + 2:
-            self._more()
-        data, self._buffer = self._buffer[:length], self._buffer[length + 2 :]
-        return data
-
-    def _more(self) -> None:
-        chunk = self._socket.recv(_CHUNK)
-        if not chunk:
-            raise ConnectionError("the server closed the connection")
-        self._buffer += chunk
-
 
 def encode(*words: bytes) -> bytes:
-    """Pack one command."""
+    """Pack one command: with less work than `resp.pack`, which takes more types."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
@@ -150,7 +131,10 @@ def fields(text: str) -> dict[str, str]:
 def _decoded(answer: Answer) -> Reply:
     if isinstance(answer, list):
         return [_decoded(one) for one in answer]
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+    if isinstance(answer, bytes):
+        return answer.decode(errors="replace")
+    assert answer is None or isinstance(answer, int), answer
+    return answer
 
 
 def _connect(address: tuple[str, int] | Path, timeout: Seconds) -> socket.socket:

@@ -19,19 +19,15 @@ class Adapter(ABC):
     One client of one subject, in one process.
 
     Each kind of primitive that a subject has (`Subject.kinds`) is made by the method of its name.
-
-    Attributes:
-        leaves_something: Its clients make tables or nodes at the server that stay: see `erase`.
-        renews: Whether the library is to keep locks alive that are made from now on, if it has a choice.
     """
 
     face: ClassVar[Face] = "blocking"
-    leaves_something: ClassVar[bool] = False
+    leaves_something: ClassVar[bool] = False  # its clients make tables or nodes at the server that stay: see `erase`
 
     def __init__(self, url: str, ttl: Seconds) -> None:
         self.url = url
         self.ttl = ttl
-        self.renews = False
+        self.renews = False  # whether the library is to keep locks alive that are made from now on, if it has a choice
 
     async def open(self) -> None:  # noqa: B027 - most have nothing to do
         """Connect, in the event loop where there is one."""

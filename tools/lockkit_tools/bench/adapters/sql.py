@@ -33,15 +33,10 @@ _NOW_SQLITE = (
 
 
 class _Raw(Adapter):
-    """
-    What the baselines have in common.
-
-    Attributes:
-        limited: Has a statement give up after 5 s, should a process that was killed still lock the table.
-    """
+    """What the baselines have in common."""
 
     leaves_something = True
-    limited: ClassVar[str]
+    limited: ClassVar[str]  # has a statement give up after 5 s, should a process that was killed still lock the table
     tables: ClassVar[str] = _TABLE
     _connection: Library
 
@@ -114,15 +109,10 @@ def _arguments(url: str, database: str) -> dict[str, Any]:
 
 
 class _Table(_Raw):
-    """
-    A lock table. Asks again after a short pause while the lock is busy.
-
-    Attributes:
-        mark: Of a parameter in a statement.
-    """
+    """A lock table. Asks again after a short pause while the lock is busy."""
 
     now: ClassVar[str]
-    mark: ClassVar[str] = "%s"
+    mark: ClassVar[str] = "%s"  # of a parameter in a statement
     greatest: ClassVar[str] = "greatest"
 
     def lock(self, name: str) -> Library:
@@ -318,28 +308,15 @@ class RawMysqlAdvisory(_MysqlSession):
         return f"SELECT GET_LOCK('{key}', {_WAIT_SECONDS})", f"SELECT RELEASE_LOCK('{key}')"
 
 
-class RawPostgresqlRowUnfenced(RawPostgresqlRow):
-    """Without a token."""
-
-    fenced = False
-
-
-class RawPostgresqlAdvisoryUnfenced(RawPostgresqlAdvisory):
-    """Without a token."""
-
-    fenced = False
+def _unfenced(adapter: type[_Session]) -> type[_Session]:
+    """Leave the token out."""
+    return type(f"{adapter.__name__}Unfenced", (adapter,), {"fenced": False})
 
 
-class RawMysqlRowUnfenced(RawMysqlRow):
-    """Without a token."""
-
-    fenced = False
-
-
-class RawMysqlAdvisoryUnfenced(RawMysqlAdvisory):
-    """Without a token."""
-
-    fenced = False
+RawPostgresqlRowUnfenced = _unfenced(RawPostgresqlRow)
+RawPostgresqlAdvisoryUnfenced = _unfenced(RawPostgresqlAdvisory)
+RawMysqlRowUnfenced = _unfenced(RawMysqlRow)
+RawMysqlAdvisoryUnfenced = _unfenced(RawMysqlAdvisory)
 
 
 # -- sqlalchemy-dlock --------------------------------------------------------------------------------------------------

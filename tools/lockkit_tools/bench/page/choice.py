@@ -26,28 +26,17 @@ HOW: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """
-    One plot of a workload, drawn for each backend.
+    """One plot of a workload, drawn for each backend."""
 
-    Attributes:
-        kind: ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds.
-        figure: Key of the figure; of a box the unit at the end of its keys.
-        hint: What a value means, beyond `HOW`.
-        better: Which values are: those that are ``less`` or ``more``, or near to 1 (``fair``).
-        things: What a box is of.
-        line: A value to mark on the axis, or None.
-        ratio: Whether it shows the workload's headline figure, and with it the multiples of the baseline's.
-    """
-
-    kind: Literal["box", "bar"]
-    figure: str
+    kind: Literal["box", "bar"]  # ``box`` of the quantiles of a time; ``bar`` of one figure, its whiskers the rounds
+    figure: str  # key of the figure; of a box the unit at the end of its keys
     title: str
     unit: Unit
-    hint: str = ""
-    better: Better = "less"
-    things: str = ""
-    line: float | None = None
-    ratio: bool = False
+    hint: str = ""  # what a value means, beyond `HOW`
+    better: Better = "less"  # which values are: those that are ``less`` or ``more``, or near to 1 (``fair``)
+    things: str = ""  # what a box is of
+    line: float | None = None  # a value to mark on the axis, or None
+    ratio: bool = False  # whether it shows the workload's headline figure, and with it the multiples of the baseline's
 
     @property
     def reads(self) -> str:

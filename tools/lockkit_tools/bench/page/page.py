@@ -1,10 +1,13 @@
-"""The page: what was measured and where, a glance at all backends, then every workload with its plots and tables."""
+"""The page: a glance at all backends, every workload with its plots, and the report of the terminal."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
+
+from rich.console import Console
 
 from lockkit_tools.bench.addresses import title
 from lockkit_tools.bench.page.choice import HOW, PLOTS, Plot
@@ -12,14 +15,12 @@ from lockkit_tools.bench.page.conclusion import compare_backends, conclude
 from lockkit_tools.bench.page.markup import Html, tag
 from lockkit_tools.bench.page.plots import draw
 from lockkit_tools.bench.report import Report, Row, Section
-from lockkit_tools.bench.table import described, limited
+from lockkit_tools.bench.table import described, render, warnings
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
-SUSPECT = (
-    "better than the baseline's. A baseline does the least that such a lock can do: see what is left out, such as "
-    "fairness or durability, or whether it was measured wrongly."
-)
+WIDTH = 160
+"""Columns of the tables, which scroll on a narrow screen."""
 
 GLANCE = ("pair", "handoff", "crash")
 """Workloads that are shown for all backends together."""
@@ -31,11 +32,10 @@ def page(report: Report) -> str:
     body = tag(
         "main",
         _head(report),
-        _alarms(report),
+        *(tag("p", text.plain, class_="warning") for text in warnings(report)),
         _glance(sections, report),
         *(_section(section, report) for section in sections),
-        _where(report),
-        _repeat(report),
+        _all_figures(report),
     )
     folder = files("lockkit_tools.bench.page")
     style = "".join(folder.joinpath(name).read_text("utf-8") for name in ("style.css", "charts.css"))
@@ -49,25 +49,7 @@ def page(report: Report) -> str:
     return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
 
 
-# -- what was measured -------------------------------------------------------------------------------------------------
-
-
 def _head(report: Report) -> Html:
-    about, machine = report.about, report.about["machine"]
-    settings = report.outcome.settings
-    facts = {
-        "When": about["started"].replace("T", " ").replace("+00:00", " UTC"),
-        "Machine": f"{machine['processor'] or machine['architecture']}, {machine['cores']} cores, {machine['system']}",
-        "Python": str(machine["python"]),
-        "Load before": f"{machine['load_before']:.1f} processes"
-        + (
-            " \N{EM DASH} the machine was busy: trust ratios, not times"
-            if machine["load_before"] > machine["cores"] / 2
-            else ""
-        ),
-        "Rounds": f"up to {settings.rounds}, subjects in a new random order in each (seed {report.outcome.seed})",
-    }
-    rows = [Html(tag("dt", name) + tag("dd", value)) for name, value in facts.items()]
     legend = [
         tag("span", tag("i", class_=f"swatch {role}"), f" {text}")
         for role, text in (
@@ -76,16 +58,17 @@ def _head(report: Report) -> Html:
             ("baseline", "baseline: a minimal lock of this kind, written by hand"),
         )
     ]
+    settings = report.outcome.settings
     return tag(
         "header",
         tag("h1", "Locks, side by side"),
         tag(
             "p",
-            "Every subject ran in its own processes, and all took turns in random order. Compare subjects on one "
-            "backend: they used the same server in the same minutes. Times on different backends also compare the "
-            "servers and how durable they are.",
+            "Every subject ran in its own processes, and all took turns in random order, in up to "
+            f"{settings.rounds} rounds. Compare subjects on one backend: they used the same server in the same "
+            "minutes. Times on different backends also compare the servers and how durable they are: a server that "
+            "flushes every change to disk is slower than one that does not, but loses nothing in a power failure.",
         ),
-        tag("dl", *rows),
         tag("p", *legend, class_="legend"),
         tag("ul", *(tag("li", text) for text in _marks(report)), class_="remarks"),
     )
@@ -100,75 +83,18 @@ def _marks(report: Report) -> list[str]:
     if any(plot.ratio for plot in plots):
         lines.append(
             f"{TIMES} baseline: a subject's figure as a multiple of the baseline's, compared within each round. "
-            "One that is faster than its baseline in every round is marked as suspect."
+            "One that is faster than its baseline in every round is marked as suspect: see what the baseline or the "
+            "subject leaves out, such as fairness or durability, or whether it was measured wrongly."
         )
     return lines
 
 
-def _alarms(report: Report) -> Html:
-    alarms = [
-        tag("p", tag("b", "Broken: "), f"{subject.key}: {report.outcome.broken(subject)}", class_="alarm")
-        for subject in report.broken
-    ]
-    warnings = []
-    if report.outcome.interrupted:
-        warnings.append("The run was interrupted: what is missing was not measured.")
-    if report.outcome.out_of_time:
-        warnings.append(limited(report))
-    warnings += [f"Not measured: {kind}: {why}" for kind, why in report.about.get("not_started", {}).items()]
-    boxes = [*alarms, *(tag("p", text, class_="warning") for text in warnings), *_suspects(report)]
-    return Html("".join(boxes))
-
-
-def _suspects(report: Report) -> list[Html]:
-    items = [
-        tag("li", f"{_name(row)} on {title(row.subject.group)}, {section.workload.title.lower()}: {row.suspect}")
-        for section in report.sections
-        for row in section.rows
-        if row.suspect
-    ]
-    if not items:
-        return []
-    count = f"Suspect: {len(items)} figure{'' if len(items) == 1 else 's'}"
-    inside = tag("details", tag("summary", tag("b", count), f", {SUSPECT}"), tag("ul", *items))
-    return [tag("div", inside, class_="warning")]
-
-
-def _where(report: Report) -> Html:
-    servers = [
-        tag("tr", tag("td", title(group)), tag("td", described(about) or "no server"), tag("td", group))
-        for group, about in report.about["servers"].items()
-    ]
-    head = tag("tr", tag("th", "backend"), tag("th", "server and its durability"), tag("th", "URL"))
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(report.about["versions"].items()))
-    tuned = {row.subject.label: row.subject.tuning for s in report.sections for row in s.rows if row.subject.tuning}
-    missing = {row.subject.label: row.reason for s in report.sections for row in s.rows if row.subject.missing}
-    notes = [tag("li", tag("b", f"{label}: "), text) for label, text in {**tuned, **missing}.items()]
-    return tag(
-        "section",
-        tag("h2", "Servers, versions, settings"),
-        tag(
-            "p",
-            "A server that flushes every change to disk is slower than one that does not, but loses nothing in a power "
-            "failure.",
-        ),
-        tag("div", tag("table", head, *servers), class_="scroll"),
-        tag("p", f"Versions: {versions}."),
-        *([tag("p", "Not used with its default settings, or not installed:"), tag("ul", *notes)] if notes else []),
-    )
-
-
-def _repeat(report: Report) -> Html:
-    return tag(
-        "section",
-        tag("h2", "Repeat it"),
-        tag("pre", report.about["command"]),
-        tag(
-            "p",
-            "The seed repeats the order, not the figures: ratios repeat to within about 15 %, times only on the same "
-            "idle machine.",
-        ),
-    )
+def _all_figures(report: Report) -> Html:
+    """Show what the terminal shows: every figure, remarks, servers, versions, and how to repeat the run."""
+    console = Console(file=io.StringIO(), record=True, width=WIDTH)
+    console.print(render(report))
+    text = Html(console.export_html(code_format="{code}", inline_styles=True))
+    return tag("section", tag("h2", "All figures, servers and versions"), tag("pre", text, class_="scroll"))
 
 
 # -- plots -------------------------------------------------------------------------------------------------------------
@@ -231,7 +157,6 @@ def _section(section: Section, report: Report) -> Html:
         tag("h2", workload.title),
         tag("p", workload.explains),
         tag("div", *panels, class_="panels"),
-        *_remarks(section),
         id=workload.name,
     )
 
@@ -240,15 +165,6 @@ def _figure(title: str, about: str, drawn: Html, taken: str, caption: str) -> Ht
     small = [tag("span", about, class_="about")] if about else []
     below = tag("figcaption", tag("p", taken, class_="taken"), caption)
     return tag("figure", tag("h3", title, *small), drawn, below)
-
-
-def _remarks(section: Section) -> list[Html]:
-    remarks = [
-        tag("li", f"{row.subject.key}: {note}", class_=row.status)
-        for row in section.rows
-        for note in ([f"{row.status}: {row.reason}"] if row.reason and row.shown else []) + row.notes
-    ]
-    return [tag("ul", *remarks, class_="remarks")] if remarks else []
 
 
 def _name(row: Row) -> str:

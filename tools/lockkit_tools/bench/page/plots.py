@@ -19,19 +19,12 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """
-    What is drawn of one subject.
-
-    Attributes:
-        name: What it is called in this plot.
-        values: By what the mark calls them.
-        times_baseline: Its headline figure as a multiple of its baseline's; empty where there is none.
-    """
+    """What is drawn of one subject."""
 
     row: Row
-    name: str
-    values: Values
-    times_baseline: str
+    name: str  # what it is called in this plot
+    values: Values  # by what the mark calls them
+    times_baseline: str  # its headline figure as a multiple of its baseline's; empty where there is none
 
 
 def draw(plot: Plot, section: Section, rows: Sequence[Row], *, name: Callable[[Row], str]) -> Html | None:
@@ -82,7 +75,7 @@ def _boxes(plot: Plot, lines: Sequence[Line]) -> Html:
             tag("line", class_="median", x1=_percent(middle), x2=_percent(middle), y1="1", y2="21"),
         ]
 
-    return _chart(plot, lines, scale, mark, lambda values: values["median"])
+    return _chart(plot, lines, scale, mark)
 
 
 def _bars(plot: Plot, lines: Sequence[Line]) -> Html:
@@ -96,22 +89,16 @@ def _bars(plot: Plot, lines: Sequence[Line]) -> Html:
             return [bar]
         return [bar, _whisker(scale.at(values["low"]), scale.at(values["high"]))]
 
-    return _chart(plot, lines, scale, mark, lambda values: values["value"])
+    return _chart(plot, lines, scale, mark)
 
 
-def _chart(
-    plot: Plot,
-    lines: Sequence[Line],
-    scale: Scale,
-    mark: Callable[[Values], list[Html]],
-    value: Callable[[Values], float],
-) -> Html:
+def _chart(plot: Plot, lines: Sequence[Line], scale: Scale, mark: Callable[[Values], list[Html]]) -> Html:
     rows = []
     for line in lines:
         if not line.values:
             rows.append(_row(line, tag("span", _why_empty(line.row), class_="why"), ""))
             continue
-        text = written(value(line.values), plot.unit)
+        text = written(line.values["median" if plot.kind == "box" else "value"], plot.unit)
         described = f"{line.name}: {text}"
         grid = [
             tag("line", class_="grid", x1=_percent(position), x2=_percent(position), y1="0", y2="22")

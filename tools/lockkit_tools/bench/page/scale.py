@@ -13,18 +13,11 @@ _TICKS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """
-    An axis.
+    """An axis."""
 
-    Attributes:
-        low: Value at its left end.
-        high: Value at its right end, above `low`.
-        logarithmic: Equal ratios are equal lengths.
-    """
-
-    low: float
-    high: float
-    logarithmic: bool = False
+    low: float  # value at its left end
+    high: float  # value at its right end, above `low`
+    logarithmic: bool = False  # equal ratios are equal lengths
 
     @classmethod
     def linear(cls, values: Sequence[float]) -> Self:

@@ -22,30 +22,10 @@ from lockkit_tools.bench.workloads.throughput import Throughput
 
 __all__ = ["WORKLOADS"]
 
-WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {
-        workload.name: workload
-        for workload in (
-            Pair(),
-            Contention(),
-            Handoff(),
-            Crash(),
-            Freeze(),
-            Distance(),
-            Sweep(),
-            Throughput(),
-            Idle(),
-            Held(),
-            Overhead(),
-            Read(),
-            Write(),
-            Readers(),
-            Permits(),
-            Several(),
-            Election(),
-            Once(),
-            Imports(),
-        )
-    }
-)
+_ALL = (
+    Pair, Contention, Handoff, Crash, Freeze, Distance, Sweep, Throughput, Idle, Held, Overhead, Read, Write, Readers,
+    Permits, Several, Election, Once, Imports,
+)  # fmt: skip
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType({workload.name: workload() for workload in _ALL})
 """By name."""

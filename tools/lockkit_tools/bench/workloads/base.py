@@ -32,64 +32,39 @@ Combine = Literal["min", "median", "max", "sum"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """
-    One number that a workload measures.
-
-    Attributes:
-        combine: What becomes of the rounds.
-    """
+    """One number that a workload measures."""
 
     key: str
     title: str
-    combine: Combine = "median"
+    combine: Combine = "median"  # what becomes of the rounds
     digits: int = 1
     shown: bool = True
 
 
 @dataclass(slots=True)
 class Measured:
-    """
-    What one turn gave.
+    """What one turn gave."""
 
-    Attributes:
-        figures: By `Figure.key`; what could not be measured is left out.
-        broken: How the subject broke exclusion; empty if it did not.
-        note: What else a reader must know.
-    """
-
-    figures: dict[str, float]
-    broken: str = ""
-    note: str = ""
+    figures: dict[str, float]  # by `Figure.key`; what could not be measured is left out
+    broken: str = ""  # how the subject broke exclusion; empty if it did not
+    note: str = ""  # what else a reader must know
     details: dict[str, Any] = field(default_factory=dict)
 
 
 class Workload(ABC):
-    """
-    Something that is measured alike for every subject.
+    """Something that is measured alike for every subject."""
 
-    Attributes:
-        name: On the command line and in results.
-        explains: What the figures say. One to three sentences.
-        silent: What they do not say. A sentence.
-        headline: The figure by which subjects are compared.
-        ratios: The figures of which ratios to other subjects are taken, within each round.
-        more_is_faster: Of the headline figure, as of a rate; of a time less is.
-        kind: The primitive that it uses.
-        long: Takes long each time, so it gets fewer rounds.
-        together: How many subjects may be measured at the same time, because they do little but wait.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # on the command line and in results
     title: ClassVar[str]
-    explains: ClassVar[str]
-    silent: ClassVar[str]
+    explains: ClassVar[str]  # what the figures say. One to three sentences.
+    silent: ClassVar[str]  # what they do not say. A sentence.
     figures: ClassVar[tuple[Figure, ...]]
-    headline: ClassVar[str]
-    ratios: ClassVar[tuple[str, ...]] = ()
-    more_is_faster: ClassVar[bool] = False
-    kind: ClassVar[Kind] = "lock"
-    long: ClassVar[bool] = False
-    together: ClassVar[int] = 1
+    headline: ClassVar[str]  # the figure by which subjects are compared
+    ratios: ClassVar[tuple[str, ...]] = ()  # the figures of which ratios to other subjects are taken, within each round
+    more_is_faster: ClassVar[bool] = False  # of the headline figure, as of a rate; of a time less is
+    kind: ClassVar[Kind] = "lock"  # the primitive that it uses
+    long: ClassVar[bool] = False  # takes long each time, so it gets fewer rounds
+    together: ClassVar[int] = 1  # how many subjects may be measured at the same time, because they do little but wait
 
     def inapplicable(self, subject: Subject) -> str:
         """Say why it makes no sense for a subject; empty if it does."""

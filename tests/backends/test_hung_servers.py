@@ -13,9 +13,8 @@ import pytest
 
 import lockkit
 from lockkit import aio
-from lockkit.testing.face_driver import FaceDriver
+from lockkit.testing.face_driver import FACES, FaceDriver
 from lockkit.testing.stopwatch import Stopwatch
-from lockkit.testing.target import Face
 from lockkit.testing.timing import PATIENCE
 from lockkit_tools.servers.base import Service
 from tests.backends.support import play
@@ -24,14 +23,19 @@ from tests.conformance.targets import TARGETS, Entry
 CLOSE_SECONDS = 5.0 + 1.0
 TTL = 60.0
 
-SERVERS = [entry for entry in TARGETS if isinstance(entry.service, type) or entry.id == "redlock-5"]
+# RESP3 is the code of redis, which tells a hang by the same deadline whatever the protocol is.
+SERVERS = [
+    entry
+    for entry in TARGETS
+    if (isinstance(entry.service, type) or entry.id == "redlock-5") and entry.id != "redis-resp3"
+]
 
 
 async def close(client: aio.Client) -> None:
     """Close a client in time."""
     watch = Stopwatch()
     await client.close()
-    assert watch.stop() < CLOSE_SECONDS, f"{watch.stop():.2f} s"
+    assert watch.stop() < CLOSE_SECONDS, f"{type(client)}: {watch.stop():.2f} s"
 
 
 async def wait(client: aio.Client, name: str) -> None:
@@ -41,19 +45,19 @@ async def wait(client: aio.Client, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("face", ["blocking", "asyncio"])
 @pytest.mark.parametrize("entry", SERVERS, ids=lambda entry: entry.id)
 @pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")
-def test_hung_server_delays_no_close(entry: Entry, face: Face) -> None:
-    """Of a client with five leases, of one that waits, and of one that has asked nothing."""
+def test_hung_server_delays_no_close(entry: Entry) -> None:
+    """Of a client with five leases, of one that waits, and of one that has asked nothing; in each API."""
     with entry.service() as service:
         hung: Service = service
 
         async def body(driver: FaceDriver) -> None:
             holder, waiter, idle = [await driver.connect() for _ in range(3)]
-            leases = [await holder.lock(f"{number}", ttl=TTL).acquire(PATIENCE) for number in range(5)]
-            waiting = driver.spawn(wait(waiter, "0"))
-            await driver.until_waiting(waiter, "0")
+            names = [driver.name() for _ in range(5)]
+            leases = [await holder.lock(name, ttl=TTL).acquire(PATIENCE) for name in names]
+            waiting = driver.spawn(wait(waiter, names[0]))
+            await driver.until_waiting(waiter, names[0])
             hung.pause()
             try:
                 for call in [driver.spawn(close(client)) for client in (holder, waiter, idle)]:
@@ -61,6 +65,7 @@ def test_hung_server_delays_no_close(entry: Entry, face: Face) -> None:
                 await waiting.result(PATIENCE)
             finally:
                 hung.resume()
-            assert not any(lease.held for lease in leases)
+            assert not any(lease.held for lease in leases), driver.face
 
-        play(face, service.url, body, entry.options)
+        for face in FACES:
+            play(face, service.url, body, entry.options)

@@ -60,7 +60,7 @@ def test_hold_that_cannot_write_releases(cli: Cli) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", ["backends", "backends --json", "run --help"])
+@pytest.mark.parametrize("command", ["list", "list --json", "run --help"])
 def test_full_disk_is_told_in_one_line(cli: Cli, command: str, unbuffered: str) -> None:
     """Wherever the failure shows: at the first character, at the end of the table, or when a buffer is flushed."""
     cli.env["PYTHONUNBUFFERED"] = unbuffered
@@ -87,10 +87,9 @@ def test_stderr_that_fails_changes_no_status(cli: Cli) -> None:
     assert shell(cli, "$lockkit run a -- ./no-such-program 2> /dev/full").returncode == 127
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_encoding_that_lacks_a_character(cli: Cli, encoding: str) -> None:
+def test_encoding_that_lacks_a_character(cli: Cli) -> None:
     """It is shown with an escape."""
-    cli.env |= {"PYTHONIOENCODING": encoding, "LOCKKIT_URL": f"file:{cli.home}/locks"}
+    cli.env |= {"PYTHONIOENCODING": "latin-1", "LOCKKIT_URL": f"file:{cli.home}/locks"}
 
     with lockkit.connect(cli.env["LOCKKIT_URL"]) as client, client.lock("☃"):
         listed = cli.run("list")

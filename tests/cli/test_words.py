@@ -36,6 +36,7 @@ REFUSED = r"""
 78 doctor redis://user:hun/ter2@host  # URL
 78 doctor redis://:hunter2@host/0?prefiks=x  # did you mean 'prefix'
 78 doctor --profile none  # --profile asks for the profile 'none'
+2 verify memory:// --face=green  # 'green' is not one of
 2 doctor memory: --fail-on=info  # 'info' is not one of
 2 doctor memory: --ttl long  # not 'long'
 2 doctor memory: file:  # unexpected extra argument

@@ -125,21 +125,17 @@ def test_new_leader_runs_nothing_that_was_due_before(processes: list[Process]) -
     first, second = processes
     first.start()
     until(lambda: first.leads)
-    second.scheduler.add_job(job, "date", run_date=datetime.now(UTC), args=["late"], misfire_grace_time=None)
-    second.scheduler.add_job(
-        job, "interval", hours=1, start_date=datetime.now(UTC) + timedelta(seconds=0.1), args=["late"],
-        misfire_grace_time=None,
-    )  # fmt: skip
     soon = datetime.now(UTC) + timedelta(seconds=0.1)
-    second.scheduler.add_job(
-        job, "interval", seconds=0.1, start_date=soon, end_date=soon, args=["late"], misfire_grace_time=None,
-    )  # fmt: skip
-    second.scheduler.add_job(
-        job, OrTrigger([DateTrigger(soon), IntervalTrigger(hours=1)]), args=["late"], misfire_grace_time=None,
-    )  # fmt: skip
+    for trigger in (
+        DateTrigger(soon),
+        IntervalTrigger(hours=1, start_date=soon),
+        IntervalTrigger(seconds=0.1, start_date=soon, end_date=soon),
+        OrTrigger([DateTrigger(soon), IntervalTrigger(hours=1)]),
+    ):
+        # Given, or a scheduler that starts after that time would ask the trigger for the time after that.
+        second.scheduler.add_job(job, trigger, args=["late"], misfire_grace_time=None, next_run_time=soon)
     second.start()
-    overdue = datetime.now(UTC) + timedelta(seconds=0.2)
-    until(lambda: datetime.now(UTC) > overdue)
+    until(lambda: datetime.now(UTC) > soon)
 
     first.stop()
     until(lambda: any(name == "b" for name, _ in RUNS))

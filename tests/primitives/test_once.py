@@ -287,7 +287,7 @@ def test_note_is_tried_for_a_ttl_while_the_lease_is_renewed(
 
     with (
         pytest.raises(BackendUnavailable, match="write the note on lock 'key'") as caught,
-        client.once("key", keep=KEEP, ttl=0.3) as attempt,
+        client.once("key", keep=KEEP, ttl=1.5) as attempt,
     ):
         attempt.done("result")
 

@@ -215,7 +215,7 @@ async def test_stopped_waiter_keeps_its_place_no_longer_than_its_offer(server: R
     """Then the next waiter, which was told that time, takes it."""
     async with backend_at(server.url, host) as backend:
         grants = [await held(backend, permit(host, 2)) for _ in range(2)]
-        stopped, other = permit(host, 2, ttl=0.4), permit(host, 2)
+        stopped, other = permit(host, 2, ttl=1.5), permit(host, 2)
         await busy_at(backend, stopped)
         await busy_at(backend, other)
 

@@ -18,9 +18,16 @@ import lockkit.aio
 from lockkit.backends.sql.options import _for_psycopg, _for_pymysql
 from lockkit.backends.sql.postgresql import KEYWORDS
 from lockkit_tools.servers import MariaServer, PostgresServer, require
+from tests.tries import have_time_to_answer
 
 PATIENCE = 60.0
 ASYNC = {"asyncpg", "psycopg_async", "aiomysql", "asyncmy", "aiosqlite"}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single try opens a connection here, which may take longer than its half second on a busy machine."""
+    have_time_to_answer(monkeypatch)
 
 
 def engine_of(url: str, driver: str, **options: Any) -> Any:  # noqa: ANN401 - of either kind

@@ -78,6 +78,7 @@ class Notes(Cases):
             await lease.write_note("for a while", keep=driver.timing.short)
             await lease.write_note("for a moment", keep=timedelta(seconds=driver.timing.short))
 
-        await driver.sleep(driver.timing.beyond(driver.timing.short))
+        async def is_gone() -> bool:
+            return await client.read_note(name) is None
 
-        assert await client.read_note(name) is None
+        await driver.eventually(is_gone, "the note ends", driver.timing.beyond(driver.timing.short))

@@ -29,8 +29,9 @@ has voted for in its mark, written before the vote. A lease that needs the vote 
 quorum - 1 others, and any n - quorum + 1 of the others include one of them: the maximum of their marks is enough.
 If fewer answer, none of them may know the lease, and the node waits for at least `FORGOTTEN_MS`.
 
-The mark is written only where there is none of this run (``admit.lua``), so if two clients decide at the same time, the
-first decision stands: a late "first start" does not shorten a wait.
+The mark is written only where there is none of this run, and only in the run that was looked at (``admit.lua``). So if
+two clients decide at the same time, the first decision stands: a late "first start" does not shorten a wait, and admits
+no node that has restarted since.
 
 Known limit: if all nodes lose their data at once, that looks like a first start, and no majority could tell.
 
@@ -43,7 +44,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from lockkit.backends.redlock.network import Nodes
 from lockkit.backends.redlock.nodes import ADMIT, LOOK, LockKeys
@@ -85,6 +86,7 @@ class _Look(NamedTuple):
     wait_ms: int
     ttl_ms: int
     age_ms: int
+    run: bytes
 
     @property
     def votes(self) -> bool:
@@ -123,7 +125,7 @@ class DelayedRestart:
         for _ in range(LOOKS_MAX):
             answers = await self._nodes.ask(LOOK, self._keys, ())
             looks = {
-                index: _Look(*cast("list[int]", answer)) for index, answer in enumerate(answers) if type(answer) is list
+                index: _Look(*cast("list[Any]", answer)) for index, answer in enumerate(answers) if type(answer) is list
             }
             unmarked = [index for index, look in looks.items() if look.state != _MARKED]
             if not unmarked:
@@ -144,7 +146,9 @@ class DelayedRestart:
             few = sum(look.votes for look in looks.values()) < self._nodes_count - self._quorum + 1
             wait_ms = wait_milliseconds(max(ttl_ms, FORGOTTEN_MS) if few else ttl_ms)
             assert wait_ms > ttl_ms, "a node that votes before what it forgot has ended"
-        answers = await self._nodes.ask(ADMIT, self._keys, (wait_ms, ttl_ms), only=unmarked)
+        # Not where a node restarts meanwhile: another client may have started the set, and hold what this node forgot.
+        runs = [looks[index].run if index in looks and not self._durable else b"" for index in range(self._nodes_count)]
+        answers = await self._nodes.ask(ADMIT, self._keys, (wait_ms, ttl_ms), last_arguments=runs, only=unmarked)
         for index in unmarked:
             if answers[index] == 1 and wait_ms:
                 log.warning(

@@ -26,7 +26,7 @@ UNDO: Op = _script("undo", keys=["lock"], arguments=1)
 ABANDON: Op = _script("abandon", keys=["lock", "queue"], arguments=1)
 BREAK: Op = _script("break", keys=["lock", "fence", "broken", "queue"], arguments=2)
 LOOK: Op = _script("look", keys=["mark"], arguments=1)
-ADMIT: Op = _script("admit", keys=["mark"], arguments=3)
+ADMIT: Op = _script("admit", keys=["mark"], arguments=4)
 HOLDERS: Op = Script("holders", keys=["lock", "fence", "queue"], arguments=0)
 
 TOLD_THE_RUN = frozenset({ACQUIRE, LOOK, ADMIT})

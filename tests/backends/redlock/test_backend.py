@@ -28,7 +28,7 @@ from lockkit.backends.redlock import network
 from lockkit.backends.redlock.backend import RedlockBackend
 from lockkit.backends.redlock.delayed_restart import AHEAD_MS_MAX, FORGOTTEN_MS
 from lockkit.backends.redlock.network import Nodes
-from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, HOLDERS, RELEASE, UNDO, Answer, LockKeys, Op
+from lockkit.backends.redlock.nodes import ACQUIRE, ADMIT, FENCE, HOLDERS, LOOK, RELEASE, UNDO, Answer, LockKeys, Op
 from lockkit.configuration.registry import split_options
 from lockkit.engine import engine
 from lockkit.errors import BackendUnavailable, ConfigurationError, NoQuorum
@@ -901,6 +901,41 @@ async def test_late_first_start_does_not_shorten_a_wait(
 
         assert mark_of(nodes.nodes[0]).until_us == 10**16
         assert on(nodes.nodes[1])("EXISTS", MARK) == 1
+
+
+async def test_first_start_that_is_decided_late_admits_no_node_that_has_restarted(
+    nodes: RedisNodes, host: StubHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client sees a new set and is stopped; another starts the set and gets the lock; a majority forgets that."""
+    async with redlock(nodes, host) as late, redlock(nodes, host) as first:
+
+        async def start(op: Op) -> None:
+            if op is ADMIT and not has_lock(nodes.nodes[-1]):
+                granted(await first.try_acquire(host.request(ttl=60.0)))
+                restart_empty(*nodes.nodes[:-2])
+                await _until_connected(host, late)
+
+        intercept(monkeypatch, late, before=start)
+        await late._delayed_restart.run()
+
+        assert has_lock(nodes.nodes[-1])
+        assert "may not vote yet" in await refused(late, host.request(ttl=60.0))
+
+
+async def _until_connected(host: StubHost, backend: RedlockBackend) -> None:
+    """Another call of the client opens the connections that a restart has cut."""
+
+    def is_up() -> bool:
+        return all(node.up for node in nodes_of(backend).all)
+
+    deadline = host.runtime.now() + 20.0
+    while not is_up() or not await _answer(backend):
+        assert host.runtime.now() < deadline
+        await host.runtime.sleep(0.02)
+
+
+async def _answer(backend: RedlockBackend) -> bool:
+    return all(isinstance(answer, list) for answer in await backend._nodes.ask(LOOK, backend._mark_keys, ()))
 
 
 def _run_id(node: RedisServer) -> str:

@@ -150,14 +150,14 @@ class VotingNode:
         del lock
         mark = self.mark
         if mark is None:
-            return [0, 0, 0, 0]
+            return [0, 0, 0, 0, str(self.run).encode()]
         now_us = self.node.wall_us()
-        wait_ms = max(0, math.ceil((mark["until_us"] - now_us) / 1000))
-        return [1 if self._is_marked() else 2, wait_ms, mark["ttl_ms"], (now_us - mark["since_us"]) // 1000]
+        wait_ms, run = max(0, math.ceil((mark["until_us"] - now_us) / 1000)), str(self.run).encode()
+        return [1 if self._is_marked() else 2, wait_ms, mark["ttl_ms"], (now_us - mark["since_us"]) // 1000, run]
 
-    def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
+    def admit(self, lock: str, wait_ms: int, ttl_ms: int, looked_at: bytes) -> Answer:
         del lock
-        if self._is_marked():
+        if self._is_marked() or looked_at not in {b"", str(self.run).encode()}:
             return 0
         known_ms = 0 if self.mark is None else self.mark["ttl_ms"]
         now_us = self.node.wall_us()

@@ -6,9 +6,14 @@
 -- MGET reads it with the record of a lock.
 --
 -- KEYS  1 mark
--- ARGV  1 wait_ms (before it votes)  2 ttl_ms (longest known)  3 run id, "" if unknown
--- Returns 1, or 0 if another client was faster: then its decision counts.
-local mark, run = redis.call('MGET', KEYS[1])[1] or '', ARGV[3]
+-- ARGV  1 wait_ms (before it votes)  2 ttl_ms (longest known)  3 run id of the server that was looked at, "" if any will
+--   do  4 run id, "" if unknown
+-- Returns 1, or 0 if another client was faster: then its decision counts. 0 too if the server has restarted since it was
+-- looked at: what was decided of the former one is not true of this one.
+local mark, run = redis.call('MGET', KEYS[1])[1] or '', ARGV[4]
+if ARGV[3] ~= '' and ARGV[3] ~= run then
+  return 0
+end
 local marked_run, longest_ms = string.match(mark, '^(%S+) (%d+) %d+ %d+')
 if marked_run and (run == '' or marked_run == run) then
   return 0

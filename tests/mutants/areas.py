@@ -5,7 +5,7 @@ from __future__ import annotations
 KINDS = ("world", "schedules", "regressions", "cancel_on_lost", "sharing", "claims")
 SIMULATED = " ".join(f"tests/simulation/test_{kind}.py" for kind in KINDS)
 SIMULATION = f"{SIMULATED} --seed=0-9 -k 'not rich and not history'"
-EMBEDDED = "-k 'not redis and not postgresql and not mariadb and not etcd and not zookeeper'"
+EMBEDDED = "-k 'not redis and not postgresql and not mariadb and not etcd and not zookeeper and not s3'"
 SERVERS = {"sqlite": "sqlite", "maria": "mariadb", "mysql": "mariadb", "postgresql": "postgresql", "pg": "postgresql"}
 
 

@@ -229,7 +229,7 @@ class Store:
         said = _SAID.search(text)
         # The rest of the text is the structure of the error, over many lines.
         reason = ": ".join(filter(None, said.groups())) if said else text.partition("\n")[0] or "no answer in time"
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) or _NO_BUCKET.search(text):
             message = f"{shown}: there is no such bucket or container ({reason}). Create it, or correct the URL"
             return ConfigurationError(message, backend=shown)
         if isinstance(error, _REFUSED) or _FOR_GOOD.search(text.replace("\n", " ")):

@@ -95,6 +95,7 @@ def body(status: str, code: str) -> str:
         (exceptions.GenericError("error sending request\n\nkind: Timeout,"), BackendUnavailable, True, "sending"),
         (exceptions.GenericError("error sending request\n\nkind: Connect,"), BackendUnavailable, False, "sending"),
         (TimeoutError(), BackendUnavailable, True, "no answer in time"),
+        (exceptions.GenericError(body("404 Not Found", "NoSuchBucket")), ConfigurationError, True, "no such bucket"),
         (FileNotFoundError(body("404 Not Found", "NoSuchBucket")), ConfigurationError, True, "no such bucket"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
+from unittest import mock
 
 import lockkit
 from lockkit.configuration import registry
@@ -40,6 +42,7 @@ SPECS = (
     ServerSpec("redis-cluster", several=True),
     ServerSpec("zookeeper-ensemble", {"durable": True}, several=True),
     ServerSpec("etcd-cluster", several=True),
+    ServerSpec("s3", several=True),  # thousands of rounds at a store are no first look either
 )
 
 
@@ -90,6 +93,7 @@ class ThrowawayServers:
                 return
             self._tell(f"starting {kind.title}")
             self._stack.enter_context(service)
+            self._stack.enter_context(mock.patch.dict(os.environ, service.credentials))
             self._offer(spec.kind, service.url)
         except (ServerError, OSError) as error:
             self.missing[spec.kind] = str(error).splitlines()[0]

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Generic, Self, TypeVar
 
 from lockkit.units import Seconds
@@ -53,6 +54,9 @@ class Service(ABC):
 
     kind: str
     """Name of the kind, as `python -m lockkit_tools.servers list` shows it."""
+
+    credentials: Mapping[str, str] = MappingProxyType({})
+    """Variables of the environment that its clients need, where a URL holds no login."""
 
     managed: bool = True
     """Whether `kill`, `pause` and the other faults work (False: only its URL is known)."""

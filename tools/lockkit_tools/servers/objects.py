@@ -31,8 +31,8 @@ class ObjectStoreServer(Server):
         return f"s3://{BUCKET}?endpoint=http://{self.address}&region=us-east-1"
 
     @property
-    def credentials(self) -> Mapping[str, str]:
-        """Variables of the environment that the platform's usual chain reads."""
+    def credentials(self) -> Mapping[str, str]:  # type: ignore[override] # the password may be changed until the start
+        """What the platform's usual chain reads."""
         return {"AWS_ACCESS_KEY_ID": "lockkit", "AWS_SECRET_ACCESS_KEY": self.password or "lockkit"}
 
     def prepare(self) -> None:

@@ -1,0 +1,54 @@
+"""
+Checks all models, or those that are named: ``python -m tests.models [NAME…] [--record]``.
+
+``--record`` writes what the page on the models shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.models.check import MODELS, Model, SpinFailed, models
+
+RESULTS = MODELS / "results.json"
+
+
+def check(model: Model, run: str, define: str, expected: str) -> tuple[str, dict[str, Any]]:
+    """Search once: what is wrong, and what was found."""
+    try:
+        found = model.search(run, define)
+    except SpinFailed as failed:
+        return str(failed), {}
+    wrong = "" if found.broken == expected else f"breaks {found.broken or 'no promise'}, not {expected or 'none'}"
+    if wrong and found.broken:
+        wrong += "".join(f"\n    {step.process}: {step.action}" for step in found.trail)
+    return wrong, {"states": found.states, "depth": found.depth, "seconds": found.seconds}
+
+
+def main(arguments: list[str]) -> int:
+    """Check; the status is 1 if anything is not as it must be."""
+    names = [argument for argument in arguments if not argument.startswith("--")]
+    chosen = [model for model in models() if not names or model.name in names]
+    jobs = [(model, run, "", "") for model in chosen for run in model.runs]
+    jobs += [(model, one.run, one.define, one.promise) for model in chosen for one in model.mutants]
+    failures = 0
+    results: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (model, run, define, expected), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs)):
+            what = f"{model.name} {run} {define}".ljust(50)
+            failures += bool(wrong)
+            seen = f"{found['states']:>9,} states {found['seconds']:6.2f} s {expected}" if found else ""
+            print(what, seen, f"FAILED: {wrong}" if wrong else "", flush=True)
+            if not define:
+                results.setdefault(model.name, {})[run] = found
+    if "--record" in arguments and not failures and not names:
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,27 +5,27 @@
  * RedlockBackend._attempt, _write_token and _take_back; Attempts.next_value in votes.py. Restarts are in
  * redlock_restart.pml. Instead of times the clients propose any token: a wrong proposal must cost a second round only.
  *
- * Two clients acquire; whoever wins no majority tries once more. Two messages are lost, of which one may come late.
+ * Two clients acquire; the first tries once more if it wins no majority. One message is lost; a release may come late.
  *
  * @promise exclusion  never two believers
  * @promise tokens     tokens increase in the order of grants
  * @promise progress   nobody waits for ever
  *
- * @run rounds  -DCLIENTS=2 -DLOSSES=1 -DPAUSES=1
+ * @run rounds  -DCLIENTS=2 -DLOSSES=0 -DPAUSES=1 -DATTEMPTS=1 -DPROPOSALS
+ * @run late    -DCLIENTS=2 -DLOSSES=1 -DPAUSES=1 -DATTEMPTS=2
  *
  * @mutant QUORUM=1                   rounds  exclusion  one of three nodes is enough
  * @mutant MARGIN=0                   rounds  exclusion  the deadline is the whole ttl, however the clocks run
- * @mutant VALIDITY_FROM_ROUND_TWO    rounds  exclusion  the deadline counts from the second round
- * @mutant DELETE_WITHOUT_COMPARING   rounds  exclusion  release.lua and undo.lua delete the key, whoever has it
- * @mutant SAME_VALUE_EACH_ATTEMPT    rounds  exclusion  a late release of one attempt matches the next one
+ * @mutant VALIDITY_FROM_ROUND_TWO    late    exclusion  the deadline counts from the second round
+ * @mutant DELETE_WITHOUT_COMPARING   late    exclusion  release.lua and undo.lua delete the key, whoever has it
+ * @mutant SAME_VALUE_EACH_ATTEMPT    late    exclusion  a late release of one attempt matches the next one
  * @mutant NO_WRITE_BACK              rounds  tokens     one round: the highest answer is the token, and is not written
- * @mutant WRITE_BACK_BY_MINORITY     rounds  tokens     one node that has written the token is enough
+ * @mutant WRITE_BACK_BY_MINORITY     late    tokens     one node that has written the token is enough
  */
 #include "common.h"
 
 #define NODES 3
 #define ALL_NODES 7
-#define ATTEMPTS 2
 #ifndef QUORUM
 #define QUORUM 2
 #endif
@@ -52,13 +52,13 @@ bool exclusion = true, tokens = true;
 
 #define BELIEVES(client) (left[client] > 0)
 
-/* Tell one node, in any order of the nodes of the set that is left to ask. */
-inline choose(set)
+/* The next node of a set that is left to ask; in any order, but once: the nodes are numbered as the first client asks. */
+inline choose(set, any_order)
 {
 	if
 	:: has(set, 0) -> node = 0
-	:: has(set, 1) -> node = 1
-	:: has(set, 2) -> node = 2
+	:: has(set, 1) && (any_order || !has(set, 0)) -> node = 1
+	:: has(set, 2) && (any_order || !(set & 3)) -> node = 2
 	fi;
 	set = set & (ALL_NODES - (1 << node))
 }
@@ -99,21 +99,23 @@ inline release_lua(on, who)
 
 active [CLIENTS] proctype Client()
 {
-	byte value, attempt, proposed, token, asked, yes, written, voted, node;
+	byte value, attempt, proposed, token, asked, yes, written, voted, node, i;
 
 again:	atomic {
 		value = value_of(_pid, attempt); attempt++;
 		trying[_pid] = true; asked = ALL_NODES;
 		if
 		:: proposed = 0
+#ifdef PROPOSALS
 		:: proposed = 1
 		:: proposed = 2
+#endif
 		fi;
 		start(since[_pid])
 	}
 	do
-	:: atomic { asked != 0 -> choose(asked); voted = voted | (1 << node); acquire_lua(); node = 0 }
-	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked); voted = voted | (1 << node);
+	:: atomic { asked != 0 -> choose(asked, _pid == 1); voted = voted | (1 << node); acquire_lua(); node = 0 }
+	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked, _pid == 1); voted = voted | (1 << node);
 			if
 			:: acquire_lua(); yes = yes & (ALL_NODES - (1 << node)); written = written & yes /* no answer */
 			:: true
@@ -122,7 +124,7 @@ again:	atomic {
 	:: atomic { asked == 0 -> break }
 	od;
 	if
-	:: count(yes) < QUORUM -> goto undo
+	:: atomic { count(yes) < QUORUM -> goto undo }
 	:: atomic { count(yes) >= QUORUM && token == proposed && count(written) >= QUORUM -> goto granted }
 	:: atomic { count(yes) >= QUORUM && !(token == proposed && count(written) >= QUORUM) ->
 			written = 0; asked = yes;
@@ -135,8 +137,8 @@ again:	atomic {
 		}
 	fi;
 	do
-	:: atomic { asked != 0 -> choose(asked); fence_lua(); node = 0 }
-	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked); node = 0 }
+	:: atomic { asked != 0 -> choose(asked, false); fence_lua(); node = 0 }
+	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked, false); node = 0 }
 	:: atomic { asked == 0 && count(written) >= WRITTEN_MIN -> goto granted }
 	:: atomic { asked == 0 && count(written) < WRITTEN_MIN -> goto undo }
 	od;
@@ -152,17 +154,24 @@ granted: if
 	voted = ALL_NODES;
 	left[_pid] = 0; /* released, or lost: any time later */
 
+	/* The order of these messages does not matter, but that one may come late. */
 undo:	atomic {
-		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0; asked = voted; voted = 0
+		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0;
+		if
+		:: losses > 0 && late_value == 0 ->
+			losses--; asked = voted; choose(asked, true); late_value = value; late_node = node; asked = 0
+		:: node = NODES
+		fi;
+		for (i : 0 .. NODES - 1) {
+			if
+			:: i != node -> release_lua(i, value)
+			:: else
+			fi
+		}
+		i = 0; node = 0; voted = 0
 	}
-	do
-	:: atomic { asked != 0 -> choose(asked); release_lua(node, value); node = 0 }
-	:: atomic { asked != 0 && losses > 0 && late_value == 0 ->
-			losses--; choose(asked); late_value = value; late_node = node; node = 0 }
-	:: atomic { asked == 0 -> break }
-	od;
 	if
-	:: attempt < ATTEMPTS -> goto again
+	:: attempt < ATTEMPTS && _pid == 0 -> goto again
 	:: else
 	fi
 }

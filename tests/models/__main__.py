@@ -12,17 +12,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.models.check import MODELS, Model, SpinFailed, models
+from tests.models.check import MODELS, Model, Mutant, SpinFailed, models
 
 RESULTS = MODELS / "results.json"
 
 
-def check(model: Model, run: str, define: str, expected: str) -> tuple[str, dict[str, Any]]:
+def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, dict[str, Any]]:
     """Search once: what is wrong, and what was found."""
     try:
-        found = model.search(run, define)
+        found = model.search(run, mutant)
     except SpinFailed as failed:
         return str(failed), {}
+    expected = "" if mutant is None else mutant.promise
     wrong = "" if found.broken == expected else f"breaks {found.broken or 'no promise'}, not {expected or 'none'}"
     if wrong and found.broken:
         wrong += "".join(f"\n    {step.process}: {step.action}" for step in found.trail)
@@ -33,17 +34,17 @@ def main(arguments: list[str]) -> int:
     """Check; the status is 1 if anything is not as it must be."""
     names = [argument for argument in arguments if not argument.startswith("--")]
     chosen = [model for model in models() if not names or model.name in names]
-    jobs = [(model, run, "", "") for model in chosen for run in model.runs]
-    jobs += [(model, one.run, one.define, one.promise) for model in chosen for one in model.mutants]
+    jobs: list[tuple[Model, str, Mutant | None]] = [(model, run, None) for model in chosen for run in model.runs]
+    jobs += [(model, one.run, one) for model in chosen for one in model.mutants]
     failures = 0
     results: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for (model, run, define, expected), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs)):
-            what = f"{model.name} {run} {define}".ljust(50)
+        for (model, run, mutant), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs)):
+            what = f"{model.name} {run} {mutant.define if mutant else ''}".ljust(50)
             failures += bool(wrong)
-            seen = f"{found['states']:>9,} states {found['seconds']:6.2f} s {expected}" if found else ""
+            seen = f"{found['states']:>9,} states {found['seconds']:6.2f} s {mutant.promise if mutant else ''}" if found else ""
             print(what, seen, f"FAILED: {wrong}" if wrong else "", flush=True)
-            if not define:
+            if mutant is None:
                 results.setdefault(model.name, {})[run] = found
     if "--record" in arguments and not failures and not names:
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")

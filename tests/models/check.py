@@ -100,15 +100,18 @@ class Model:
         found = re.findall(r"^ \* @mutant (\S+) +(\w+) +(\w+) +(.+)$", self.text, re.MULTILINE)
         return [Mutant(*fields) for fields in found]
 
-    def search(self, run: str, define: str = "") -> Search:
-        """Search all schedules of a run, up to the first that breaks a promise."""
-        flags = [*self.runs[run], *([f"-D{define}"] if define else [])]
+    def search(self, run: str, mutant: Mutant | None = None) -> Search:
+        """Search all schedules of a run, up to the first that breaks a promise; of a mutant, the one that it must break."""
+        checked = self.promises if mutant is None else {mutant.promise}
+        flags = [*self.runs[run], *(f"-Dcheck_{name}={int(name in checked)}" for name in self.promises)]
+        if mutant is not None:
+            flags.append(f"-D{mutant.define}")
         with tempfile.TemporaryDirectory(prefix="lockkit-model-") as folder:
             _call(folder, _spin(), "-a", *flags, str(self.path))
             # A mutant breaks early: there, compiling takes longer than searching.
-            optimise = "-O1" if define else "-O2"
+            optimise = "-O1" if mutant is None else "-O0"
             _call(folder, "gcc", optimise, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
-            said = _call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20")
+            said = _call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
             found = _VIOLATED.search(said)
             broken = "" if found is None else found[1] or PROGRESS
             numbers = [re.search(pattern, said) for pattern in (r"(\d+) states, stored", r"depth reached (\d+)")]

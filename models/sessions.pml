@@ -6,22 +6,23 @@
  * its czxid the revision, and the timeout of the session the ttl. The oldest key holds the lock, and each waiter watches
  * the one before it. Both servers apply a request to a quorum before they answer, which is one atomic step here.
  *
- * Three clients; the first acquires twice, under the same key (etcd names it by the session), with a heartbeat in
- * between; one gives up waiting; one crashes; one release comes late.
+ * Run `queue`: three clients, of which one gives up waiting. Run `sessions`: two; the first acquires twice, under the same
+ * key (etcd names it by the session), and sends a heartbeat; one crashes; one release comes late.
  *
  * @promise exclusion  never two believers
  * @promise tokens     tokens increase in the order of grants
  * @promise progress   whoever waits gets in, unless it has crashed or its session has ended
  *
- * @run queue  -DCLIENTS=3 -DLOSSES=1 -DCRASHES=1 -DPAUSES=1
+ * @run queue     -DCLIENTS=3 -DDRIFT=0 -DTURNS=1 -DBEATS=0 -DLOSSES=0 -DCRASHES=0 -DQUITS=1 -DPAUSES=1
+ * @run sessions  -DCLIENTS=2 -DTURNS=2 -DBEATS=1 -DLOSSES=1 -DCRASHES=1 -DQUITS=0 -DPAUSES=1
  *
- * @mutant MARGIN=0                    queue  exclusion  the deadline is the whole ttl, however the clocks run
- * @mutant ANCHOR_AT_ANSWER            queue  exclusion  the ttl counts from the answer to a heartbeat
- * @mutant HELD_WHEN_PREDECESSOR_GONE  queue  exclusion  a waiter does not look who is before it now
- * @mutant DELETE_WITHOUT_REVISION     queue  exclusion  a late release deletes the key of the next acquisition
- * @mutant TOKEN_BY_SEQUENCE           queue  tokens     the token is the number within the directory, which is removed
- * @mutant WATCH_FROM_NOW              queue  progress   the watch misses what happened since the look
- * @mutant KEY_OUTLIVES_SESSION        queue  progress   the key of a crashed client stays
+ * @mutant MARGIN=0                    sessions  exclusion  the deadline is the whole ttl, however the clocks run
+ * @mutant ANCHOR_AT_ANSWER            sessions  exclusion  the ttl counts from the answer to a heartbeat
+ * @mutant HELD_WHEN_PREDECESSOR_GONE  queue     exclusion  a waiter does not look who is before it now
+ * @mutant DELETE_WITHOUT_REVISION     sessions  exclusion  a late release deletes the key of the next acquisition
+ * @mutant TOKEN_BY_SEQUENCE           sessions  tokens     the token is the number within the directory, which is removed
+ * @mutant WATCH_FROM_NOW              queue     progress   the watch misses what happened since the look
+ * @mutant KEY_OUTLIVES_SESSION        sessions  progress   the key of a crashed client stays
  */
 #include "common.h"
 
@@ -32,11 +33,13 @@ byte session_left[CLIENTS];
 byte revision, sequence;
 byte left[CLIENTS], since[CLIENTS], watched[CLIENTS];
 bool holds[CLIENTS], busy[CLIENTS], waits[CLIENTS], event[CLIENTS];
-byte losses = LOSSES, crashes = CRASHES, pauses = PAUSES, quits = 1;
+byte losses = LOSSES, crashes = CRASHES, pauses = PAUSES, quits = QUITS;
 byte late_revision;       /* of a release of the first client */
 byte newest_token;
 bool exclusion = true, tokens = true;
 
+#define HAS_KEY(client) (key[client] != NO_KEY)
+#define IS_BEFORE(client) (key[client] == before)
 #define BELIEVES(client) (holds[client] && left[client] > 0)
 
 inline delete_key(client)
@@ -53,7 +56,7 @@ inline delete_key(client)
 	:: else
 	fi;
 	if
-	:: key[0] + key[1] + key[2] == 0 -> sequence = 0
+	:: !ANY(HAS_KEY) -> sequence = 0
 	:: else
 	fi;
 	other = 0
@@ -74,7 +77,7 @@ inline look()
 
 active [CLIENTS] proctype Client()
 {
-	byte turn, before, other, token, mine, beats = (_pid == 2 -> 0 : 1);
+	byte turn, before, other, token, mine, beats = (_pid == 0 -> BEATS : 0);
 
 	/* Its session begins. Its ttl counts from before the request. */
 	atomic { busy[_pid] = true; start(left[_pid]) }
@@ -102,7 +105,7 @@ decide:	if
 			event[_pid] = false
 #else
 			/* From the revision of the look on, so that nothing is missed in between. */
-			event[_pid] = !(key[0] == before || key[1] == before || key[2] == before)
+			event[_pid] = !ANY(IS_BEFORE)
 #endif
 		}
 	fi;
@@ -115,7 +118,7 @@ wait:	if
 #else
 		} -> goto check
 #endif
-	:: atomic { quits > 0 -> quits--; waits[_pid] = false; event[_pid] = false; watched[_pid] = NO_KEY; goto release }
+	:: atomic { quits > 0 && _pid == 1 -> quits--; waits[_pid] = false; event[_pid] = false; watched[_pid] = NO_KEY; goto release }
 	:: atomic { crashes > 0 -> crashes--; waits[_pid] = false; watched[_pid] = NO_KEY; event[_pid] = false; left[_pid] = 0; goto over }
 	/* It keeps its session while it waits. */
 	:: atomic { beats > 0 && session_left[_pid] > 0 -> beats--; start(left[_pid]); session_left[_pid] = TTL; goto wait }
@@ -152,7 +155,7 @@ release: atomic { holds[_pid] = false; busy[_pid] = true }
 	:: atomic { losses > 0 && _pid == 0 && late_revision == NO_KEY -> losses--; late_revision = mine }
 	fi;
 	if
-	:: turn == 1 && _pid == 0 && left[_pid] > 0 && key[_pid] == NO_KEY -> goto again
+	:: turn < TURNS && _pid == 0 && left[_pid] > 0 && key[_pid] == NO_KEY -> goto again
 	:: else
 	fi;
 ended:	busy[_pid] = false;

@@ -21,7 +21,6 @@
  * @mutant FIRST_START_OF_THOSE_THERE  restart  exclusion  a first start is concluded although a node did not answer
  * @mutant MARK_READ_BEFORE            restart  exclusion  the mark is read before the vote, in a step of its own
  * @mutant FIRST_START_DECIDED_LATE    start    exclusion  a node restarts between look.lua and the admission at once
- * @mutant ADMITTED_AGAIN              start    exclusion  a late decision replaces the mark that is there
  * @mutant NEVER_ADMITTED              restart  progress   no client decides when a node votes again
  */
 #include "common.h"
@@ -108,22 +107,18 @@ again:	atomic {
 #else
 			at_once = (silent == 0 && blank == ALL_NODES);
 #endif
-#ifdef VOTES_AT_ONCE
-			at_once = true; seen_restarted = 0
-#endif
 		}
 		/* admit.lua, any time later. */
 		d_step {
 #ifndef FIRST_START_DECIDED_LATE
 			at_once = at_once && (seen_restarted == restarted);
 #endif
+#ifdef VOTES_AT_ONCE
+			at_once = true;
+#endif
 			for (node : 0 .. NODES - 1) {
 				if
-#ifdef ADMITTED_AGAIN
-				:: has(blank, node) ->
-#else
 				:: has(blank, node) && !has(marked, node) ->
-#endif
 					marked = marked | (1 << node); wait_left[node] = (at_once -> 0 : TTL)
 				:: else
 				fi

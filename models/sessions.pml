@@ -120,10 +120,6 @@ wait:	if
 #endif
 	:: atomic { quits > 0 && _pid == 1 -> quits--; waits[_pid] = false; event[_pid] = false; watched[_pid] = NO_KEY; goto release }
 	:: atomic { crashes > 0 -> crashes--; waits[_pid] = false; watched[_pid] = NO_KEY; event[_pid] = false; left[_pid] = 0; goto over }
-	/* It keeps its session while it waits. */
-	:: atomic { beats > 0 && session_left[_pid] > 0 -> beats--; start(left[_pid]); session_left[_pid] = TTL; goto wait }
-	/* Its session has ended; it notices by its heartbeats. */
-	:: atomic { left[_pid] == 0 && session_left[_pid] == 0 -> waits[_pid] = false; event[_pid] = false; watched[_pid] = NO_KEY; goto ended }
 	fi;
 #ifndef HELD_WHEN_PREDECESSOR_GONE
 check:	if
@@ -152,7 +148,8 @@ release: atomic { holds[_pid] = false; busy[_pid] = true }
 	if
 	:: d_step { key[_pid] == mine -> delete_key(_pid) }
 	:: key[_pid] != mine
-	:: atomic { losses > 0 && _pid == 0 && late_revision == NO_KEY -> losses--; late_revision = mine }
+	/* Asked twice, as the first answer did not come; the first request comes late. */
+	:: d_step { losses > 0 && _pid == 0 && key[_pid] == mine -> losses--; late_revision = mine; delete_key(_pid) }
 	fi;
 	if
 	:: turn < TURNS && _pid == 0 && left[_pid] > 0 && key[_pid] == NO_KEY -> goto again
@@ -175,7 +172,9 @@ end:	do
 	od
 }
 
-#define RUNS(c) (since[c] > 0 || left[c] > 0 || session_left[c] > 0)
+/* A waiter keeps its session, unless it is paused when it is woken. */
+#define KEEPS(c) (waits[c] && !event[c] && session_left[c] > 0)
+#define RUNS(c) (!KEEPS(c) && (since[c] > 0 || left[c] > 0 || session_left[c] > 0))
 #define ACTS(c) (busy[c] || event[c])
 
 active proctype Time()
@@ -186,12 +185,16 @@ end:	do
 		pauses = pauses - ANY(ACTS);
 		for (c : 0 .. CLIENTS - 1) {
 			if
+			:: !KEEPS(c) ->
+				if
 #ifndef KEY_OUTLIVES_SESSION
-			:: session_left[c] == 1 -> delete_key(c)
+				:: session_left[c] == 1 -> delete_key(c)
 #endif
+				:: else
+				fi;
+				take_one(session_left[c]); take_one(since[c]); take_one(left[c])
 			:: else
-			fi;
-			take_one(session_left[c]); take_one(since[c]); take_one(left[c])
+			fi
 		}
 		c = 0
 	}

@@ -168,7 +168,7 @@ def tests(session: nox.Session) -> None:
     """
     if session.python == CURRENT:
         install(session, "test")
-        install_servers(session, *SERVERS, "nats")
+        install_servers(session, *SERVERS, "nats", "spin")
         report = [f"--conformance-report={CONFORMANCE_REPORT}"] if "CI" in os.environ and not session.posargs else []
         run_pytest(session, *report, *session.posargs)
         if not OTHER_PYTHONS:
@@ -382,6 +382,14 @@ def simulate_night(session: nox.Session) -> None:
     """
     install(session, "test")
     session.run("python", "-m", "tests.simulation.night", *session.posargs)
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Checks the models in models/ and their mutants with Spin (`-- redis` for one, `--record` writes its numbers)."""
+    install(session, "test")
+    install_servers(session, "spin")
+    session.run("python", "-m", "tests.models", *session.posargs)
 
 
 @nox.session

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from tests.models.check import MODELS, Model, Mutant, SpinFailed, models
@@ -30,6 +31,16 @@ def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, dict[str,
     return wrong, {"states": found.states, "depth": found.depth, "seconds": found.seconds}
 
 
+def describe(model: Model) -> dict[str, Any]:
+    """What the page shows of a model, without what its searches find."""
+    return {
+        "title": model.title,
+        "promises": model.promises,
+        "runs": {run: {"flags": flags} for run, flags in model.runs.items()},
+        "mutants": [asdict(mutant) for mutant in model.mutants],
+    }
+
+
 def main(arguments: list[str]) -> int:
     """Check; the status is 1 if anything is not as it must be."""
     names = [argument for argument in arguments if not argument.startswith("--")]
@@ -45,7 +56,7 @@ def main(arguments: list[str]) -> int:
             seen = f"{found['states']:>9,} states {found['seconds']:6.2f} s {mutant.promise if mutant else ''}" if found else ""
             print(what, seen, f"FAILED: {wrong}" if wrong else "", flush=True)
             if mutant is None:
-                results.setdefault(model.name, {})[run] = found
+                results.setdefault(model.name, describe(model))["runs"][run] |= found
     if "--record" in arguments and not failures and not names:
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     return failures > 0

@@ -161,6 +161,10 @@ _KINDS = (
         _ETCD, _ETCD_PACKAGES,
     ),
     Kind("nats", "NATS with JetStream", "nats:NatsServer", (Need(("nats-server",)),), ("nats-server",)),
+    # No server, but found and installed as one: it checks models/, and needs a compiler for that.
+    Kind(
+        "spin", "Spin, the model checker", None, (Need(("spin",)), Need(("gcc",))), ("spin", "gcc", "libc6-dev"),
+    ),
 )
 # fmt: on
 

@@ -9,7 +9,6 @@
  *
  * @promise exclusion  never two believers
  * @promise tokens     tokens increase in the order of grants
- * @promise progress   nobody waits for ever
  *
  * @run rounds  -DCLIENTS=2 -DLOSSES=0 -DPAUSES=1 -DATTEMPTS=1 -DPROPOSALS
  * @run late    -DCLIENTS=2 -DLOSSES=1 -DPAUSES=1 -DATTEMPTS=2

@@ -21,11 +21,12 @@
  * @mutant MARGIN=0               readers  exclusion  the deadline is the whole ttl, however the clocks run
  * @mutant READER_BESIDE_WRITER   readers  exclusion  a reader does not look whether a writer holds the lock
  * @mutant READER_OVERTAKES       readers  fifo       a reader gets in beside readers while a writer waits
+ * @mutant TOKEN_BY_COUNT         readers  tokens     the token is the number of those who hold the lock
  * @mutant ONE_MARK               readers  readers    the guard has one mark: reader 7 shuts out reader 6
  * @mutant READS_NOT_MARKED       readers  stale      the guard remembers writes only
  * @mutant ONE_PERMIT_TOO_MANY    permits  exclusion  the limit is compared after the grant
  * @mutant SLOT_BY_COUNT          permits  exclusion  the slot is the number of those who hold a permit
- * @mutant SHARES_WITHOUT_END     permits  progress   the permit of a crashed client stays
+ * @mutant SHARES_WITHOUT_END     readers  progress   the lease of a crashed reader stays
  */
 #include "common.h"
 
@@ -81,6 +82,9 @@ inline take()
 #endif
 	share[_pid] = true; share_left[_pid] = TTL;
 	last++; token = last;
+#ifdef TOKEN_BY_COUNT
+	token = COUNT(HELD);
+#endif
 	promise(tokens, token > newest_token); newest_token = token
 }
 

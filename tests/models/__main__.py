@@ -57,8 +57,9 @@ def main(arguments: list[str]) -> int:
             print(what, seen, f"FAILED: {wrong}" if wrong else "", flush=True)
             if mutant is None:
                 results.setdefault(model.name, describe(model))["runs"][run] |= found
-    if "--record" in arguments and not failures and not names:
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    if "--record" in arguments and not failures:
+        former = json.loads(RESULTS.read_text()) if names else {}
+        RESULTS.write_text(json.dumps(dict(sorted((former | results).items())), indent=2) + "\n")
     return failures > 0
 
 

@@ -43,10 +43,10 @@ def test_mutant_breaks_its_promise(model: Model, mutant: Mutant) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_header_says_what_there_is(model: Model) -> None:
     """Each promise is checked, each mutant made in the text, and each promise broken by one of them."""
-    checked = set(re.findall(r"\bpromise\((\w+), ", model.text)) | {PROGRESS}
+    checked = set(re.findall(r"\bpromise\((\w+), ", model.text))
     defines = {mutant.define.partition("=")[0] for mutant in model.mutants}
 
-    assert set(model.promises) == checked
+    assert set(model.promises) - {PROGRESS} == checked
     assert {mutant.promise for mutant in model.mutants} == set(model.promises)
     assert all(re.search(rf"#.*\b{define}\b", model.text + (model.path.parent / "common.h").read_text()) for define in defines)
     assert {mutant.run for mutant in model.mutants} <= set(model.runs)

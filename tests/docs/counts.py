@@ -4,7 +4,8 @@ A hook of mkdocs: counts of tests, taken when the site is built, so that no page
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
 ``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
 ``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``
-and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes. CI runs the tests, which write what they
+and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes.
+CI runs the tests, which write what they
 found, before it builds the site.
 """
 
@@ -91,8 +92,15 @@ def model_runs(found: Mapping[str, Any]) -> str:
     return table(
         ["model", "of", "run", "bounds", "states", "longest schedule", "seconds"],
         [
-            [f"`{name}`", model["title"], run, f"`{' '.join(searched['flags']).replace('-D', '')}`"]
-            + [f"{searched['states']:,}", f"{searched['depth']}", f"{searched['seconds']:.1f}"]
+            [
+                f"`{name}`",
+                model["title"],
+                run,
+                f"`{' '.join(searched['flags']).replace('-D', '')}`",
+                f"{searched['states']:,}",
+                f"{searched['depth']}",
+                f"{searched['seconds']:.1f}",
+            ]
             for name, model in found.items()
             for run, searched in model["runs"].items()
         ],

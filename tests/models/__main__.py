@@ -50,11 +50,13 @@ def main(arguments: list[str]) -> int:
     failures = 0
     results: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for (model, run, mutant), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs)):
+        for (model, run, mutant), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs), strict=True):
             what = f"{model.name} {run} {mutant.define if mutant else ''}".ljust(50)
             failures += bool(wrong)
-            seen = f"{found['states']:>9,} states {found['seconds']:6.2f} s {mutant.promise if mutant else ''}" if found else ""
-            print(what, seen, f"FAILED: {wrong}" if wrong else "", flush=True)
+            if found:
+                what += f"{found['states']:>9,} states {found['seconds']:6.2f} s {mutant.promise if mutant else ''}"
+            sys.stdout.write(f"{what} {wrong and 'FAILED: '}{wrong}\n")
+            sys.stdout.flush()
             if mutant is None:
                 results.setdefault(model.name, describe(model))["runs"][run] |= found
     if "--record" in arguments and not failures:

@@ -101,7 +101,7 @@ class Model:
         return [Mutant(*fields) for fields in found]
 
     def search(self, run: str, mutant: Mutant | None = None) -> Search:
-        """Search all schedules of a run, up to the first that breaks a promise; of a mutant, the one that it must break."""
+        """Search all schedules of a run, up to the first that breaks a promise; of a mutant, its promise."""
         checked = self.promises if mutant is None else {mutant.promise}
         flags = [*self.runs[run], *(f"-Dcheck_{name}={int(name in checked)}" for name in self.promises)]
         if mutant is not None:
@@ -118,7 +118,9 @@ class Model:
             elapsed = re.search(r"elapsed time ([\d.]+)", said)
             if any(number is None for number in (*numbers, elapsed)):
                 raise SpinFailed(f"{self.name}, run {run}: {said}")
-            if not broken and ("Search not completed" in said or "search depth too small" in said or "errors: 0" not in said):
+            if not broken and (
+                "Search not completed" in said or "search depth too small" in said or "errors: 0" not in said
+            ):
                 raise SpinFailed(f"{self.name}, run {run}: not every schedule was searched:\n{said}")
             trail = tuple(self._steps(folder, flags)) if broken else ()
             states, depth = (int(number[1]) for number in numbers if number is not None)

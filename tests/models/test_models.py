@@ -27,7 +27,9 @@ def test_every_schedule_keeps_every_promise(model: Model, run: str) -> None:
     found = model.search(run)
 
     assert found.broken == "", [step.action for step in found.trail]
-    assert found.states == json.loads(RESULTS.read_text())[model.name]["runs"][run]["states"], "nox -s models -- --record"
+    assert found.states == json.loads(RESULTS.read_text())[model.name]["runs"][run]["states"], (
+        "nox -s models -- --record"
+    )
 
 
 @pytest.mark.parametrize(("model", "mutant"), _mutants())
@@ -48,7 +50,9 @@ def test_header_says_what_there_is(model: Model) -> None:
 
     assert set(model.promises) - {PROGRESS} == checked
     assert {mutant.promise for mutant in model.mutants} == set(model.promises)
-    assert all(re.search(rf"#.*\b{define}\b", model.text + (model.path.parent / "common.h").read_text()) for define in defines)
+    assert all(
+        re.search(rf"#.*\b{define}\b", model.text + (model.path.parent / "common.h").read_text()) for define in defines
+    )
     assert {mutant.run for mutant in model.mutants} <= set(model.runs)
 
 

@@ -30,7 +30,7 @@ MEGABYTES_MAX = 1500
 PROGRESS = "progress"
 
 _VIOLATED = re.compile(r"pan:\d+: (?:assertion violated (\w+)|(invalid end state))")
-_STEP = re.compile(r"\s*(\d+):\s+proc\s+\d+ \((\w+):\d+\) \S+?:(\d+) \(state \d+\)\s+\[(.*)\]")
+_STEP = re.compile(r"\s*(\d+):\s+proc\s+\d+ \((\w+):\d+\) \S*?([\w.]+):(\d+) \(state \d+\)\s+\[(.*)\]")
 
 
 class SpinFailed(Exception):
@@ -60,10 +60,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a schedule: which process took it, and the lines of the model that it ran."""
+    """One step of a schedule: which process took it, the file and line of each statement, and the text of the first."""
 
     process: str
-    lines: tuple[int, ...]
+    places: tuple[tuple[str, int], ...]
     action: str
 
 
@@ -130,17 +130,18 @@ class Model:
         """Read the schedule that broke a promise, one step of a process each; the lab could draw it."""
         (trail,) = Path(folder).glob("*.trail")
         said = _call(folder, _spin(), "-k", trail.name, "-p", *flags, str(self.path))
-        source = self.text.splitlines()
-        number, process, lines = "", "", list[int]()
+        sources = {path.name: path.read_text().splitlines() for path in (self.path, self.path.parent / "common.h")}
+        number, process, places = "", "", list[tuple[str, int]]()
         for step in [*_STEP.finditer(said), None]:
-            if step is None or step[1] != number:
-                if lines:
-                    yield Step(process, tuple(dict.fromkeys(lines)), source[lines[0] - 1].strip(" \t:"))
-                lines = []
+            if places and (step is None or step[1] != number):
+                file, line = places[0]
+                yield Step(process, tuple(dict.fromkeys(places)), sources[file][line - 1].strip(" \t:"))
+                places = []
             if step is not None:
                 number, process = step[1], f"{step[2]} {step[0].split('proc')[1].split()[0]}"
-                if int(step[3]) <= len(source):
-                    lines.append(int(step[3]))
+                # Spin also reports where an `if` ends, which is nothing that happens.
+                if sources[step[3]][int(step[4]) - 1].strip(" \t:{}") and not step[5].startswith(".("):
+                    places.append((step[3], int(step[4])))
 
 
 def models() -> list[Model]:

@@ -165,7 +165,7 @@ def tests(session: nox.Session) -> None:
     """
     if session.python == CURRENT:
         install(session, "test")
-        install_servers(session, *SERVERS, "nats")
+        install_servers(session, *SERVERS, "nats", "spin")
         install_dynalite(session)
         report = [f"--conformance-report={CONFORMANCE_REPORT}"] if "CI" in os.environ and not session.posargs else []
         run_pytest(session, *report, *session.posargs)
@@ -375,6 +375,14 @@ def interleavings(session: nox.Session) -> None:
     """Runs every schedule of small cases of engine and Redlock, and says how many there are (`-- Redlock` for one)."""
     install(session, "test")
     session.run("python", "-m", "tests.simulation.enumeration", *session.posargs)
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Checks the models in models/ and their mutants with Spin (`-- redis` for one, `--record` writes its numbers)."""
+    install(session, "test")
+    install_servers(session, "spin")
+    session.run("python", "-m", "tests.models", *session.posargs)
 
 
 @nox.session

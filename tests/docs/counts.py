@@ -3,7 +3,9 @@ A hook of mkdocs: counts of tests, taken when the site is built, so that no page
 
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
 ``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
-``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables. CI runs the tests, which write what they
+``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``
+and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes.
+CI runs the tests, which write what they
 found, before it builds the site.
 """
 
@@ -20,6 +22,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "docs" / "comparison" / "runs" / "conformance.json"
 RESULTS = re.compile(r"\{conformance(?:: (\w+))?\}")
+MODELS = ROOT / "models" / "results.json"
+MODEL_TABLES = re.compile(r"\{models: (\w+)\}")
 OUTCOMES = ("passed", "not promised", "skipped", "failed")
 TESTS = re.compile(r"\{tests: ([^}]+)\}")
 
@@ -32,6 +36,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 def with_counts(markdown: str) -> str:
     """Replace what stands for a number."""
     markdown = TESTS.sub(lambda found: f"{sum(map(count, found[1].split())):,}", markdown)
+    markdown = MODEL_TABLES.sub(lambda found: MODEL_PARTS[found[1]](json.loads(MODELS.read_text())), markdown)
     return RESULTS.sub(lambda found: PARTS[found[1] or "words"](json.loads(RUN.read_text())), markdown)
 
 
@@ -82,4 +87,37 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def model_runs(found: Mapping[str, Any]) -> str:
+    """What was searched: each run of each model."""
+    return table(
+        ["model", "of", "run", "bounds", "states", "longest schedule", "seconds"],
+        [
+            [
+                f"`{name}`",
+                model["title"],
+                run,
+                f"`{' '.join(searched['flags']).replace('-D', '')}`",
+                f"{searched['states']:,}",
+                f"{searched['depth']}",
+                f"{searched['seconds']:.1f}",
+            ]
+            for name, model in found.items()
+            for run, searched in model["runs"].items()
+        ],
+    )
+
+
+def model_mutants(found: Mapping[str, Any]) -> str:
+    """Each mistake, and the promise that it breaks."""
+    return table(
+        ["model", "mistake", "broken", "which says"],
+        [
+            [f"`{name}`", mutant["text"], f"`{mutant['promise']}`", model["promises"][mutant["promise"]]]
+            for name, model in found.items()
+            for mutant in model["mutants"]
+        ],
+    )
+
+
+MODEL_PARTS = {"runs": model_runs, "mutants": model_mutants}
 PARTS = {"words": words, "counts": counts, "reasons": reasons, "failures": failures}

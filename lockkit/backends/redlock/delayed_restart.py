@@ -33,7 +33,8 @@ The mark is written only where there is none of this run, and only in the run th
 two clients decide at the same time, the first decision stands: a late "first start" does not shorten a wait, and admits
 no node that has restarted since.
 
-Known limit: if all nodes lose their data at once, that looks like a first start, and no majority could tell.
+Known limits: if all nodes lose their data at once, that looks like a first start, and no majority could tell. And so it
+looks to a client that found a new set, and was stopped while another started it, if a node is then emptied by FLUSHALL.
 
 Source: the section "Performance, crash recovery and fsync" of the Redlock description in the Redis documentation.
 Deviations: a restarted node that still has data waits too (without ``appendfsync always`` it may lack its last writes),

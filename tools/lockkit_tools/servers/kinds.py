@@ -164,6 +164,10 @@ _KINDS = (
         "s3", "An object store that speaks S3 (SeaweedFS)", "objects:ObjectStoreServer", (Need(("weed",)),), (),
     ),
     Kind("nats", "NATS with JetStream", "nats:NatsServer", (Need(("nats-server",)),), ("nats-server",)),
+    # No server, but found and installed as one: it checks models/, and needs a compiler for that.
+    Kind(
+        "spin", "Spin, the model checker", None, (Need(("spin",)), Need(("gcc",))), ("spin", "gcc", "libc6-dev"),
+    ),
 )
 # fmt: on
 

@@ -1,0 +1,52 @@
+/*
+ * Shared by the models of the locks. Not part of lockkit: nothing here runs in production.
+ *
+ * Time is discrete. A timer is a number of ticks that are left, and the process `Time` of each model takes one from all
+ * timers of the model at once, at any moment. Time stands still when no timer runs, so that a model ends: a client that
+ * still waits then is a violation of progress.
+ *
+ * Who has something to do (a message under way, a wake-up, a timer that has run out) does it before the next tick, but for
+ * `pauses` ticks in all. Holders, and messages that nobody waits for any more, may take any time.
+ *
+ * A request and its answer are steps of the client's own process, with the server's step between them; that step is
+ * atomic, as a script, a statement or a transaction is at the server. A message is lost at the cost of one of `losses`,
+ * and may then still arrive late.
+ *
+ * Clocks: of a ttl of TTL ticks of the server, a client counts TTL - MARGIN. Its clock may be slow by DRIFT ticks in
+ * that time; a fast one only gives up earlier. MARGIN >= DRIFT, as `drift_margin` of lockkit/engine/settings.py.
+ *
+ * A promise is a variable that is always true: a violated assertion then says its name. `check_NAME` is 1, but 0 where a
+ * mutant must break another promise (tests/models/check.py).
+ */
+#ifndef TTL
+#define TTL 2
+#endif
+#ifndef DRIFT
+#define DRIFT 1
+#endif
+#ifndef MARGIN
+#define MARGIN DRIFT
+#endif
+
+#define promise(name, fact) name = (!check_##name || (fact)); assert(name)
+#define take_one(timer) timer = (timer > 0 -> timer - 1 : 0)
+#define max(a, b) (a > b -> a : b)
+#define min(a, b) (a < b -> a : b)
+
+/* Of a macro that takes the number of a client. */
+#if CLIENTS == 3
+#define ANY(is) (is(0) || is(1) || is(2))
+#define COUNT(is) (is(0) + is(1) + is(2))
+#else
+#define ANY(is) (is(0) || is(1))
+#define COUNT(is) (is(0) + is(1))
+#endif
+
+/* The client's clock is read before a request is sent: from then on it counts down what it may believe in. */
+inline start(timer)
+{
+	if
+	:: timer = TTL - MARGIN
+	:: timer = TTL - MARGIN + DRIFT /* a slow clock */
+	fi
+}

@@ -1,0 +1,125 @@
+/*
+ * Once: a piece of work that runs at most once per key.
+ *
+ * Stands for Once.begin and Attempt in lockkit/primitives/once.py, over a lease and a note of the backend (write_note.lua,
+ * read_note.lua): the note is written only by the present holder. The lease is abstract; redis.pml and others check it.
+ * A key that is done is read without the lock.
+ *
+ * Three attempts; one of them may crash, anywhere, and one may be paused, anywhere, so that it loses its lease.
+ *
+ * @promise recorded  at most one run is recorded as done
+ * @promise repeats   no run begins after one was recorded
+ * @promise by_holder only the holder of the lock writes the note
+ * @promise together  two runs are never under way under leases that are believed
+ * @promise progress  every attempt ends, unless it crashes
+ *
+ * @run once  -DCLIENTS=3 -DCRASHES=1 -DPAUSES=2
+ *
+ * @mutant NO_SECOND_LOOK         once  repeats   who gets the lock after waiting runs without reading the note again
+ * @mutant NOTE_WITHOUT_OWNER     once  recorded  the note is written without comparing the owner
+ * @mutant RELEASE_BEFORE_NOTE    once  recorded  the lock is released before the note is written, by whoever ran
+ * @mutant LATE_NOTE              once  by_holder a note is written by whoever has run
+ * @mutant MARGIN=0                once  together  the deadline is the whole ttl, however the clocks run
+ * @mutant LOCK_WITHOUT_TTL       once  progress  a crashed run keeps the key for ever
+ */
+#include "common.h"
+
+#define NOBODY 0
+
+byte holder, key_left, notes;
+bool done;
+byte left[CLIENTS], since[CLIENTS];
+bool running[CLIENTS], busy[CLIENTS];
+byte crashes = CRASHES, pauses = PAUSES;
+bool recorded = true, repeats = true, by_holder = true, together = true;
+
+#define RUNS(c) (running[c] && left[c] > 0)
+
+inline write_note()
+{
+	if
+#if defined(NOTE_WITHOUT_OWNER) || defined(LATE_NOTE)
+	:: true ->
+#else
+	:: holder == me ->
+#endif
+		promise(by_holder, holder == me);
+		notes++; done = true;
+		promise(recorded, notes <= 1)
+	:: else
+	fi
+}
+
+active [CLIENTS] proctype Attempt()
+{
+	byte me = _pid + 1;
+
+	if
+	:: done -> goto over
+	:: !done
+	fi;
+wait:	atomic { holder == NOBODY -> busy[_pid] = true; start(since[_pid]) }
+	if
+#ifdef LOCK_WITHOUT_TTL
+	:: d_step { holder == NOBODY -> holder = me }
+#else
+	:: d_step { holder == NOBODY -> holder = me; key_left = TTL }
+#endif
+	:: atomic { holder != NOBODY -> busy[_pid] = false; since[_pid] = 0; goto wait }
+	fi;
+	if
+	:: atomic { since[_pid] > 0 -> left[_pid] = since[_pid]; since[_pid] = 0 }
+	:: atomic { since[_pid] == 0 -> busy[_pid] = false; goto release }
+	fi;
+#ifndef NO_SECOND_LOOK
+	if
+	:: atomic { done -> busy[_pid] = false; goto release }
+	:: !done
+	fi;
+#endif
+	if
+	/* The lease is looked at before the work; work that has begun goes on while it is paused. */
+	:: d_step { left[_pid] > 0 -> running[_pid] = true; busy[_pid] = false;
+			promise(repeats, !done);
+			promise(together, COUNT(RUNS) <= 1) }
+	:: atomic { left[_pid] == 0 -> busy[_pid] = false; goto release }
+	:: atomic { crashes > 0 -> crashes--; busy[_pid] = false; left[_pid] = 0; goto over }
+	fi;
+	if
+	:: atomic { crashes > 0 -> crashes--; running[_pid] = false; left[_pid] = 0; goto over }
+#ifdef RELEASE_BEFORE_NOTE
+	:: d_step { holder == me -> holder = NOBODY; key_left = 0 }; d_step { notes++; done = true; promise(recorded, notes <= 1) }
+#else
+	:: d_step { write_note() }
+#endif
+	fi;
+
+release: atomic { running[_pid] = false; left[_pid] = 0 }
+	d_step {
+		if
+		:: holder == me -> holder = NOBODY; key_left = 0
+		:: else
+		fi
+	};
+over:	skip
+}
+
+#define TIMED(c) (since[c] > 0 || left[c] > 0)
+#define ACTS(c) (busy[c])
+
+active proctype Time()
+{
+	byte c;
+end:	do
+	:: d_step { (key_left > 0 || ANY(TIMED)) && (pauses > 0 || !ANY(ACTS)) ->
+		pauses = pauses - ANY(ACTS);
+		if
+		:: key_left == 1 -> holder = NOBODY
+		:: else
+		fi;
+		take_one(key_left);
+		for (c : 0 .. CLIENTS - 1) { take_one(since[c]); take_one(left[c]) }
+		c = 0
+	}
+	od
+}

@@ -1,0 +1,361 @@
+/*
+ * A lease on one Redis server, with its queue: waiters, offers, wake-ups, and a fencing token.
+ *
+ * Stands for lockkit/backends/redis/scripts: acquire.lua, renew.lua, release.lua, abandon.lua, offer.lua,
+ * for an exclusive lock; the client is Acquisition (lockkit/engine/acquisition.py), LeaseRecord.set_deadline and
+ * Renewer (lockkit/engine/renewal.py).
+ *
+ * Run `locks`: two clients, of which one acquires twice and renews once; one message is lost or late. Run `queue`: three
+ * clients, of which one crashes. Run `loss`: the server loses its data, which ends exclusion (docs/backends/redis.md):
+ * tokens are promised. Its restart takes longer than the last token is ahead of its clock, µs in lockkit.
+ *
+ * @promise exclusion  never two believers
+ * @promise tokens     tokens increase in the order of grants
+ * @promise confirmed  a renewal confirms only the newest grant
+ * @promise woken      no time passes after a release that left the lock free while all who wait are asleep
+ * @promise stale      storage that compares tokens takes no write of a lease that is older than one that wrote
+ * @promise progress   whoever waits gets in, unless it has crashed
+ *
+ * @run locks  -DCLIENTS=2 -DTURNS=2 -DRENEWALS=1 -DLOSSES=1 -DCRASHES=0 -DPAUSES=1
+ * @run queue  -DCLIENTS=3 -DTURNS=1 -DRENEWALS=0 -DLOSSES=0 -DCRASHES=1 -DPAUSES=1
+ * @run loss   -DCLIENTS=2 -DTURNS=2 -DRENEWALS=0 -DLOSSES=0 -DCRASHES=0 -DPAUSES=1 -DLOSS
+ *
+ * @mutant DELETE_WITHOUT_COMPARING  locks  exclusion  release.lua deletes the key, whoever has it
+ * @mutant MARGIN=0                  locks  exclusion  the deadline is the whole ttl, however the clocks run
+ * @mutant DEADLINE_FROM_ANSWER      locks  exclusion  the deadline counts from the answer, not from before the request
+ * @mutant LOST_ANSWER_HANDED_OUT    locks  exclusion  a request without an answer counts as granted
+ * @mutant RENEWAL_RESTORES          locks  confirmed  renew.lua creates a key that is not there
+ * @mutant RELEASE_WITHOUT_OFFER     queue  woken      release.lua only deletes the key
+ * @mutant NO_LOOK_AFTER_TTL         queue  progress   a waiter waits for its wake-up only
+ * @mutant TOKEN_WITHOUT_TIME        loss   tokens     the token is the last one plus 1
+ * @mutant GUARD_WITHOUT_COMPARING   loss   stale      storage takes every write
+ */
+#include "common.h"
+
+#define GRACE 1
+#define owner_of(client, turn) (1 + client + CLIENTS * turn)
+#define client_of(owner) ((owner - 1) % CLIENTS)
+#define NOBODY 0
+#define TURNS_OF(client) (client == 0 -> TURNS : 1)
+
+byte holder, key_left, last;  /* the key, its expiry, the last token */
+bool offered, freed;          /* the key's value is next:OWNER; a release has deleted it */
+chan queue = [CLIENTS + 2] of { byte };
+
+mtype = { TRYING, WAITING, HOLDING, DONE, ACQUIRE, RELEASE, RENEW, ABANDON };
+mtype state[CLIENTS] = TRYING;
+byte since[CLIENTS], left[CLIENTS], look[CLIENTS], current[CLIENTS];
+bool woken_up[CLIENTS], deaf[CLIENTS];
+
+byte losses = LOSSES, crashes = CRASHES, pauses = PAUSES;
+mtype late; byte late_owner;  /* a message that its sender no longer waits for */
+byte newest;                  /* owner of the newest grant */
+
+bool exclusion = true, tokens = true, confirmed = true, woken = true, stale = true;
+
+#ifdef LOSS
+byte now, grants, mark; /* mark: of the storage */
+byte newest_token, mark_grant; /* the number of the grant that wrote last */
+bool lost_data;
+#define BELIEVERS 1     /* whose exclusion ends with the data */
+#else
+#define BELIEVES(client) (state[client] == HOLDING && left[client] > 0)
+#define BELIEVERS COUNT(BELIEVES)
+#endif
+
+inline notify(owner)
+{
+	woken_up[client_of(owner)] = (current[client_of(owner)] == owner || woken_up[client_of(owner)])
+}
+
+/* offer.lua: `next` is the waiter to whom the lock is offered, or `me`, who takes it now. */
+inline offer(me)
+{
+	next = NOBODY;
+	do
+	:: next == NOBODY && len(queue) > 0 ->
+		queue?entry;
+		if
+		:: entry == me -> next = entry
+		:: entry != me && !deaf[client_of(entry)] ->
+			next = entry;
+			holder = entry; offered = true; key_left = GRACE;
+			notify(entry);
+			if
+			:: len(queue) > 0 ->
+				queue?<entry>;
+				look[client_of(entry)] = min(look[client_of(entry)], GRACE)
+			:: else
+			fi
+		:: else
+		fi
+	:: else -> break
+	od
+}
+
+inline next_token()
+{
+#ifdef LOSS
+	token = max(last + 1, now);
+#ifdef TOKEN_WITHOUT_TIME
+	token = last + 1;
+#endif
+	promise(tokens, token > newest_token);
+	newest_token = token;
+	grants++; grant = grants;
+#else
+	token = last + 1;
+	newest = owner;
+#endif
+	last = token
+}
+
+inline take()
+{
+	next_token();
+	holder = owner; offered = false; key_left = TTL; granted = true; freed = false
+}
+
+inline acquire_lua()
+{
+	granted = false;
+	if
+	:: holder == NOBODY ->
+		offer(owner);
+		if
+		:: next == NOBODY || next == owner -> take()
+		:: else
+		fi
+	:: holder == owner -> take() /* the answer was lost, or it is offered */
+	:: else
+	fi;
+	if
+	:: granted && queue??[eval(owner)] -> queue??eval(owner)
+	:: !granted && !queue??[eval(owner)] -> queue!owner
+	:: else
+	fi;
+	told = key_left
+}
+
+inline free_or_offer()
+{
+	holder = NOBODY; offered = false; key_left = 0;
+	offer(NOBODY);
+	freed = (holder == NOBODY)
+}
+
+inline release_lua(who)
+{
+	if
+#ifdef DELETE_WITHOUT_COMPARING
+	:: holder != NOBODY && !offered -> free_or_offer()
+#elif defined(RELEASE_WITHOUT_OFFER)
+	:: holder == who && !offered -> holder = NOBODY; key_left = 0; freed = true
+#else
+	:: holder == who && !offered -> free_or_offer()
+#endif
+	:: else
+	fi
+}
+
+inline abandon_lua(who)
+{
+	if
+	:: queue??[eval(who)] -> queue??eval(who)
+	:: else
+	fi;
+	if
+	:: holder == who -> free_or_offer()
+	:: else
+	fi
+}
+
+inline renew_lua(who)
+{
+	granted = (holder == who && !offered);
+	if
+	:: granted -> key_left = TTL
+#ifdef RENEWAL_RESTORES
+	:: holder == NOBODY -> holder = who; key_left = TTL; granted = true
+#endif
+	:: else
+	fi
+#ifndef LOSS
+	; promise(confirmed, !granted || newest == who)
+#endif
+}
+
+/* The message is lost; or it is on its way, while its sender goes on. */
+inline lose(kind)
+{
+	losses > 0 -> losses--;
+	if
+	:: late == 0 -> late = kind; late_owner = owner
+	:: true
+	fi
+}
+
+active [CLIENTS] proctype Client()
+{
+	byte owner, token, grant, turn, told, next, entry, renewals = (_pid == 0 -> RENEWALS : 0);
+	bool granted, first = true;
+
+again:	atomic {
+		owner = owner_of(_pid, turn); turn++;
+		current[_pid] = owner
+	}
+try:	atomic {
+		state[_pid] = TRYING; woken_up[_pid] = false; look[_pid] = 0;
+		start(since[_pid])
+	}
+	if
+	:: d_step { acquire_lua(); next = 0; entry = 0;
+			if
+			:: !granted -> state[_pid] = WAITING; since[_pid] = 0; look[_pid] = told
+			:: else
+			fi;
+			told = 0 }
+	:: atomic { lose(ACQUIRE) -> goto undo }
+	fi;
+	if
+#ifdef NO_LOOK_AFTER_TTL
+	:: !granted && woken_up[_pid] -> goto try
+#else
+	:: !granted && (woken_up[_pid] || look[_pid] == 0) -> goto try
+#endif
+	:: atomic { crashes > 0 -> crashes--; goto crash }
+	:: atomic { losses > 0 -> losses--; goto undo }
+	:: d_step { granted && since[_pid] > 0 ->
+			left[_pid] = since[_pid]; since[_pid] = 0; state[_pid] = HOLDING;
+#ifdef DEADLINE_FROM_ANSWER
+			left[_pid] = TTL - MARGIN + DRIFT;
+#endif
+			promise(exclusion, BELIEVERS <= 1)
+		} -> goto held
+	:: granted && since[_pid] == 0 -> goto undo
+	fi;
+
+undo:	
+#ifdef LOST_ANSWER_HANDED_OUT
+	if
+	:: d_step { since[_pid] > 0 ->
+			left[_pid] = since[_pid]; state[_pid] = HOLDING;
+			promise(exclusion, BELIEVERS <= 1)
+		} -> goto held
+	:: else
+	fi;
+#endif
+	atomic { state[_pid] = TRYING; since[_pid] = 0; look[_pid] = 0; granted = false }
+	if
+	:: d_step { abandon_lua(owner); next = 0; entry = 0 }
+	:: atomic { lose(ABANDON) }
+	fi;
+	if
+	:: turn < TURNS_OF(_pid) + LOSSES -> goto again
+	:: else -> state[_pid] = DONE; goto over /* the caller's time limit */
+	fi;
+
+held:	do
+	:: d_step { left[_pid] > 0 && renewals > 0 -> renewals--; granted = false };
+		start(since[_pid]);
+		if
+		:: d_step { renew_lua(owner) }
+		:: atomic { lose(RENEW); goto unanswered }
+		fi;
+		if
+		:: d_step { granted -> left[_pid] = (left[_pid] > 0 -> max(left[_pid], since[_pid]) : 0);
+				promise(exclusion, BELIEVERS <= 1) }
+		:: d_step { !granted -> left[_pid] = 0 }
+		:: atomic { losses > 0 -> losses-- }
+		fi;
+unanswered:	since[_pid] = 0
+	:: left[_pid] > 0 -> left[_pid] = 0; break           /* the holder releases */
+	:: left[_pid] == 0 -> break                          /* the lease is lost: its holder ends, and releases in vain */
+	:: atomic { crashes > 0 -> crashes--; goto crash }
+#ifdef LOSS
+	/* Also when the lease is lost: the client may be paused just before it writes. */
+	:: d_step { first -> first = false;
+			if
+#ifdef GUARD_WITHOUT_COMPARING
+			:: true ->
+#else
+			:: token >= mark ->
+#endif
+				promise(stale, grant >= mark_grant); mark_grant = grant; mark = token
+			:: else
+			fi }
+#endif
+	od;
+
+	atomic { state[_pid] = DONE; current[_pid] = NOBODY; granted = false; left[_pid] = 0 };
+	if
+	:: d_step { release_lua(owner); next = 0; entry = 0 }
+	:: atomic { lose(RELEASE) }
+	fi;
+	if
+	:: turn < TURNS_OF(_pid) -> goto again
+	:: else -> goto over
+	fi;
+
+	/* The server may notice at once that the connection has gone, or never. */
+crash:	atomic {
+		if
+		:: deaf[_pid] = true
+		:: true
+		fi;
+		state[_pid] = DONE; left[_pid] = 0; since[_pid] = 0; look[_pid] = 0; current[_pid] = NOBODY; granted = false
+	};
+over:	skip
+}
+
+/* What arrives late, or never. */
+active proctype Network()
+{
+	byte next, entry, owner, token, grant, told;
+	bool granted;
+end:	do
+	:: d_step { late == ACQUIRE -> owner = late_owner; acquire_lua(); late = 0; next = 0; entry = 0; token = 0; grant = 0; told = 0; granted = false }
+	:: d_step { late == RELEASE -> release_lua(late_owner); late = 0; next = 0; entry = 0 }
+	:: d_step { late == ABANDON -> abandon_lua(late_owner); late = 0; next = 0; entry = 0 }
+	:: d_step { late == RENEW -> renew_lua(late_owner); late = 0; granted = false }
+	:: late != 0 -> late = 0
+	od
+}
+
+#define RUNS(c) (since[c] > 0 || left[c] > 0 || look[c] > 0)
+#define WAITS(c) (state[c] == WAITING)
+#define LOOKS(c) (state[c] == TRYING || (WAITS(c) && (woken_up[c] || look[c] == 0)))
+
+active proctype Time()
+{
+	byte c;
+end:	do
+	:: d_step { (key_left > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(LOOKS)) ->
+		pauses = pauses - ANY(LOOKS);
+#ifndef LOSS
+		promise(woken, !freed || !ANY(WAITS) || ANY(LOOKS));
+#endif
+		take_one(key_left);
+		if
+		:: key_left == 0 -> holder = NOBODY; offered = false
+		:: else
+		fi;
+		for (c : 0 .. CLIENTS - 1) { take_one(since[c]); take_one(left[c]); take_one(look[c]) }
+		c = 0;
+#ifdef LOSS
+		now++
+#endif
+	}
+#ifdef LOSS
+	/* The server restarts without its data, when its clock has passed the last token. */
+	:: d_step { !lost_data && now > last ->
+		lost_data = true; holder = NOBODY; offered = false; key_left = 0; last = 0;
+		do
+		:: len(queue) > 0 -> queue?c
+		:: else -> break
+		od;
+		c = 0
+	}
+#endif
+	od
+}

@@ -1,0 +1,205 @@
+/*
+ * Redlock: a lease on a majority of three independent nodes, with a token in one round or two.
+ *
+ * Stands for lockkit/backends/redlock/scripts (acquire.lua, fence.lua, release.lua, undo.lua) and, in backend.py,
+ * RedlockBackend._attempt, _write_token and _take_back; Attempts.next_value in votes.py. Restarts are in
+ * redlock_restart.pml. Instead of times the clients propose any token: a wrong proposal must cost a second round only.
+ *
+ * Two clients acquire; the first tries once more if it wins no majority. One message is lost; a release may come late.
+ *
+ * @promise exclusion  never two believers
+ * @promise tokens     tokens increase in the order of grants
+ *
+ * @run rounds  -DCLIENTS=2 -DLOSSES=0 -DPAUSES=1 -DATTEMPTS=1 -DPROPOSALS
+ * @run late    -DCLIENTS=2 -DLOSSES=1 -DPAUSES=1 -DATTEMPTS=2
+ *
+ * @mutant QUORUM=1                   rounds  exclusion  one of three nodes is enough
+ * @mutant MARGIN=0                   rounds  exclusion  the deadline is the whole ttl, however the clocks run
+ * @mutant VALIDITY_FROM_ROUND_TWO    late    exclusion  the deadline counts from the second round
+ * @mutant DELETE_WITHOUT_COMPARING   late    exclusion  release.lua and undo.lua delete the key, whoever has it
+ * @mutant SAME_VALUE_EACH_ATTEMPT    late    exclusion  a late release of one attempt matches the next one
+ * @mutant NO_WRITE_BACK              rounds  tokens     one round: the highest answer is the token, and is not written
+ * @mutant WRITE_BACK_BY_MINORITY     late    tokens     one node that has written the token is enough
+ */
+#include "common.h"
+
+#define NODES 3
+#define ALL_NODES 7
+#ifndef QUORUM
+#define QUORUM 2
+#endif
+#ifdef WRITE_BACK_BY_MINORITY
+#define WRITTEN_MIN 1
+#else
+#define WRITTEN_MIN QUORUM
+#endif
+#ifdef SAME_VALUE_EACH_ATTEMPT
+#define value_of(client, attempt) (1 + client)
+#else
+#define value_of(client, attempt) (1 + client + CLIENTS * attempt)
+#endif
+#define count(set) ((set & 1) + ((set >> 1) & 1) + (set >> 2))
+#define has(set, node) ((set >> node) & 1)
+
+byte key[NODES], key_left[NODES], last[NODES];
+byte since[CLIENTS], left[CLIENTS];
+bool trying[CLIENTS];
+byte losses = LOSSES, pauses = PAUSES;
+byte late_value, late_node; /* a release or an undo */
+byte newest_token;
+bool exclusion = true, tokens = true;
+
+#define BELIEVES(client) (left[client] > 0)
+
+/* The next node of a set that is left to ask; in any order, but once: the nodes are numbered as the first client asks. */
+inline choose(set, any_order)
+{
+	if
+	:: has(set, 0) -> node = 0
+	:: has(set, 1) && (any_order || !has(set, 0)) -> node = 1
+	:: has(set, 2) && (any_order || !(set & 3)) -> node = 2
+	fi;
+	set = set & (ALL_NODES - (1 << node))
+}
+
+inline acquire_lua()
+{
+	if
+	:: key[node] == 0 ->
+		key[node] = value; key_left[node] = TTL;
+		yes = yes | (1 << node);
+		if
+		:: proposed > last[node] -> last[node] = proposed; written = written | (1 << node); token = max(token, proposed)
+		:: else -> token = max(token, last[node] + 1)
+		fi
+	:: else
+	fi
+}
+
+inline fence_lua()
+{
+	if
+	:: key[node] == value -> last[node] = max(last[node], token); written = written | (1 << node)
+	:: else
+	fi
+}
+
+inline release_lua(on, who)
+{
+	if
+#ifdef DELETE_WITHOUT_COMPARING
+	:: key[on] != 0 -> key[on] = 0; key_left[on] = 0
+#else
+	:: key[on] == who -> key[on] = 0; key_left[on] = 0
+#endif
+	:: else
+	fi
+}
+
+active [CLIENTS] proctype Client()
+{
+	byte value, attempt, proposed, token, asked, yes, written, voted, node, i;
+
+again:	atomic {
+		value = value_of(_pid, attempt); attempt++;
+		trying[_pid] = true; asked = ALL_NODES;
+		if
+		:: proposed = 0
+#ifdef PROPOSALS
+		:: proposed = 1
+		:: proposed = 2
+#endif
+		fi;
+		start(since[_pid])
+	}
+	do
+	:: atomic { asked != 0 -> choose(asked, _pid == 1); voted = voted | (1 << node); acquire_lua(); node = 0 }
+	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked, _pid == 1); voted = voted | (1 << node);
+			if
+			:: acquire_lua(); yes = yes & (ALL_NODES - (1 << node)); written = written & yes /* no answer */
+			:: true
+			fi;
+			node = 0 }
+	:: atomic { asked == 0 -> break }
+	od;
+	if
+	:: atomic { count(yes) < QUORUM -> goto undo }
+	:: atomic { count(yes) >= QUORUM && token == proposed && count(written) >= QUORUM -> goto granted }
+	:: atomic { count(yes) >= QUORUM && !(token == proposed && count(written) >= QUORUM) ->
+			written = 0; asked = yes;
+#ifdef NO_WRITE_BACK
+			goto granted;
+#endif
+#ifdef VALIDITY_FROM_ROUND_TWO
+			start(since[_pid])
+#endif
+		}
+	fi;
+	do
+	:: atomic { asked != 0 -> choose(asked, false); fence_lua(); node = 0 }
+	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked, false); node = 0 }
+	:: atomic { asked == 0 && count(written) >= WRITTEN_MIN -> goto granted }
+	:: atomic { asked == 0 && count(written) < WRITTEN_MIN -> goto undo }
+	od;
+
+granted: if
+	:: d_step { since[_pid] > 0 ->
+			left[_pid] = since[_pid]; since[_pid] = 0; trying[_pid] = false; attempt = ATTEMPTS;
+			promise(exclusion, COUNT(BELIEVES) <= 1);
+			promise(tokens, token > newest_token);
+			newest_token = token }
+	:: since[_pid] == 0 -> goto undo
+	fi;
+	voted = ALL_NODES;
+	left[_pid] = 0; /* released, or lost: any time later */
+
+	/* The order of these messages does not matter, but that one may come late. */
+undo:	atomic {
+		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0;
+		if
+		:: losses > 0 && late_value == 0 ->
+			losses--; asked = voted; choose(asked, true); late_value = value; late_node = node; asked = 0
+		:: node = NODES
+		fi;
+		for (i : 0 .. NODES - 1) {
+			if
+			:: i != node -> release_lua(i, value)
+			:: else
+			fi
+		}
+		i = 0; node = 0; voted = 0
+	}
+	if
+	:: attempt < ATTEMPTS && _pid == 0 -> goto again
+	:: else
+	fi
+}
+
+active proctype Network()
+{
+end:	do
+	:: d_step { late_value != 0 -> release_lua(late_node, late_value); late_value = 0; late_node = 0 }
+	od
+}
+
+#define RUNS(c) (since[c] > 0 || left[c] > 0)
+#define TRIES(c) (trying[c])
+
+active proctype Time()
+{
+	byte i;
+end:	do
+	:: d_step { (key_left[0] + key_left[1] + key_left[2] > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(TRIES)) ->
+		pauses = pauses - ANY(TRIES);
+		for (i : 0 .. NODES - 1) {
+			take_one(key_left[i]);
+			if
+			:: key_left[i] == 0 -> key[i] = 0
+			:: else
+			fi
+		}
+		for (i : 0 .. CLIENTS - 1) { take_one(since[i]); take_one(left[i]) }
+		i = 0
+	}
+	od
+}

@@ -1,0 +1,175 @@
+/*
+ * Which nodes of a Redlock may vote: marks, delayed restart, first start.
+ *
+ * Stands for DelayedRestart in lockkit/backends/redlock/delayed_restart.py with look.lua and admit.lua, and for the part of
+ * acquire.lua that compares the mark in the same step as the vote. Tokens and late messages are in redlock.pml; there is
+ * one ttl, which each mark knows.
+ *
+ * Two clients; nodes restart without their data, but never all three. Run `restart`: all nodes are marked, two restart, one
+ * answer of the third is lost. Run `start`: no node is marked yet, and one restarts.
+ *
+ * Data are lost by restarts alone, which end a run; FLUSHALL between a look and a late first start is not modelled.
+ *
+ * @promise exclusion  never two believers
+ * @promise progress   a node that was admitted votes in the end
+ *
+ * @run restart  -DCLIENTS=2 -DMARKED=1 -DRESTARTS=2 -DLOSSES=1 -DPAUSES=1
+ * @run start    -DCLIENTS=2 -DMARKED=0 -DRESTARTS=1 -DLOSSES=0 -DPAUSES=1
+ *
+ * @mutant VOTES_AT_ONCE               restart  exclusion  a node votes as soon as it is back
+ * @mutant FIRST_START_OF_THOSE_THERE  restart  exclusion  a first start is concluded although a node did not answer
+ * @mutant MARK_READ_BEFORE            restart  exclusion  the mark is read before the vote, in a step of its own
+ * @mutant FIRST_START_DECIDED_LATE    start    exclusion  admit.lua does not compare the run that was looked at
+ * @mutant NEVER_ADMITTED              restart  progress   no client decides when a node votes again
+ */
+#include "common.h"
+
+#define NODES 3
+#define ALL_NODES 7
+#define QUORUM 2
+#define ATTEMPTS 2
+#define count(set) ((set & 1) + ((set >> 1) & 1) + (set >> 2))
+#define has(set, node) ((set >> node) & 1)
+
+byte key[NODES], key_left[NODES], wait_left[NODES];
+byte marked = ALL_NODES * MARKED; /* nodes with a mark of their present run */
+byte restarted;
+byte since[CLIENTS], left[CLIENTS];
+bool trying[CLIENTS];
+byte losses = LOSSES, pauses = PAUSES, restarts = RESTARTS;
+bool exclusion = true;
+
+#define BELIEVES(client) (left[client] > 0)
+
+active [CLIENTS] proctype Client()
+{
+	byte attempt, asked, yes, node, blank, silent, seen_restarted;
+	bool at_once;
+#ifdef MARK_READ_BEFORE
+	byte seen;
+#define MAY_VOTE has(seen, node)
+#else
+#define MAY_VOTE has(marked, node)
+#endif
+
+again:	atomic {
+		attempt++; trying[_pid] = true; asked = ALL_NODES; start(since[_pid]);
+#ifdef MARK_READ_BEFORE
+		seen = marked
+#endif
+	}
+	do
+	:: atomic { asked != 0 ->
+			if
+			:: has(asked, 0) -> node = 0
+			:: has(asked, 1) && (_pid == 1 || !has(asked, 0)) -> node = 1
+			:: has(asked, 2) && (_pid == 1 || !(asked & 3)) -> node = 2
+			fi;
+			asked = asked & (ALL_NODES - (1 << node));
+			if
+			:: MAY_VOTE && wait_left[node] == 0 && key[node] == 0 ->
+				key[node] = 1 + _pid; key_left[node] = TTL; yes = yes | (1 << node)
+			:: else
+			fi;
+			node = 0 }
+	:: atomic { asked == 0 -> break }
+	od;
+	if
+	:: d_step { count(yes) >= QUORUM && since[_pid] > 0 ->
+			left[_pid] = since[_pid]; trying[_pid] = false; attempt = ATTEMPTS;
+			promise(exclusion, COUNT(BELIEVES) <= 1) }
+	:: count(yes) < QUORUM || since[_pid] == 0
+	fi;
+
+	/* Released, lost, or taken back. */
+	atomic {
+		left[_pid] = 0; since[_pid] = 0; yes = 0; trying[_pid] = false;
+		for (node : 0 .. NODES - 1) {
+			if
+			:: key[node] == 1 + _pid -> key[node] = 0; key_left[node] = 0
+			:: else
+			fi
+		}
+		node = 0
+	}
+#ifndef NEVER_ADMITTED
+	if
+	:: atomic { marked != ALL_NODES ->
+			/* look.lua; of one node the answer may be lost. */
+			blank = ALL_NODES - marked; silent = 0; seen_restarted = restarted;
+			if
+			:: losses > 0 -> losses--; silent = 1; blank = blank & (ALL_NODES - 1)
+			:: true
+			fi;
+#ifdef FIRST_START_OF_THOSE_THERE
+			at_once = (blank == ALL_NODES - silent);
+#else
+			at_once = (silent == 0 && blank == ALL_NODES);
+#endif
+		}
+		/* admit.lua, any time later. */
+		d_step {
+#ifndef FIRST_START_DECIDED_LATE
+			blank = blank & (ALL_NODES - (seen_restarted ^ restarted));
+#endif
+#ifdef VOTES_AT_ONCE
+			at_once = true;
+#endif
+			for (node : 0 .. NODES - 1) {
+				if
+				:: has(blank, node) && !has(marked, node) ->
+					marked = marked | (1 << node); wait_left[node] = (at_once -> 0 : TTL)
+				:: else
+				fi
+			}
+			node = 0; blank = 0; silent = 0; at_once = false; seen_restarted = 0
+		}
+	:: marked == ALL_NODES
+	fi;
+#else
+	marked == ALL_NODES;
+#endif
+	if
+	:: attempt < ATTEMPTS -> goto again
+	:: else
+	fi
+}
+
+/* Nodes 1 and 2 restart without their data; each once. */
+active proctype Restarts()
+{
+	byte node;
+end:	do
+	:: atomic { restarts > 0 && restarted != 6 -> restarts--;
+			if
+			:: !has(restarted, 1) -> node = 1
+			:: !has(restarted, 2) -> node = 2
+			fi;
+			restarted = restarted | (1 << node);
+			marked = marked & (ALL_NODES - (1 << node));
+			key[node] = 0; key_left[node] = 0; wait_left[node] = 0; node = 0 }
+	od
+}
+
+#define RUNS(c) (since[c] > 0 || left[c] > 0)
+#define TRIES(c) (trying[c])
+#define NODES_RUN (key_left[0] + key_left[1] + key_left[2] + wait_left[0] + wait_left[1] + wait_left[2] > 0)
+
+active proctype Time()
+{
+	byte i;
+end:	do
+	:: d_step { (NODES_RUN || ANY(RUNS)) && (pauses > 0 || !ANY(TRIES)) ->
+		pauses = pauses - ANY(TRIES);
+		for (i : 0 .. NODES - 1) {
+			take_one(key_left[i]); take_one(wait_left[i]);
+			if
+			:: key_left[i] == 0 -> key[i] = 0
+			:: else
+			fi
+		}
+		for (i : 0 .. CLIENTS - 1) { take_one(since[i]); take_one(left[i]) }
+		i = 0
+	}
+	od
+}

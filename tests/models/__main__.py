@@ -1,0 +1,69 @@
+"""
+Checks all models, or those that are named: ``python -m tests.models [NAME…] [--record]``.
+
+``--record`` writes what the page on the models shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from tests.models.check import MODELS, Model, Mutant, SpinFailed, models
+
+RESULTS = MODELS / "results.json"
+
+
+def check(model: Model, run: str, mutant: Mutant | None) -> tuple[str, dict[str, Any]]:
+    """Search once: what is wrong, and what was found."""
+    try:
+        found = model.search(run, mutant)
+    except SpinFailed as failed:
+        return str(failed), {}
+    expected = "" if mutant is None else mutant.promise
+    wrong = "" if found.broken == expected else f"breaks {found.broken or 'no promise'}, not {expected or 'none'}"
+    if wrong and found.broken:
+        wrong += "".join(f"\n    {step.process}: {step.action}" for step in found.trail)
+    return wrong, {"states": found.states, "depth": found.depth, "seconds": found.seconds}
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """What the page shows of a model, without what its searches find."""
+    return {
+        "title": model.title,
+        "promises": model.promises,
+        "runs": {run: {"flags": flags} for run, flags in model.runs.items()},
+        "mutants": [asdict(mutant) for mutant in model.mutants],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Check; the status is 1 if anything is not as it must be."""
+    names = [argument for argument in arguments if not argument.startswith("--")]
+    chosen = [model for model in models() if not names or model.name in names]
+    jobs: list[tuple[Model, str, Mutant | None]] = [(model, run, None) for model in chosen for run in model.runs]
+    jobs += [(model, one.run, one) for model in chosen for one in model.mutants]
+    failures = 0
+    results: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (model, run, mutant), (wrong, found) in zip(jobs, pool.map(lambda job: check(*job), jobs), strict=True):
+            what = f"{model.name} {run} {mutant.define if mutant else ''}".ljust(50)
+            failures += bool(wrong)
+            if found:
+                what += f"{found['states']:>9,} states {found['seconds']:6.2f} s {mutant.promise if mutant else ''}"
+            sys.stdout.write(f"{what} {wrong and 'FAILED: '}{wrong}\n")
+            sys.stdout.flush()
+            if mutant is None:
+                results.setdefault(model.name, describe(model))["runs"][run] |= found
+    if "--record" in arguments and not failures:
+        former = json.loads(RESULTS.read_text()) if names else {}
+        RESULTS.write_text(json.dumps(dict(sorted((former | results).items())), indent=2) + "\n")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

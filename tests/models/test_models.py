@@ -1,0 +1,74 @@
+"""Every schedule of a model keeps its promises, and each of its mutants breaks the one that it is there for."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.models.__main__ import RESULTS, describe
+from tests.models.check import PROGRESS, Model, Mutant, SpinFailed, models
+
+MODELS = models()
+
+
+def _mutants() -> list[object]:
+    return [pytest.param(model, one, id=f"{model.name}-{one.define}") for model in MODELS for one in model.mutants]
+
+
+def _runs() -> list[object]:
+    return [pytest.param(model, run, id=f"{model.name}-{run}") for model in MODELS for run in model.runs]
+
+
+@pytest.mark.parametrize(("model", "run"), _runs())
+def test_every_schedule_keeps_every_promise(model: Model, run: str) -> None:
+    """The search is exhaustive, and as large as the page on models says."""
+    found = model.search(run)
+
+    assert found.broken == "", [step.action for step in found.trail]
+    assert found.states == json.loads(RESULTS.read_text())[model.name]["runs"][run]["states"], (
+        "nox -s models -- --record"
+    )
+
+
+@pytest.mark.parametrize(("model", "mutant"), _mutants())
+def test_mutant_breaks_its_promise(model: Model, mutant: Mutant) -> None:
+    """A mistake is found, with the schedule that shows it."""
+    found = model.search(mutant.run, mutant)
+
+    assert found.broken == mutant.promise
+    assert found.trail
+    assert all(step.process and step.action for step in found.trail)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_header_says_what_there_is(model: Model) -> None:
+    """Each promise is checked, each mutant made in the text, and each promise broken by one of them."""
+    checked = set(re.findall(r"\bpromise\((\w+), ", model.text))
+    defines = {mutant.define.partition("=")[0] for mutant in model.mutants}
+
+    assert set(model.promises) - {PROGRESS} == checked
+    assert {mutant.promise for mutant in model.mutants} == set(model.promises)
+    assert all(
+        re.search(rf"#.*\b{define}\b", model.text + (model.path.parent / "common.h").read_text()) for define in defines
+    )
+    assert {mutant.run for mutant in model.mutants} <= set(model.runs)
+
+
+def test_page_shows_the_models_as_they_are() -> None:
+    """What was recorded is what the headers say."""
+    recorded = json.loads(RESULTS.read_text())
+    for model in recorded.values():
+        for run in model["runs"].values():
+            del run["states"], run["depth"], run["seconds"]
+
+    assert recorded == {model.name: describe(model) for model in MODELS}
+
+
+def test_search_that_is_not_exhaustive_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules that are longer than the search is deep are no success."""
+    monkeypatch.setattr("tests.models.check.DEPTH_MAX", 20)
+
+    with pytest.raises(SpinFailed, match="not every schedule"):
+        MODELS[0].search(next(iter(MODELS[0].runs)))

@@ -645,15 +645,17 @@ async def test_node_that_is_replaced_must_be_stopped_first(nodes: RedisNodes, ho
         age_marks(one, two, old)
         on(two)("SET", LOCK, "slow", "PX", 60_000)
         grant = granted(await before.try_acquire(host.request(ttl=2.0)))
-        on(two)("DEL", LOCK)
         began = host.runtime.now()
         assert await before.renew([grant]) == [Renewed()]
         if stopped:
             old.kill()
         request, outcome = host.request(ttl=2.0), None
+        on(two)("DEL", LOCK)
         while not await is_granted(after, request):
+            on(two)("SET", LOCK, "slow", "PX", 60_000)  # a renewal would take it
             (outcome,) = await before.renew([grant])
             await host.runtime.sleep(0.05)
+            on(two)("DEL", LOCK)
 
         assert (outcome == Renewed()) is not stopped
         assert host.runtime.now() > began + 2.0

@@ -192,8 +192,8 @@ class _WatchedNode(VotingNode):
         found = [kept for (what, _), kept in self._strings.items() if what == "lock"]
         return ("kept", *found[0]) if found else None
 
-    def admit(self, lock: str, wait_ms: int, ttl_ms: int) -> Answer:
-        answer = super().admit(lock, wait_ms, ttl_ms)
+    def admit(self, lock: str, wait_ms: int, ttl_ms: int, looked_at: bytes) -> Answer:
+        answer = super().admit(lock, wait_ms, ttl_ms, looked_at)
         if answer == 1 and self.mark is not None:
             until = self.node.wall_clock.true_time(self.mark["until_us"] / 1e6)
             if until > self.node.world.now:

@@ -100,9 +100,7 @@ BUILTIN: Mapping[str, Builtin] = MappingProxyType(
         **dict.fromkeys(("postgresql", "postgres"), _sql("Postgresql", "postgresql", "table", "row", "advisory")),
         **dict.fromkeys(("mysql", "mariadb"), _sql("Mysql", "mysql", "table", "row", "advisory")),
         "sqlite": _sql("Sqlite", None, "table"),
-        **dict.fromkeys(
-            ("s3", "gs", "az"), Builtin("lockkit.backends.object_store.backend:ObjectBackend", "objects")
-        ),
+        **dict.fromkeys(("s3", "gs", "az"), Builtin("lockkit.backends.object_store.backend:ObjectBackend", "objects")),
     }
 )
 """Scheme to backend. pyproject.toml has the same names as entry points, with the class of the default mode."""

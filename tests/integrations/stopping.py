@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -67,8 +68,10 @@ def coroutine() -> None:
 
 def scheduler() -> None:
     """The leader of schedulers."""
-    exit_on_sigterm()
     blocking = BlockingScheduler()
+    # Not by sys.exit(), which APScheduler catches while it submits a job.
+    stop = threading.Thread(target=blocking.shutdown, kwargs={"wait": False})
+    signal.signal(signal.SIGTERM, lambda *_: stop.start())
     leader_only(blocking, lockkit.connect(URL), "scheduler")
     blocking.add_job(print, "interval", ["it runs jobs"], {"flush": True}, seconds=0.2)
     blocking.start()

@@ -50,7 +50,7 @@ def handed_over(command: str, name: str, log: Path, *, send: Callable[[], Any] |
             send()
         try:
             until(lambda: other.holders(name), START_SECONDS)
-            if name == "scheduler":  # before it runs jobs, APScheduler ignores a SystemExit: it calls its listeners
+            if name == "scheduler":  # the campaign begins while it starts, and only what runs can be shut down
                 until(lambda: "it runs jobs" in log.read_text(), START_SECONDS)
         except AssertionError:
             pytest.fail(log.read_text())

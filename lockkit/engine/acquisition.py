@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from lockkit.backend import CALL_SECONDS, Busy, Grant, Holder, LockBackend, Request, split_space
@@ -126,6 +126,8 @@ class Outage:
 
 class Acquisition(Generic[L]):
     """The state of one call of ``acquire``. Times are the client's monotonic clock."""
+
+    _too_late_error: ClassVar[type[LockError]] = LockTimeout  # when the answer took longer than the ttl
 
     __slots__ = (
         "_answer_by",
@@ -417,7 +419,7 @@ class Acquisition(Generic[L]):
             f"lock {name!r} at {url} was granted and released again: the answer took longer than its ttl of "
             f"{self._settings.ttl:g} s. Acquire with a longer ttl."
         )
-        return LockTimeout(message, name=name, backend=url)
+        return self._too_late_error(message, name=name, backend=url)
 
     def _timed_out(self, busy: Busy | None) -> LockError:
         """Return the error of a wait that is over; `busy` is None if it ended in the client's queue."""

@@ -82,6 +82,7 @@ class Taking(Acquisition[L]):
     """One call of ``take``: as an acquisition, but of a lock that the ticket's owner holds."""
 
     __slots__ = ("_handed",)
+    _too_late_error = LockLost  # it waits for nobody, so nothing timed out
 
     def __init__(
         self, context: AcquisitionContext[L], backend: LockBackend, settings: LockSettings, handed: Handed
@@ -125,7 +126,7 @@ class Taking(Acquisition[L]):
         else:
             if lease is None:
                 await self._undo()
-                raise LockLost(str(self._too_late()), name=self._settings.name, backend=self._client.url)
+                raise self._too_late()
             return lease
         return None
 

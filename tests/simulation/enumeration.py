@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lockkit.aio import Client, Lease
-from lockkit.backends.redlock.backend import OPTIONS, RedlockBackend
 from lockkit.errors import LockError
 from lockkit_tools.simulation import LockServer, Node, Process, SimulatedRuntime, connect
 from lockkit_tools.simulation.backend import client_of
 from lockkit_tools.simulation.enumeration import Bounds, ChosenWorld, Clock, Found, search
-from lockkit_tools.simulation.redlock import Hosting, SimulatedNodes, VotingNode
+from lockkit_tools.simulation.redlock import VotingNode
 from tests.simulation.night import be_quiet, say
+from tests.simulation.redlock import redlock_at
 
 TTL = 10.0
 HOLD = 0.3
@@ -119,19 +119,22 @@ def one_server(world: ChosenWorld, server_class: type[LockServer] = LockServer) 
     return run(world, clients(world), lambda process: connect(process, server, world.network, ttl=TTL))
 
 
-def redlock(world: ChosenWorld, backend: type[RedlockBackend] = RedlockBackend) -> str:
-    """Three nodes that have been up for long."""
+def redlock(world: ChosenWorld) -> str:
+    """Three nodes that vote already."""
     nodes = [VotingNode(world, index, rate=1.0, wall_offset=0.001 * index) for index in range(3)]
     for voting in nodes:
-        voting.mark = {"run": 1, "ttl_ms": int(TTL * 1000), "since_us": 0, "until_us": 0}
+        admit(voting)
     world.nodes = [voting.node for voting in nodes]
-    given = {name: option.default for name, option in OPTIONS.items()}
 
     def connected(process: Process) -> Client:
-        simulated = SimulatedNodes(process, nodes, world.network, 1.0)
-        return client_of(process, lambda _: backend("redlock://simulated", simulated, given, Hosting(process)), ttl=TTL)
+        return client_of(process, lambda _: redlock_at(process, nodes, world.network, 1.0), ttl=TTL)
 
     return run(world, clients(world), connected)
+
+
+def admit(voting: VotingNode) -> None:
+    """Have a node vote from now on."""
+    voting.admit("x", 0, int(TTL * 1000), b"")
 
 
 class Case(NamedTuple):

@@ -13,7 +13,7 @@ from lockkit_tools.simulation import LockServer, Node
 from lockkit_tools.simulation.enumeration import Bounds, ChosenWorld, Found, search
 from lockkit_tools.simulation.history import Granted
 from lockkit_tools.simulation.redlock import VotingNode
-from tests.simulation.enumeration import CASES, LATE, TTL, Case, find, one_server, redlock
+from tests.simulation.enumeration import CASES, LATE, TTL, Case, admit, find, one_server, redlock
 from tests.simulation.test_mutants import believe_from_the_answer
 
 
@@ -83,7 +83,7 @@ def _votes_at_once(world: ChosenWorld) -> str:
 
         def keep_mark(self: VotingNode) -> None:
             forget(self)
-            self.mark = {"run": self.run, "ttl_ms": int(TTL * 1000), "since_us": 0, "until_us": 0}
+            admit(self)
 
         patch.setattr(VotingNode, "_forget", keep_mark)
         return redlock(world)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any
 
 import pytest
 
-from lockkit.backend import Busy, Gone, Renewed, Unknown
+from lockkit.backend import Busy, Gone, Renewed, Request, Unknown
 from lockkit.backends.object_store import backend as module
 from lockkit.backends.object_store.backend import ObjectBackend
 from lockkit.backends.object_store.store import Version
@@ -40,6 +40,24 @@ def lose_answers(monkeypatch: pytest.MonkeyPatch, backend: ObjectBackend) -> lis
     return sent
 
 
+def given_up(backend: ObjectBackend, request: Request, call: Coroutine[Any, Any, object]) -> tuple[Any, ...]:
+    """Give up a call whose write is still on its way, and abandon its request; return the write."""
+    late: list[tuple[Any, ...]] = []
+
+    async def delay(*arguments: object) -> None:
+        late.append(arguments)
+        message = "no answer yet"
+        raise BackendUnavailable(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend._store, "write", delay)
+        with pytest.raises(BackendUnavailable):
+            drive(call)
+    request.uncertain = True
+    drive(backend.abandon(request))
+    return late[0]
+
+
 @pytest.mark.parametrize("nonce", [True, False])
 def test_renewal_is_seen_by_a_waiter(client: Make, monkeypatch: pytest.MonkeyPatch, *, nonce: bool) -> None:
     """Without the nonce a renewal writes the same bytes, the waiter takes a living holder's lock, and two have it."""
@@ -68,21 +86,9 @@ def test_write_of_an_abandoned_request_comes_too_late(
     repeat_bytes(monkeypatch, nonce=nonce)
     drive(backend.release(granted(drive(backend.try_acquire(host.request())))))
     request = host.request(owner="abandoned")
-    late: list[Any] = []
+    late = given_up(backend, request, backend.try_acquire(request))
 
-    async def delay(*arguments: object) -> None:
-        late.append(arguments)
-        message = "no answer yet"
-        raise BackendUnavailable(message)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(backend._store, "write", delay)
-        with pytest.raises(BackendUnavailable):
-            drive(backend.try_acquire(request))
-    request.uncertain = True
-    drive(backend.abandon(request))
-
-    written = drive(backend._call(backend._store.write(*late[0])))
+    written = drive(backend._call(backend._store.write(*late)))
 
     assert (written is None) is nonce
     assert (drive(other.holders("x")) == []) is nonce
@@ -181,26 +187,14 @@ def test_take_over_whose_answer_was_lost_is_repeated(client: Make, monkeypatch: 
     assert len(sent) == 1
 
 
-def test_take_over_that_is_given_up_leaves_the_lock_to_its_giver(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_take_over_that_is_given_up_leaves_the_lock_to_its_giver(client: Make) -> None:
     """Its write may still be on its way: it expects a version that the object then no longer has."""
     backend, host, _ = client()
     granted(drive(backend.try_acquire(host.request(owner="giver"))))
     request = host.request()
-    late: list[Any] = []
+    late = given_up(backend, request, backend.take_over(request, "giver"))
 
-    async def delay(*arguments: object) -> None:
-        late.append(arguments)
-        message = "no answer yet"
-        raise BackendUnavailable(message)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(backend._store, "write", delay)
-        with pytest.raises(BackendUnavailable):
-            drive(backend.take_over(request, "giver"))
-    request.uncertain = True
-    drive(backend.abandon(request))
-
-    assert drive(backend._call(backend._store.write(*late[0]))) is None
+    assert drive(backend._call(backend._store.write(*late))) is None
     assert [holder.owner for holder in drive(backend.holders("x"))] == ["giver"]
 
 

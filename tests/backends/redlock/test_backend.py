@@ -926,18 +926,10 @@ async def test_first_start_that_is_decided_late_admits_no_node_that_has_restarte
 
 async def _until_connected(host: StubHost, backend: RedlockBackend) -> None:
     """Another call of the client opens the connections that a restart has cut."""
-
-    def is_up() -> bool:
-        return all(node.up for node in nodes_of(backend).all)
-
     deadline = host.runtime.now() + 20.0
-    while not is_up() or not await _answer(backend):
+    while not all(isinstance(answer, list) for answer in await backend._nodes.ask(LOOK, backend._mark_keys, ())):
         assert host.runtime.now() < deadline
         await host.runtime.sleep(0.02)
-
-
-async def _answer(backend: RedlockBackend) -> bool:
-    return all(isinstance(answer, list) for answer in await backend._nodes.ask(LOOK, backend._mark_keys, ()))
 
 
 def _run_id(node: RedisServer) -> str:

@@ -18,7 +18,7 @@ CLOSED_BUCKET = "closed"
 
 class ObjectStoreServer(Server):
     """
-    SeaweedFS on 127.0.0.1 with two buckets. Whoever connects needs `credentials` in the environment.
+    SeaweedFS on 127.0.0.1 with two buckets. Clients need `credentials` in their environment.
 
     See `Server` for its options; TLS is not among them. `settings` are further flags without dashes.
     """

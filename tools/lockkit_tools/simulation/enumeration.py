@@ -293,8 +293,6 @@ class ChosenWorld(World):
         chosen = self._chooser.choose(list(possible))
         self._faults_left -= chosen.is_fault
         possible[chosen]()
-        if self.probe is not None:
-            self.probe()
         return True
 
     def _possible(self, until: Instant) -> Iterator[tuple[Step, Callable[[], object]]]:

@@ -43,8 +43,10 @@ _ROLES: Final = {
 }
 
 
-def _style() -> str:
-    both = [*_ROLES.items(), *((f"client{index}", pair) for index, pair in enumerate(_CLIENTS))]
+def _style(used: str = "") -> str:
+    """Write the colours for light and dark: all, or those that a picture uses."""
+    every = [*_ROLES.items(), *((f"client{index}", pair) for index, pair in enumerate(_CLIENTS))]
+    both = [(name, pair) for name, pair in every if not used or f"(--{name})" in used]
     light = "".join(f"--{name}:{pair[0]};" for name, pair in both)
     dark = "".join(f"--{name}:{pair[1]};" for name, pair in both)
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -177,17 +179,21 @@ def title(run: Run) -> str:
     return run.scenario.title if len(run.results) > 1 else run.results[0].scene.title
 
 
+_PATTERNS: Final = {
+    name: f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="6" height="6" fill="var(--{ground})"/>'
+    f'<rect width="{width}" height="6" fill="var(--{ink})"/></pattern>'
+    for name, ground, width, ink in (("hatch", "ground", 3, "bad"), ("rest", "shade", 2, "fault"))
+}
+
+
 def _document(title: str, description: str, body: str, height: float) -> str:
+    patterns = "".join(pattern for name, pattern in _PATTERNS.items() if f"(#{name})" in body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_n(height)}" role="img" '
         'aria-labelledby="lab-title lab-desc">'
         f'<title id="lab-title">{escape(title)}</title><desc id="lab-desc">{escape(description)}</desc>'
-        f"<style>{COLOURS}{_SHAPES}</style>"
-        '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="6" height="6" fill="var(--ground)"/><rect width="3" height="6" fill="var(--bad)"/></pattern>'
-        '<pattern id="rest" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="6" height="6" fill="var(--shade)"/><rect width="2" height="6" fill="var(--fault)"/></pattern>'
-        "</defs>"
+        f"<style>{_style(patterns + body + _SHAPES)}{_SHAPES}</style>{patterns and f'<defs>{patterns}</defs>'}"
         f'<rect width="{WIDTH}" height="{_n(height)}" rx="8" fill="var(--ground)"/>{body}</svg>\n'
     )
 
@@ -354,8 +360,11 @@ class _Chart:
             extra = ' fill-opacity="0.13" stroke="var(--bad)" stroke-width="1.5" stroke-dasharray="4 2" rx="3"'
             self._canvas.rect(x, top, width, height, "var(--bad)", extra=extra)
             wide = text_width("two holders", 12)
-            # Beside the number of the newer grant, inside the frame if it is wide enough.
-            left = x + 11 if wide + 22 < width else x + width + 10
+            # Beside the number of the newer grant and those that follow, inside the frame if it is wide enough.
+            last = x
+            for at in sorted(line.mark.at for line in self._drawing.of(lower.lane)):
+                last = max(last, self._x(at)) if self._x(at) - last < wide + 22 else last
+            left = last + 11 if last - x + wide + 22 < width else x + width + 10
             if left + wide < WIDTH - 4:
                 middle = left + wide / 2
                 self._canvas.plate(middle, lower.bar - 10, "two holders", room=2 * wide, style="small strong bad")
@@ -413,7 +422,9 @@ def _legend(canvas: _Canvas, drawing: Drawing) -> None:
         words += [(f"var(--round{number})", text) for number, text in enumerate(drawing.messages, 1)]
     if "believes" in drawing.kinds():
         words.append(("url(#hatch)", LEGEND["believes"]))
-    if {"kept"} <= set(drawing.kinds()) and not drawing.messages:
+    if "silent" in drawing.kinds():
+        words.append(("url(#rest)", LEGEND["silent"]))
+    if "kept" in drawing.kinds() and not drawing.messages:
         words.append(("var(--client0)", "pale: the server keeps the lock for that client"))
     x, y = float(MARGIN), canvas.y + 14
     for paint, text in words:
@@ -434,7 +445,8 @@ def _story(canvas: _Canvas, drawing: Drawing) -> None:
         style = {"bad": "bad strong", "good": "good strong", "fault": "fault"}.get(tone, "")
         y = canvas.y + 16
         canvas.number(MARGIN + 8, y - 4, line)
-        canvas.text(MARGIN + 63, y, line.when, "small dim", "end")
+        if line.when:
+            canvas.text(MARGIN + 63, y, line.when, "small dim", "end")
         canvas.paragraph(line.mark.text, 12, style, x=MARGIN + 69)
         canvas.y += 1
 

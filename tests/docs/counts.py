@@ -112,7 +112,7 @@ def model_mutants(found: Mapping[str, Any]) -> str:
     return table(
         ["model", "mistake", "broken", "which says"],
         [
-            [f"`{name}`", mutant["text"], f"`{mutant['promise']}`", model["promises"][mutant["promise"]]]
+            [f"`{name}`", f"[{mutant['text']}](../drawings/{mutant['drawing']})", f"`{mutant['promise']}`", model["promises"][mutant["promise"]]]
             for name, model in found.items()
             for mutant in model["mutants"]
         ],

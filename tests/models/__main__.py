@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.models.check import MODELS, Model, Mutant, Search, SpinFailed, models
-from tests.models.drawing import draw, path_of
+from tests.models.drawing import DRAWINGS, draw, path_of
 
 RESULTS = MODELS / "results.json"
 
@@ -38,7 +38,9 @@ def describe(model: Model) -> dict[str, Any]:
         "title": model.title,
         "promises": model.promises,
         "runs": {run: {"flags": flags} for run, flags in model.runs.items()},
-        "mutants": [asdict(mutant) for mutant in model.mutants],
+        "mutants": [
+            asdict(mutant) | {"drawing": str(path_of(model, mutant).relative_to(DRAWINGS))} for mutant in model.mutants
+        ],
     }
 
 

@@ -21,7 +21,7 @@ from lockkit_tools.lab.record import Grant, Lane, Mark, Message, Overlap, Record
 from lockkit_tools.lab.svg import picture
 from tests.models.check import MODELS, Model, Mutant, Search, Step, Values
 
-FOLDER = MODELS.parent / "docs" / "drawings" / "models"
+DRAWINGS = MODELS.parent / "docs" / "drawings"
 
 TICK_WIDTH, END_WIDTH = 1.6, 5.0
 """Of a tick, and of what is behind the last step, where a step is 1 wide."""
@@ -344,4 +344,4 @@ def draw(model: Model, mutant: Mutant, found: Search) -> str:
 
 def path_of(model: Model, mutant: Mutant) -> Path:
     """Return where the drawing of a mutant is."""
-    return FOLDER / f"{model.name}-{mutant.define.lower().replace('=', '-')}.svg"
+    return DRAWINGS / "models" / f"{model.name}-{mutant.define.lower().replace('=', '-')}.svg"

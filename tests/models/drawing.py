@@ -229,7 +229,7 @@ class Trace:
                 start = max((span.end for span in record.spans if span.lane == name), default=0.0)
                 if start < record.end:
                     record.spans.append(Span(name, "waits", start, record.end))
-        shown = {one.lane for one in (*record.spans, *record.marks)}
+        shown = {span.lane for span in record.spans} | {mark.lane for mark in record.marks}
         record.lanes += [Lane(name, "client", name) for name in self.clients if name in shown]
         record.lanes += [Lane(name, "server", name) for name in self.notes.servers]
         if any(message.kind == "write" for message in record.messages):

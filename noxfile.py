@@ -381,7 +381,7 @@ def interleavings(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Checks the models in models/ and their mutants with Spin (`-- redis` for one, `--record` writes its numbers)."""
+    """Checks the models in models/ and their mutants with Spin (`-- redis`: one; `--record`, `--draw`: write)."""
     install(session, "test")
     install_servers(session, "spin")
     session.run("python", "-m", "tests.models", *session.posargs)

@@ -99,6 +99,7 @@ class ObjectBackend(LockBackend):
         """Connect at the first call."""
         self._store = store
         self._observed = Observations[Record](host.runtime)
+        self._clock_us = wall_clock_us  # of the token the last one decides; the client's clock only makes it a time
 
     @classmethod
     def examiner(cls, url: Url) -> str:
@@ -176,8 +177,7 @@ class ObjectBackend(LockBackend):
         # For `abandon`: what the write expects, and what replaces that, so that a late write comes to nothing. It stays
         # after the write: if the caller is cancelled just then, nobody gets the grant, and `abandon` has to undo it.
         request.state = seen.version, undo
-        # Of the token the last one decides; the client's clock only makes it a time.
-        token, metadata = max(seen.token + 1, wall_clock_us()), request.metadata
+        token, metadata = max(seen.token + 1, self._clock_us()), request.metadata
         return seen.changed(token=token, owner=request.owner, ttl=request.ttl, metadata=metadata, broken=None)
 
     async def take_over(self, request: Request, owner: str) -> Grant | None:

@@ -235,7 +235,7 @@ def compare_clocks(backend: ObjectBackend) -> None:
         return ttl - (backend._clock_us() - int(stamp)) / 1e6 if stamped else left(name, seen, ttl)
 
     backend._store.write = write_stamp  # type: ignore[method-assign]
-    backend._observed.left = left_since_stamp  # type: ignore[method-assign]
+    backend._observed.left = left_since_stamp  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize(

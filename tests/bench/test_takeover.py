@@ -30,7 +30,7 @@ def test_lockkit_is_taken_over_from_a_holder_that_is_killed_or_frozen(tmp_path: 
 
 def test_leases_are_not_shorter_than_the_backend_grants(tmp_path: Path) -> None:
     """Else lockkit would refuse them, and the run would end as failed: object stores have none below 5 s."""
-    (stores,) = catalog.subjects(["s3://bucket"], faces=("blocking",), peers=False)
+    (stores,) = catalog.subjects(["s3://bucket"], faces=["blocking"], peers=False)
 
     outcome = measure(
         [replace(subject("Good", tmp_path), ttl_min=0.5)], "freeze", settings=replace(SHORT, crash_ttl=0.2)

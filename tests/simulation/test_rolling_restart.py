@@ -216,7 +216,8 @@ def orderly(seed: int) -> Rolling:
             await sleep(operator, down)
             while not all(map(rolling.votes, rolling.nodes)):
                 await sleep(operator, 0.1)
-            await sleep(operator, TTL / 3 + 0.3)  # then a renewal restores the key
+            # In this time a renewal restores the key; one may find that a contender has the vote for some ms.
+            await sleep(operator, TTL)
         rolled.set()
 
     holder.start(hold(), "hold")

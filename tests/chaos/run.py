@@ -7,7 +7,6 @@ not each of its instants.
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import random
@@ -17,11 +16,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockkit.backend import Capabilities
+from lockkit.errors import LockTimeout
 from lockkit.testing.target import Face, Target
 from lockkit_tools.servers import FaultProxy
 from lockkit_tools.servers.base import Server, ServerGroup, Service
@@ -56,6 +56,9 @@ FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1
 
 STEPS = ("+3600", "-3600", "+0")
 """By how much a client's time of day is wrong, seconds."""
+
+LEFT_SECONDS = 2 * RELAY_TTL
+"""How long a server may take to forget clients that have ended. Longer than every ttl."""
 
 WAKE_SECONDS = 5.0
 """A waiter that has not been woken so long after the release never was. Longer than a busy machine stalls; shorter than
@@ -132,6 +135,7 @@ class Run:
         seed: Of all choices.
         limit: How many servers may be away at the same time.
         processes: How many clients; every second one uses asyncio.
+        ttls: Of the clients' locks.
         faults: What may happen.
         relay: Measure hand-offs too.
         sides: Proxies in front of the servers, for each half of the clients.
@@ -146,6 +150,7 @@ class Run:
         seed: int,
         limit: int = 1,
         processes: int = 6,
+        ttls: tuple[float, ...] = TTLS,
         faults: Sequence[str] = FAULTS,
         relay: bool = False,
         sides: Sequence[Sequence[FaultProxy]] = (),
@@ -156,6 +161,7 @@ class Run:
         self._directory = directory
         self._choose = random.Random(seed)
         self._limit = limit
+        self._ttls = ttls
         self._faults = faults
         self._done: Counter[str] = Counter()
         self._journal = Journal(directory / "journal")
@@ -209,7 +215,7 @@ class Run:
             self._targets[number // 2 % len(self._targets)],
             FACES[number % 2],
             NAMES,
-            TTLS,
+            self._ttls,
             str(self._journal.path),
             str(self._directory / "stop"),
             self._choose.randrange(2**32),
@@ -309,7 +315,7 @@ class Run:
             self._clients[number].send_signal(signal.SIGKILL if killed else signal.SIGSTOP)
         if killed and servers and self._capabilities.crash_release == "connection":
             # Such a lock ends with its server, which its holder learns by its deadline: no promise before that.
-            seconds = max(TTLS) + 0.5
+            seconds = max(self._ttls) + 0.5
         time.sleep(seconds)
         for number in clients:
             if killed:
@@ -342,12 +348,9 @@ def run_on(
     with ExitStack() as exits:
         given = exits.enter_context(entry.service())
         service = given if isinstance(given, Service) else None
-        target = Target(service.url if service else entry.url.format(directory), entry.options)
+        target = Target(service.url if service else entry.url.format(directory), entry.options, entry.backend)
         names = [*NAMES, *([RELAY] if relay else [])]
-        # What a backend keeps for each name that was used more than once, it may keep.
-        with target.connect() as first, target.connect() as second:
-            for client, name in itertools.product([first, second, first], names):
-                client.lock(name, ttl=max(TTLS)).acquire(CALM_SECONDS).release()
+        _use_once(target, names, max(entry.ttls))
 
         def count() -> int:
             with target.connect() as client:
@@ -360,12 +363,21 @@ def run_on(
         if service is not None and {"partition", "cut"} & {*faults}:
             sides = [[exits.enter_context(FaultProxy(one.host, one.port)) for one in _members(service)] for _ in "ab"]
         outcome = Run(
-            target, service, directory, seed=seed, limit=entry.limit, processes=processes, faults=faults, relay=relay,
-            sides=sides,
+            target, service, directory, seed=seed, limit=entry.limit, processes=processes, ttls=entry.ttls,
+            faults=faults, relay=relay, sides=sides,
         ).play(seconds, calm=calm)  # fmt: skip
         outcome.grace = entry.grace
         outcome.left = _left(count, before)
     return outcome
+
+
+def _use_once(target: Target, names: Sequence[str], ttl: float) -> None:
+    """Have the backend store what it keeps of each lock that two clients have used, one of which had to wait."""
+    with target.connect() as first, target.connect() as second:
+        for name in names:
+            with first.lock(name, ttl=ttl), suppress(LockTimeout):
+                second.lock(name, ttl=ttl).acquire(0.3)
+            second.lock(name, ttl=ttl).acquire(CALM_SECONDS).release()
 
 
 def possible(what: str, entry: Entry, service: Service | None) -> bool:
@@ -376,8 +388,8 @@ def possible(what: str, entry: Entry, service: Service | None) -> bool:
 
 
 def _left(count: Callable[[], int], before: int) -> int:
-    """Wait until no more is stored than before, at most until the longest ttl has passed twice; return what is left."""
-    end = time.monotonic() + 2 * RELAY_TTL
+    """Wait until no more is stored than before; return what is left."""
+    end = time.monotonic() + LEFT_SECONDS
     while (left := count() - before) > 0 and time.monotonic() < end:
         time.sleep(0.5)
     return max(0, left)

@@ -39,6 +39,8 @@ class Entry:
         limit: How many servers may be away at once.
         note: What the run does not disturb, and why.
         url: Of a target without servers, with its directory.
+        backend: See `lockkit.testing.target.Target`.
+        ttls: A client takes one of them each time.
         never: Faults that the backend does not promise to survive, or that cannot be had here.
         grace: How long after a fault hand-offs may still be slow, seconds.
     """
@@ -49,6 +51,8 @@ class Entry:
     limit: int = 1
     note: str = ""
     url: str = ""
+    backend: str | None = None
+    ttls: tuple[float, ...] = (2.0, 3.0)
     never: tuple[str, ...] = ()
     grace: float = 5.0
 
@@ -104,6 +108,8 @@ TARGETS: Mapping[str, Entry] = {
     "mariadb-table": Entry(MariaServer, stored.in_sql),
     "mariadb-row": Entry(MariaServer, stored.in_sql, {"mode": "row"}, note=_CONNECTION, never=_SESSION),
     "mariadb-advisory": Entry(MariaServer, stored.in_sql, {"mode": "advisory"}, note=_CONNECTION, never=_SESSION),
-    "s3": Entry(ObjectStore, stored.in_bucket, never=("clock",)),  # it refuses requests signed at another time of day
+    "s3": Entry(
+        ObjectStore, stored.in_bucket, ttls=(5.0, 6.0), never=("clock",)
+    ),  # it refuses requests signed at another time of day
     "nats": Entry(NatsServer, stored.in_nats),
 }

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 RUN = ROOT / "docs" / "comparison" / "runs" / "conformance.json"
 RESULTS = re.compile(r"\{conformance(?:: (\w+))?\}")
 MODELS = ROOT / "models" / "results.json"
+SOAK = ROOT / "docs" / "comparison" / "runs" / "soak.json"
 MODEL_TABLES = re.compile(r"\{models: (\w+)\}")
 OUTCOMES = ("passed", "not promised", "skipped", "failed")
 TESTS = re.compile(r"\{tests: ([^}]+)\}")

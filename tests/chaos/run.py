@@ -377,7 +377,8 @@ def _use_once(target: Target, names: Sequence[str], ttl: float) -> None:
         for name in names:
             with first.lock(name, ttl=ttl), suppress(LockTimeout):
                 second.lock(name, ttl=ttl).acquire(0.3)
-            second.lock(name, ttl=ttl).acquire(CALM_SECONDS).release()
+            for client in (second, first):
+                client.lock(name, ttl=ttl).acquire(CALM_SECONDS).release()
 
 
 def possible(what: str, entry: Entry, service: Service | None) -> bool:

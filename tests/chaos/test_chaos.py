@@ -27,7 +27,7 @@ from tests.chaos.run import Outcome, Run
 from tests.chaos.stored import in_files
 from tests.chaos.targets import TARGETS, Entry
 from tests.programs import LIMIT, kill_group, start_python
-from tests.testing.broken import LeavesFiles, LetsIn, WakesNobody
+from tests.testing.broken import LeavesFiles, LetsIn, SleepsOn
 
 BEFORE = ["call a.1 x 90", "enter a.1 x 5 100", "held a.1 200"]
 
@@ -166,7 +166,7 @@ def test_broken_backend_is_caught(tmp_path: Path) -> None:
     assert not linearizable(outcome.verdict)
 
 
-PLANTED = {LetsIn: "overlaps", WakesNobody: "lost wake-ups", LeavesFiles: "left behind"}
+PLANTED = {LetsIn: "overlaps", SleepsOn: "lost wake-ups", LeavesFiles: "left behind"}
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_soak_reports_what_is_wrong_and_keeps_its_history(
     monkeypatch.setitem(cast("dict[str, Entry]", TARGETS), "planted", planted)
     monkeypatch.setattr("tests.chaos.run.LEFT_SECONDS", 5.0)
 
-    status = soak.main([str(tmp_path), *["--hours=1e-9", "--seconds=1", "--calm=10", "--seed=0", "--targets", "planted"]])
+    status = soak.main([str(tmp_path), "--hours=1e-9", "--seconds=1", "--calm=10", "--seed=0", "--targets", "planted"])
 
     assert status == 1
     assert soak.main([str(tmp_path), "--report"]) == 1

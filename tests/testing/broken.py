@@ -255,7 +255,7 @@ class LetsIn(FileBackend):
         return _sometimes_granted(request, await super().try_acquire(request))
 
 
-class WakesNobody(FileBackend):
+class SleepsOn(FileBackend):
     """Leaves waiters asleep for seconds after a release."""
 
     async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
@@ -267,8 +267,11 @@ class LeavesFiles(FileBackend):
     """Leaves a file for each request that got no lock."""
 
     async def abandon(self, request: Request) -> None:
-        Path(self._directory.path, f"{request.owner}.left").touch()
+        self._leave(f"{request.owner}.left")
         await super().abandon(request)
+
+    def _leave(self, name: str) -> None:
+        Path(self._directory.path, name).touch()
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,7 +376,7 @@ def _use_once(target: Target, names: Sequence[str], ttl: float) -> None:
     with target.connect() as first, target.connect() as second:
         for name in names:
             with first.lock(name, ttl=ttl), suppress(LockTimeout):
-                second.lock(name, ttl=ttl).acquire(0.3)
+                second.lock(name, ttl=ttl).acquire(0.3).release()
             for client in (second, first):
                 client.lock(name, ttl=ttl).acquire(CALM_SECONDS).release()
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockkit.backend import Capabilities
-from lockkit.errors import LockTimeout
+from lockkit.errors import LockLost, LockTimeout
 from lockkit.testing.target import Face, Target
 from lockkit_tools.servers import FaultProxy
 from lockkit_tools.servers.base import Server, ServerGroup, Service
@@ -375,7 +375,7 @@ def _use_once(target: Target, names: Sequence[str], ttl: float) -> None:
     """Have the backend store what it keeps of each lock that two clients have used, one of which had to wait."""
     with target.connect() as first, target.connect() as second:
         for name in names:
-            with first.lock(name, ttl=ttl), suppress(LockTimeout):
+            with suppress(LockTimeout, LockLost), first.lock(name, ttl=ttl):
                 second.lock(name, ttl=ttl).acquire(0.3).release()
             for client in (second, first):
                 client.lock(name, ttl=ttl).acquire(CALM_SECONDS).release()

@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,9 @@ WEATHER = (
 SECONDS, CALM_SECONDS = 60.0, 15.0
 """How long each turn has faults, and then none."""
 
+USED = ("MB", "descriptors", "threads")
 GROWTH = (30, 10, 10)
-"""By how much memory (MB), descriptors and threads of a client may grow in a turn: more is a leak."""
+"""What a process uses, as `tests.chaos.run.use` gives it, and by how much it may grow in a turn: more is a leak."""
 
 Turn = Mapping[str, Any]
 
@@ -104,45 +105,28 @@ def describe(outcome: Outcome) -> dict[str, Any]:
     return {"row": row, "hand-offs": hand_offs, "used": outcome.used, "growth": growth, "odd": odd}
 
 
-USED = ("MB", "descriptors", "threads")
-
-COLUMNS = (
-    *("grants", "kills", "freezes", "partitions", "cuts", "clock steps", "timeouts", "unavailable", "lost"),
-    *BROKEN,
-)
-
-
-def summary(turns: Iterable[Turn]) -> dict[str, Any]:
+def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     """Add the turns up, by target."""
-    turns = list(turns)
-    rows = []
-    for target in dict.fromkeys(
-        turn["target"] for turn in sorted(turns, key=lambda turn: [*TARGETS].index(turn["target"]))
-    ):
-        of = [turn for turn in turns if turn["target"] == target]
-        hand_offs = sorted(ms for turn in of for ms in turn["hand-offs"])
-        rows.append(
-            {
-                "target": target,
-                "turns": len(of),
-                **{column: sum(turn["row"].get(column, 0) for turn in of) for column in COLUMNS},
-                "hand-offs": len(hand_offs),
-                "median ms": statistics.median(hand_offs) if hand_offs else None,
-                "p99 ms": hand_offs[len(hand_offs) * 99 // 100] if hand_offs else None,
-                **{f"more {what}": max(turn["growth"][one] for turn in of) for one, what in enumerate(USED)},
-            }
-        )
-    hours = sum(turn["seconds"] for turn in turns) / 3600
-    odd = [
-        f"turn {turn['turn']} of {turn['target']}, seed {turn['seed']}: {what}"
-        for turn in turns
-        for what in turn["odd"]
-    ]
+    of = {target: [turn for turn in turns if turn["target"] == target] for target in TARGETS}
     return {
-        "date": max((turn["date"] for turn in turns), default=""),
-        "hours": round(hours, 2),
-        "odd": odd,
-        "rows": rows,
+        "date": max(turn["date"] for turn in turns),
+        "hours": round(sum(turn["seconds"] for turn in turns) / 3600, 2),
+        "odd": [f"{turn['target']}, seed {turn['seed']}: {what}" for turn in turns for what in turn["odd"]],
+        "rows": [{"target": target, **sums(chosen)} for target, chosen in of.items() if chosen],
+    }
+
+
+def sums(turns: Sequence[Turn]) -> dict[str, float | None]:
+    """Give the row of one target."""
+    hand_offs = sorted(ms for turn in turns for ms in turn["hand-offs"])
+    columns = dict.fromkeys(column for turn in turns for column in turn["row"])
+    return {
+        "turns": len(turns),
+        **{column: sum(turn["row"].get(column, 0) for turn in turns) for column in columns},
+        "hand-offs": len(hand_offs),
+        "median ms": statistics.median(hand_offs) if hand_offs else None,
+        "p99 ms": hand_offs[len(hand_offs) * 99 // 100] if hand_offs else None,
+        **{f"more {what}": max(turn["growth"][one] for turn in turns) for one, what in enumerate(USED)},
     }
 
 
@@ -160,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not given.report:
         run(given.directories[0], given)
-    found = summary(turn for directory in given.directories for turn in read(directory))
+    found = summary([turn for directory in given.directories for turn in read(directory)])
     for row in found["rows"]:
         _say("  ".join(f"{column} {value}" for column, value in row.items()))
     _say(f"{found['hours']} h; odd: {len(found['odd'])}")

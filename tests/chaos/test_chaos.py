@@ -185,7 +185,7 @@ def test_soak_reports_what_is_wrong_and_keeps_its_history(
 
     assert status == 1
     assert soak.main([str(tmp_path), "--report"]) == 1
-    assert re.search(rf"\n  turn 0 of planted, seed 0: {PLANTED[backend]}: [1-9]", capsys.readouterr().out)
+    assert re.search(rf"\n  planted, seed 0: {PLANTED[backend]}: [1-9]", capsys.readouterr().out)
     assert (tmp_path / "0000-planted" / "journal").exists()
     assert read((tmp_path / "0000-planted" / "history.edn").read_text())
 

@@ -28,8 +28,9 @@ STEP_SECONDS = 0.004
 """Time between two looks of a holder at its lease."""
 
 RELAY = "chaos:relay"
-RELAY_TTL = 20.0
-"""The lock that a `Relay` hands to and fro, and its ttl: a waiter that nobody wakes is late by seconds."""
+RELAY_TTL, RELAY_STAY_MAX = 20.0, 6.0
+"""The lock that a `Relay` hands to and fro, its ttl, and how long it is held at most, seconds. So a waiter that nobody
+wakes is late by many seconds: the rest of the ttl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class Relay(Contender):
         lease = await lock.acquire(2 * RELAY_TTL)
         self._taken = taken = self._taken + 1
         # Now and then so long that a fault begins and ends while the other one waits.
-        seconds = choose.uniform(2, 6) if choose.random() < 0.02 else choose.uniform(0.02, 0.06)
+        seconds = choose.uniform(2, RELAY_STAY_MAX) if choose.random() < 0.02 else choose.uniform(0.02, 0.06)
         await self._hold(stay, lease, now() + int(seconds * 1e9))
         await lease.release()
         self._journal.write("left", stay, now())

@@ -25,7 +25,7 @@ from lockkit.errors import LockLost, LockTimeout
 from lockkit.testing.target import Face, Target
 from lockkit_tools.servers import FaultProxy
 from lockkit_tools.servers.base import Server, ServerGroup, Service
-from tests.chaos.contender import RELAY, RELAY_TTL, Part
+from tests.chaos.contender import RELAY, RELAY_STAY_MAX, RELAY_TTL, Part
 from tests.chaos.journal import Journal, Verdict, now
 from tests.chaos.targets import Entry
 
@@ -48,8 +48,8 @@ FAULT = (0.2, 4.0)
 """Shortest and longest pause between two rounds of faults, and time that a fault lasts, seconds: below and beyond the
 ttls."""
 
-
 FAULTS = ("kill", "freeze")
+"""What happens unless the caller says otherwise. There are also partition, cut and clock."""
 
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 """What shows a client another time of day, if it is on this machine."""
@@ -63,7 +63,6 @@ LEFT_SECONDS = 2 * RELAY_TTL
 WAKE_SECONDS = 5.0
 """A waiter that has not been woken so long after the release never was. Longer than a busy machine stalls; shorter than
 a waiter sleeps that nobody wakes, which is the rest of `RELAY_TTL`."""
-
 
 BROKEN = ("errors", "stuck", "overlaps", "disorder", "lost wake-ups", "left behind")
 """The columns that must be 0."""
@@ -315,7 +314,7 @@ class Run:
             self._clients[number].send_signal(signal.SIGKILL if killed else signal.SIGSTOP)
         if killed and servers and self._capabilities.crash_release == "connection":
             # Such a lock ends with its server, which its holder learns by its deadline: no promise before that.
-            seconds = max(self._ttls) + 0.5
+            seconds = max(*self._ttls, RELAY_STAY_MAX if self._relays else 0) + 0.5
         time.sleep(seconds)
         for number in clients:
             if killed:

@@ -357,7 +357,7 @@ def run_on(
             return held + entry.stored(service or directory / "locks")
 
         before = count()
-        faults = [what for what in faults if possible(what, entry, service)]
+        faults = [what for what in faults if _possible(what, entry, service)]
         sides = []
         if service is not None and {"partition", "cut"} & {*faults}:
             sides = [[exits.enter_context(FaultProxy(one.host, one.port)) for one in _members(service)] for _ in "ab"]
@@ -380,7 +380,7 @@ def _use_once(target: Target, names: Sequence[str], ttl: float) -> None:
                 client.lock(name, ttl=ttl).acquire(CALM_SECONDS).release()
 
 
-def possible(what: str, entry: Entry, service: Service | None) -> bool:
+def _possible(what: str, entry: Entry, service: Service | None) -> bool:
     """Tell whether a fault can be had on a target, and breaks no promise that the backend does not give."""
     if what in entry.never or (what in {"partition", "cut"} and service is None):
         return False

@@ -110,6 +110,7 @@ def summary(turns: Sequence[Turn]) -> dict[str, Any]:
     of = {target: [turn for turn in turns if turn["target"] == target] for target in TARGETS}
     return {
         "date": max(turn["date"] for turn in turns),
+        "cores": os.cpu_count(),
         "hours": round(sum(turn["seconds"] for turn in turns) / 3600, 2),
         "odd": [f"{turn['target']}, seed {turn['seed']}: {what}" for turn in turns for what in turn["odd"]],
         "rows": [{"target": target, **sums(chosen)} for target, chosen in of.items() if chosen],

@@ -134,7 +134,8 @@ def soak_words(found: Mapping[str, Any]) -> str:
     """How long it ran, and what was odd."""
     odd = "".join(f"\n- {line}" for line in found["odd"])
     turns = sum(row["turns"] for row in found["rows"])
-    ran = f"The last soak ended on {found['date']}, after {turns} turns in {found['hours']:.1f} hours on {found['cores']} cores."
+    took = f"{turns} turns in {found['hours']:.1f} hours on {found['cores']} cores"
+    ran = f"The last soak ended on {found['date']}, after {took}."
     return f"{ran}\nWhat must not be, was:\n{odd}" if odd else f"{ran}\nNothing was found that must not be."
 
 

@@ -347,14 +347,14 @@ def run_on(
     with ExitStack() as exits:
         given = exits.enter_context(entry.service())
         service = given if isinstance(given, Service) else None
-        target = Target(service.url if service else entry.url.format(directory), entry.options, entry.backend)
+        target = entry.target(service, directory)
         names = [*NAMES, *([RELAY] if relay else [])]
         _use_once(target, names, max(entry.ttls))
 
         def count() -> int:
             with target.connect() as client:
                 held = sum(1 + (holder.waiters or 0) for name in names for holder in client.holders(name))
-            return held + entry.stored(service or directory / "locks")
+            return held + entry.stored(service or directory)
 
         before = count()
         faults = [what for what in faults if _possible(what, entry, service)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -21,8 +23,16 @@ SELECT table_name FROM information_schema.tables WHERE table_schema IN ('public'
 
 
 def in_files(directory: Path) -> int:
-    """Count files, at any depth."""
-    return sum(path.is_file() for path in directory.rglob("*")) if directory.exists() else 0
+    """Count the files of ``file://DIRECTORY/locks``, at any depth."""
+    return sum(path.is_file() for path in (directory / "locks").rglob("*"))
+
+
+def in_sqlite(directory: Path) -> int:
+    """Count the rows of ``sqlite:///DIRECTORY/locks.db``."""
+    with closing(sqlite3.connect(directory / "locks.db")) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        counts = [connection.execute(f"SELECT count(*) FROM {name}").fetchone() for name in names]  # noqa: S608
+    return sum(count for (count,) in counts)
 
 
 def in_redis(service: RedisServer | ServerGroup) -> int:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from lockkit.testing.target import Target
 from lockkit_tools.servers import (
     EtcdCluster,
     MariaServer,
@@ -22,6 +24,7 @@ from lockkit_tools.servers import (
     RedisServer,
     ZooKeeperEnsemble,
 )
+from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.nats import NatsServer
 from tests.chaos import stored
 from tests.conformance.targets import ObjectStore
@@ -56,6 +59,10 @@ class Entry:
     never: tuple[str, ...] = ()
     grace: float = 5.0
 
+    def target(self, service: Service | None, directory: Path) -> Target:
+        """Give what clients connect to."""
+        return Target(service.url if service else self.url.format(directory), self.options, self.backend)
+
 
 def _durable_node() -> RedisServer:
     return RedisServer(appendonly=True, appendfsync="always")
@@ -81,7 +88,7 @@ _SESSION = ("cut",)
 TARGETS: Mapping[str, Entry] = {
     "file": Entry(nullcontext, stored.in_files, note="clients only", url="file://{}/locks"),
     "sqlite": Entry(
-        nullcontext, stored.in_files, note="clients only", url="sqlite:///{}/locks.db", never=("clock",)
+        nullcontext, stored.in_sqlite, note="clients only", url="sqlite:///{}/locks.db", never=("clock",)
     ),  # its server's clock is that of its clients
     "redis": Entry(_durable_node, stored.in_redis, note="appendfsync always"),
     "redlock": Entry(

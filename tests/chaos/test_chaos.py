@@ -19,7 +19,8 @@ from lockkit.testing.history import encode
 from lockkit.testing.target import Target
 from lockkit_tools.history import MODELS, check, read
 from lockkit_tools.history.stays import operations
-from lockkit_tools.servers import RedisServer
+from lockkit_tools.servers import RedisServer, require
+from lockkit_tools.servers.base import Service
 from lockkit_tools.servers.errors import StartFailed
 from tests.chaos import soak
 from tests.chaos.journal import Verdict, judge
@@ -164,6 +165,23 @@ def test_broken_backend_is_caught(tmp_path: Path) -> None:
     assert outcome.failed
     assert outcome.verdict.overlaps
     assert not linearizable(outcome.verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_servers_store_is_counted(name: str, tmp_path: Path) -> None:
+    """A count that does not see what a lock leaves could not see what clients leave behind either."""
+    entry = TARGETS[name]
+    made = entry.service()
+    if isinstance(made, Service):
+        require(made.kind, local=True)
+    with made:
+        service = made if isinstance(made, Service) else None
+        with entry.target(service, tmp_path).connect() as client:
+            client.lock("first", ttl=6).acquire(10).release()
+            before = entry.stored(service or tmp_path)
+            with client.lock("second", ttl=6, timeout=10):
+                assert entry.stored(service or tmp_path) > before
 
 
 PLANTED = {LetsIn: "overlaps", SleepsOn: "lost wake-ups", LeavesFiles: "left behind"}

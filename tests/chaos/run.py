@@ -194,7 +194,7 @@ class Run:
             time.sleep(calm)
             used.append(self._use())
             (self._directory / "stop").touch()
-            stuck += sum(not _ends(client) for client in self._everybody)
+            stuck += sum(not self._ends(client) for client in self._everybody)
         finally:
             for client in self._everybody:
                 client.kill()
@@ -256,6 +256,14 @@ class Run:
                 int(stay.client.split(".")[0]) for stay in self._journal.judge().stays if (stay.returned or 0) > began
             }
         return len(waiting)
+
+    def _ends(self, client: subprocess.Popen[bytes]) -> bool:
+        """Tell whether a client ends as it should; the errors say how another one did."""
+        with suppress(subprocess.TimeoutExpired):
+            client.wait(END_SECONDS)
+        if client.returncode != 0:
+            self._errors.write(f"client {client.pid} ended with {client.returncode}\n".encode())
+        return client.returncode == 0
 
     def _use(self) -> dict[str, tuple[int, int, int]]:
         """Look at the largest memory (MB), and the most descriptors and threads, of the clients of each kind."""
@@ -417,10 +425,3 @@ def _members(service: Service | None) -> list[Server]:
     if isinstance(service, ServerGroup):
         return [*service.servers]
     return [service] if isinstance(service, Server) else []
-
-
-def _ends(client: subprocess.Popen[bytes]) -> bool:
-    try:
-        return client.wait(END_SECONDS) == 0
-    except subprocess.TimeoutExpired:
-        return False

@@ -78,6 +78,7 @@ class Outcome:
         done: How often servers and clients were killed, frozen and restarted.
         stuck: Clients that held no lock any more although nothing was wrong, or did not end.
         used: Largest memory (MB), descriptors and threads of a client, by kind: at the beginning, and at the end.
+        servers: How many there are.
         left: What the servers store more than before, when all have ended.
         grace: See `Entry`.
     """
@@ -86,6 +87,7 @@ class Outcome:
     done: Counter[str] = field(default_factory=Counter)
     stuck: int = 0
     used: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    servers: int = 0
     left: int = 0
     grace: float = 0.0
 
@@ -200,8 +202,8 @@ class Run:
                 client.kill()
                 client.wait()
             self._errors.close()
-        kinds = used[0].keys()
-        return Outcome(self._journal.judge(), self._done, stuck, {kind: [one[kind] for one in used] for kind in kinds})
+        uses = {kind: [one[kind] for one in used] for kind in used[0]}
+        return Outcome(self._journal.judge(), self._done, stuck, uses, len(self._servers))
 
     # -- clients -----------------------------------------------------------------------------------------------------
 

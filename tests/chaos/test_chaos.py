@@ -258,3 +258,4 @@ def test_soak_takes_growth_for_a_leak() -> None:
 
     assert soak.describe(Outcome(verdict, used={"relay": sound}))["odd"] == []
     assert soak.describe(Outcome(verdict, used={"relay": sound, "contenders": more}))["odd"] == ["leak: 11 descriptors"]
+    assert soak.describe(Outcome(verdict, used={"contenders": more}, servers=2))["odd"] == []

@@ -45,7 +45,7 @@ class Verdict:
         said: How often each word was said.
         overlaps: Two who believed that they held at the same time, one sentence each.
         disorder: Tokens that did not increase, one sentence each.
-        faults: From when to when something was wrong with the servers.
+        faults: From when to when something was wrong with the servers, also as a client saw it.
     """
 
     calls: list[Stay]
@@ -135,6 +135,8 @@ def _read(lines: Iterable[str]) -> tuple[list[Stay], Counter[str], list[tuple[in
             said[rest[0]] += 1
             if rest[0] == "timeout":
                 calls[stay_id].returned = time
+            elif rest[0] == "unavailable":
+                faults.append((time, time))  # servers that do not answer wake nobody
         elif what == "fault":
             faults.append((int(rest[0]), time))
         if what in {"enter", "held"}:

@@ -62,6 +62,7 @@ def test_journal_is_judged_by_what_holders_believed(lines: list[str], overlaps: 
         (["enter b.1 x 6 500"], [299]),
         (["said b.1 timeout 900"], [699]),  # it was never woken
         (["said b.1 unavailable 900"], []),
+        (["said c.1 unavailable 300", "enter b.1 x 6 500"], []),
         (["enter b.1 y 6 500"], []),
         (["fault kill 100 191", "enter b.1 x 6 500"], [299]),
         (["fault kill 100 192", "enter b.1 x 6 500"], []),

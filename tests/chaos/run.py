@@ -78,7 +78,6 @@ class Outcome:
         done: How often servers and clients were killed, frozen and restarted.
         stuck: Clients that held no lock any more although nothing was wrong, or did not end.
         used: Largest memory (MB), descriptors and threads of a client, by kind: at the beginning, and at the end.
-        servers: How many there are.
         left: What the servers store more than before, when all have ended.
         grace: See `Entry`.
     """
@@ -87,7 +86,6 @@ class Outcome:
     done: Counter[str] = field(default_factory=Counter)
     stuck: int = 0
     used: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
-    servers: int = 0
     left: int = 0
     grace: float = 0.0
 
@@ -203,7 +201,7 @@ class Run:
                 client.wait()
             self._errors.close()
         uses = {kind: [one[kind] for one in used] for kind in used[0]}
-        return Outcome(self._journal.judge(), self._done, stuck, uses, len(self._servers))
+        return Outcome(self._journal.judge(), self._done, stuck, uses)
 
     # -- clients -----------------------------------------------------------------------------------------------------
 

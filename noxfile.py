@@ -258,8 +258,16 @@ def exclusion(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Kills, freezes and restarts servers and clients at random, 120 s a backend (`-- redis --seconds=20` for some)."""
     install(session, "test")
-    install_servers(session, *SERVERS)
+    install_servers(session, *SERVERS, "nats")
     session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Chaos for as long as one likes, on all targets with all faults (`-- --hours=8`); goes on where it was ended."""
+    install(session, "test")
+    install_servers(session, *SERVERS, "nats", "faketime")
+    session.run("python", "-m", "tests.chaos.soak", *session.posargs)
 
 
 @nox.session

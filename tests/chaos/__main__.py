@@ -9,10 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockkit.testing.target import Target
 from lockkit_tools.history import write
-from lockkit_tools.servers.base import Service
-from tests.chaos.run import Run
+from tests.chaos.run import run_on
 from tests.chaos.targets import TARGETS
 
 
@@ -43,17 +41,7 @@ def play(name: str, seconds: float, seed: int, processes: int, history: Path | N
     """Run one target, print its row and write its history; tell whether a promise was broken."""
     entry = TARGETS[name]
     directory = Path(tempfile.mkdtemp(prefix=f"lockkit-chaos-{name}-"))
-    with entry.service() as service:
-        url = service.url if isinstance(service, Service) else f"file://{directory}/locks"
-        target = Target(url, entry.options)
-        outcome = Run(
-            target,
-            service if isinstance(service, Service) else None,
-            directory,
-            seed=seed,
-            limit=entry.limit,
-            processes=processes,
-        ).play(seconds)
+    outcome = run_on(entry, directory, seconds, seed=seed, processes=processes)
     row = "  ".join(f"{column} {count}" for column, count in outcome.row().items())
     _say(f"{name}: {row}" + (f"  ({entry.note})" if entry.note else ""))
     if history is not None:

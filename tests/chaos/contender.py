@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import select
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 
@@ -25,6 +27,11 @@ LANES = 2
 STEP_SECONDS = 0.004
 """Time between two looks of a holder at its lease."""
 
+RELAY = "chaos:relay"
+RELAY_TTL, RELAY_STAY_MAX = 20.0, 6.0
+"""The lock that a `Relay` hands to and fro, its ttl, and how long it is held at most, seconds. So a waiter that nobody
+wakes is late by many seconds: the rest of the ttl."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -39,6 +46,7 @@ class Part:
         journal: Path of the witness's file.
         stop: It ends when there is a file of this name.
         seed: Of its choices.
+        relay: Be a `Relay`.
     """
 
     target: Target
@@ -48,6 +56,7 @@ class Part:
     journal: str
     stop: str
     seed: int
+    relay: bool = False
 
 
 class Contender:
@@ -70,9 +79,7 @@ class Contender:
     async def _lane(self, number: int) -> None:
         choose = random.Random(self._part.seed + number)
         count = 0
-        while os.getppid() == self._parent:  # a run that was killed cannot tell us to stop
-            if os.path.exists(self._part.stop):  # noqa: PTH110, ASYNC240 - some µs
-                return
+        while not self._stopped():
             count += 1
             stay = f"{os.getpid()}.{number}.{count}"
             try:
@@ -88,6 +95,10 @@ class Contender:
                 traceback.print_exc()
                 await self._stage.sleep(0.1)
 
+    def _stopped(self) -> bool:
+        """A run that was killed cannot tell us to stop."""
+        return os.getppid() != self._parent or os.path.exists(self._part.stop)  # noqa: PTH110 - some µs
+
     async def _stay(self, stay: str, choose: random.Random) -> None:
         ttl = choose.choice(self._part.ttls)
         # Mostly short; now and then so long that the lease must be renewed.
@@ -102,22 +113,61 @@ class Contender:
     async def _hold(self, stay: str, lease: aio.Lease, until: int) -> None:
         line: tuple[object, ...] = ("enter", stay, lease.name, lease.token)
         while True:
-            time = now()  # before the look: see `tests.chaos.journal`
+            looked = now()  # before the look: see `tests.chaos.journal`
             if not lease.held:
                 return
-            self._journal.write(*line, time)
+            self._journal.write(*line, looked)
             line = ("held", stay)
-            if time >= until:
+            if looked >= until:
                 return
             await self._stage.sleep(STEP_SECONDS)
 
 
+class Relay(Contender):
+    """
+    Hands one lock to and fro between two clients: whoever releases it lets the other one, which waits, have it.
+
+    So each release must wake exactly one waiter, and no newcomer hides a wake-up that was lost.
+    """
+
+    def __init__(self, part: Part, driver: FaceDriver) -> None:
+        super().__init__(part, driver)
+        self._clients = self._client, driver.make_client()
+        self._taken = 0
+
+    async def work(self) -> None:
+        """Hand over until told to stop."""
+        await super().work()
+        await self._clients[1].close()
+
+    async def _stay(self, stay: str, choose: random.Random) -> None:
+        lock = self._clients[int(stay.split(".")[1])].lock(RELAY, ttl=RELAY_TTL)
+        self._journal.write("call", stay, RELAY, now())
+        lease = await lock.acquire(2 * RELAY_TTL)
+        self._taken = taken = self._taken + 1
+        # Now and then so long that a fault begins and ends while the other one waits.
+        seconds = choose.uniform(2, RELAY_STAY_MAX) if choose.random() < 0.02 else choose.uniform(0.02, 0.06)
+        await self._hold(stay, lease, now() + int(seconds * 1e9))
+        await lease.release()
+        self._journal.write("left", stay, now())
+        end = now() + int(RELAY_TTL * 1e9)
+        while self._taken == taken and now() < end and not self._stopped():
+            await self._stage.sleep(STEP_SECONDS)
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep where libfaketime takes the monotonic deadline of `time.sleep` for a time of day (0.9.10)."""
+    select.select([], [], [], seconds)
+
+
 def main() -> None:
     """Take the part from the standard input and play it."""
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:
+        time.sleep = _sleep  # type: ignore[assignment] # nobody gives an index
     part: Part = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own run's
     with part.target.connect() as asked:
         driver = DRIVERS[part.face](part.target, asked.capabilities)
-    driver.run_bare(Contender(part, driver).work())
+    driver.run_bare((Relay if part.relay else Contender)(part, driver).work())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ One file, appended to by all processes (``O_APPEND``, one ``write`` a line, so l
     held  STAY TIME                and again
     left  STAY TIME                its release has returned
     said  STAY WORD TIME           what else happened to a client: timeout, unavailable, lost, error
+    fault WORD BEGAN TIME          what was wrong with the servers or the network, from then to TIME
 
 TIME is the machine's clock (ns, the same for all processes), read *before* the look at the lease. A loss is final, so
 who finds its lease held has held it at that time and at all times since it entered. From the first to the last line of
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from lockkit_tools.history import Stay
@@ -43,6 +45,7 @@ class Verdict:
         said: How often each word was said.
         overlaps: Two who believed that they held at the same time, one sentence each.
         disorder: Tokens that did not increase, one sentence each.
+        faults: From when to when something was wrong with the servers, also as a client saw it.
     """
 
     calls: list[Stay]
@@ -50,6 +53,26 @@ class Verdict:
     said: Counter[str] = field(default_factory=Counter)
     overlaps: list[str] = field(default_factory=list)
     disorder: list[str] = field(default_factory=list)
+    faults: list[tuple[int, int]] = field(default_factory=list)
+
+    def hand_offs(self, lock: str, limit: float, grace: float) -> list[float]:
+        """
+        Measure how long the lock was free while somebody waited for it, each time that it was released, seconds.
+
+        Those that a fault may have delayed do not count: one that began within `limit` after the release, or ended
+        less than `grace` before.
+        """
+        calls = sorted(
+            (one for one in self.calls if one.lock == lock and one.returned), key=lambda one: one.returned or 0
+        )
+        found = []
+        for before, after in pairwise(calls):
+            if before.left and before.token is not None and after.called < before.leaving:
+                seconds = ((after.returned or 0) - before.leaving) / 1e9
+                judged = before.leaving + int(min(seconds, limit) * 1e9)
+                if not any(begin < judged and before.leaving < end + grace * 1e9 for begin, end in self.faults):
+                    found.append(seconds)
+        return found
 
 
 class Journal:
@@ -75,10 +98,10 @@ class Journal:
 
 def judge(lines: Iterable[str]) -> Verdict:
     """Find overlaps and disorder. Pure."""
-    calls, said = _read(lines)
+    calls, said, faults = _read(lines)
     granted = [(stay.returned, stay.token, stay) for stay in calls if stay.returned and stay.token is not None]
     granted.sort(key=lambda one: one[0])
-    verdict = Verdict(calls, [stay for *_, stay in granted], said)
+    verdict = Verdict(calls, [stay for *_, stay in granted], said, faults=faults)
     longest: dict[str, Stay] = {}  # of each name the stay so far that ends last
     highest: dict[str, tuple[int, Stay]] = {}
     for first, token, stay in granted:
@@ -94,9 +117,10 @@ def judge(lines: Iterable[str]) -> Verdict:
     return verdict
 
 
-def _read(lines: Iterable[str]) -> tuple[list[Stay], Counter[str]]:
-    """Put the lines of each stay together, and count what was said."""
+def _read(lines: Iterable[str]) -> tuple[list[Stay], Counter[str], list[tuple[int, int]]]:
+    """Put the lines of each stay together, count what was said, and collect the faults."""
     calls: dict[str, Stay] = {}
+    faults = []
     said: Counter[str] = Counter()
     for line in lines:
         what, stay_id, *rest = line.split(" ")
@@ -111,9 +135,13 @@ def _read(lines: Iterable[str]) -> tuple[list[Stay], Counter[str]]:
             said[rest[0]] += 1
             if rest[0] == "timeout":
                 calls[stay_id].returned = time
+            elif rest[0] == "unavailable":
+                faults.append((time, time))  # servers that do not answer wake nobody
+        elif what == "fault":
+            faults.append((int(rest[0]), time))
         if what in {"enter", "held"}:
             calls[stay_id].leaving = time + 1  # not before
-    return [*calls.values()], said
+    return [*calls.values()], said, faults
 
 
 def _show(stay: Stay) -> str:

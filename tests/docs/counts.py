@@ -4,7 +4,9 @@ A hook of mkdocs: counts of tests, taken when the site is built, so that no page
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
 ``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
 ``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``
-and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes.
+and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes;
+``{soak: words}``, ``{soak: faults}`` and ``{soak: clients}`` what the last soak found, as ``nox -s soak -- --record``
+wrote it.
 CI runs the tests, which write what they
 found, before it builds the site.
 """
@@ -14,8 +16,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 RUN = ROOT / "docs" / "comparison" / "runs" / "conformance.json"
 RESULTS = re.compile(r"\{conformance(?:: (\w+))?\}")
 MODELS = ROOT / "models" / "results.json"
-MODEL_TABLES = re.compile(r"\{models: (\w+)\}")
+SOAK = ROOT / "docs" / "comparison" / "runs" / "soak.json"
+RECORDED = re.compile(r"\{(models|soak): (\w+)\}")
 OUTCOMES = ("passed", "not promised", "skipped", "failed")
 TESTS = re.compile(r"\{tests: ([^}]+)\}")
 
@@ -36,7 +39,10 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 def with_counts(markdown: str) -> str:
     """Replace what stands for a number."""
     markdown = TESTS.sub(lambda found: f"{sum(map(count, found[1].split())):,}", markdown)
-    markdown = MODEL_TABLES.sub(lambda found: MODEL_PARTS[found[1]](json.loads(MODELS.read_text())), markdown)
+    files = {"models": MODELS, "soak": SOAK}
+    markdown = RECORDED.sub(
+        lambda found: RECORDED_PARTS[found[1], found[2]](json.loads(files[found[1]].read_text())), markdown
+    )
     return RESULTS.sub(lambda found: PARTS[found[1] or "words"](json.loads(RUN.read_text())), markdown)
 
 
@@ -124,5 +130,36 @@ def model_mutants(found: Mapping[str, Any]) -> str:
     )
 
 
-MODEL_PARTS = {"runs": model_runs, "mutants": model_mutants}
+def soak_words(found: Mapping[str, Any]) -> str:
+    """How long it ran, and what was odd."""
+    odd = "".join(f"\n- {line}" for line in found["odd"])
+    turns = sum(row["turns"] for row in found["rows"])
+    took = f"{turns} turns in {found['hours']:.1f} hours on {found['cores']} cores"
+    ran = f"The last soak ended on {found['date']}, after {took}."
+    return f"{ran}\nWhat must not be, was:\n{odd}" if odd else f"{ran}\nNothing was found that must not be."
+
+
+def soak_table(columns: Mapping[str, str], found: Mapping[str, Any]) -> str:
+    """Some of its columns, by what they are called here."""
+    return table(
+        ["target", *columns.values()],
+        [[f"`{row['target']}`", *(_number(row.get(column)) for column in columns)] for row in found["rows"]],
+    )
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.1f}"
+
+
+DONE = ("turns", "grants", "kills", "freezes", "partitions", "cuts", "clock steps")
+MUST_BE_ZERO = ("overlaps", "disorder", "stuck", "errors", "lost wake-ups", "left behind")
+USED = {f"more {what}": what for what in ("MB", "descriptors", "threads")}
+TIMES = ("hand-offs", "median ms", "p99 ms")
+RECORDED_PARTS: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], str]] = {
+    ("models", "runs"): model_runs,
+    ("models", "mutants"): model_mutants,
+    ("soak", "words"): soak_words,
+    ("soak", "faults"): partial(soak_table, {name: name for name in (*DONE, *MUST_BE_ZERO)}),
+    ("soak", "clients"): partial(soak_table, {**{name: name for name in TIMES}, **USED}),
+}
 PARTS = {"words": words, "counts": counts, "reasons": reasons, "failures": failures}

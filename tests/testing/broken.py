@@ -15,11 +15,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from lockkit.backend import Busy, Gone, Grant, Holder, Host, Renewal, Renewed, Request
 from lockkit.backends.file.backend import FileBackend
 from lockkit.backends.memory.backend import MemoryBackend
+from lockkit.units import Instant
 
 
 class Silent(MemoryBackend):
@@ -251,6 +253,25 @@ class LetsIn(FileBackend):
 
     async def try_acquire(self, request: Request) -> Grant | Busy:
         return _sometimes_granted(request, await super().try_acquire(request))
+
+
+class SleepsOn(FileBackend):
+    """Leaves waiters asleep for seconds after a release."""
+
+    async def wait(self, request: Request, busy: Busy, until: Instant) -> None:
+        del request, busy
+        await self._runtime.sleep(min(until - self._now(), 6.0))
+
+
+class LeavesFiles(FileBackend):
+    """Leaves a file for each request that got no lock."""
+
+    async def abandon(self, request: Request) -> None:
+        self._leave(f"{request.owner}.left")
+        await super().abandon(request)
+
+    def _leave(self, name: str) -> None:
+        Path(self._directory.path, name).touch()
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,8 @@ _KINDS = (
         "s3", "An object store that speaks S3 (SeaweedFS)", "objects:ObjectStoreServer", (Need(("weed",)),), (),
     ),
     Kind("nats", "NATS with JetStream", "nats:NatsServer", (Need(("nats-server",)),), ("nats-server",)),
-    # No server, but found and installed as one: it checks models/, and needs a compiler for that.
+    # No servers, but found and installed as one: what shows a client another time of day, and what checks models/.
+    Kind("faketime", "libfaketime", None, (Need(("faketime",)),), ("faketime",)),
     Kind(
         "spin", "Spin, the model checker", None, (Need(("spin",)), Need(("gcc",))), ("spin", "gcc", "libc6-dev"),
     ),

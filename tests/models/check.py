@@ -107,11 +107,11 @@ class Model:
         if mutant is not None:
             flags.append(f"-D{mutant.define}")
         with tempfile.TemporaryDirectory(prefix="lockkit-model-") as folder:
-            _call(folder, _spin(), "-a", *flags, str(self.path))
+            call(folder, spin(), "-a", *flags, str(self.path))
             # A mutant breaks early: there, compiling takes longer than searching.
             optimise = "-O1" if mutant is None else "-O0"
-            _call(folder, "gcc", optimise, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
-            said = _call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
+            call(folder, "gcc", optimise, "-w", "-DSAFETY", f"-DMEMLIM={MEGABYTES_MAX}", "-o", "pan", "pan.c")
+            said = call(folder, "./pan", f"-m{DEPTH_MAX}", "-w20", *([] if PROGRESS in checked else ["-E"]))
             found = _VIOLATED.search(said)
             broken = "" if found is None else found[1] or PROGRESS
             numbers = [re.search(pattern, said) for pattern in (r"(\d+) states, stored", r"depth reached (\d+)")]
@@ -129,7 +129,7 @@ class Model:
     def _steps(self, folder: str, flags: Sequence[str]) -> Iterator[Step]:
         """Read the schedule that broke a promise, one step of a process each; the lab could draw it."""
         (trail,) = Path(folder).glob("*.trail")
-        said = _call(folder, _spin(), "-k", trail.name, "-p", *flags, str(self.path))
+        said = call(folder, spin(), "-k", trail.name, "-p", *flags, str(self.path))
         sources = {path.name: path.read_text().splitlines() for path in (self.path, self.path.parent / "common.h")}
         number, process, places = "", "", list[tuple[str, int]]()
         for step in [*_STEP.finditer(said), None]:
@@ -149,14 +149,16 @@ def models() -> list[Model]:
     return [Model(path) for path in sorted(MODELS.glob("*.pml"))]
 
 
-def _spin() -> str:
+def spin() -> str:
+    """Find Spin."""
     found = shutil.which("spin")
     if found is None:
         raise SpinFailed("Spin is not on this machine: install Debian's package spin, or https://spinroot.com")
     return found
 
 
-def _call(folder: str, *command: str) -> str:
+def call(folder: str, *command: str) -> str:
+    """Run a command in a folder; return what it says."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode != 0:

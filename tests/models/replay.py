@@ -1,0 +1,162 @@
+"""
+Replays the code against the models: is what it did an execution of the model?
+
+A `Recorder` takes down what the code does on simulated time: what servers do, and what clients believe. Spin then searches
+the model for an execution with exactly these events, in this order, and in about these ticks (`models/common.h`).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from lockkit.aio import Lease
+from lockkit.engine.lease_record import LeaseRecord, LeaseState
+from lockkit_tools.simulation import Process, World
+from tests.models.check import MODELS, call, spin
+
+KINDS = {
+    name: int(number)
+    for name, number in re.findall(r"#define ([A-Z]+) (\d+)\n", (MODELS / "common.h").read_text().partition("* Replay")[2])
+}
+"""What can be seen, by the names that the models have for it."""
+
+OWNERS_MAX, TOKENS_MAX = 63, 63
+"""What `EVENT` has room for. A trace ends before it needs more: the beginning of an execution is one too."""
+
+
+class Event(NamedTuple):
+    """One event: when, what, of which owner, with which answer, and what the server has then."""
+
+    at: float
+    kind: str
+    owner: int
+    value: int
+    shown: int
+
+    def line(self, tick: float) -> str:
+        """Write it as `models/replay.h` reads it."""
+        number = ((KINDS[self.kind] * 64 + self.owner) * 64 + self.value) * 1024 + self.shown
+        return f"{number} {int(self.at / tick)}\n"
+
+
+class Full(Exception):  # noqa: N818 - no error
+    """The trace has no room left."""
+
+
+class Recorder:
+    """
+    The events of one schedule.
+
+    What ends by itself, a key or a belief, is an event too: it is written down before the next one that comes later.
+
+    Attributes:
+        show: What the server has, as the model's `SHOWN`.
+    """
+
+    def __init__(self, world: World, clients: Sequence[Process]) -> None:
+        self.events: list[Event] = []
+        self.show: Callable[[], int] = lambda: 0
+        self.ends: dict[str, float] = {}  # of keys: when each ends, by its owner
+        self.full = False
+        self._world = world
+        self._clients = {process.name: index for index, process in enumerate(clients)}
+        self._owners: dict[str, int] = {}
+        self._turns = dict.fromkeys(self._clients, 0)
+        self._believed: dict[LeaseRecord, tuple[Process, float]] = {}
+        self._tokens: list[int] = []
+
+    def asks(self, process: Process, owner: str) -> None:
+        """Note that a client sends a request; the first one of an owner gives it its number."""
+        if owner not in self._owners:
+            turn = self._turns[process.name]
+            self._turns[process.name] += 1
+            self._owners[owner] = 1 + self._clients[process.name] + len(self._clients) * turn
+        self.add("ASKS", owner)
+
+    def number(self, owner: str) -> int:
+        """Give the number of an owner in the model; 0 of nobody."""
+        return self._owners[owner] if owner else 0
+
+    def token(self, token: int) -> int:
+        """Give the rank of a token among those that were granted: tokens that increase have ranks that do."""
+        self._tokens.append(token)
+        return sorted(self._tokens).index(token) + 1
+
+    def add(self, kind: str, owner: str, value: int = 0) -> None:
+        """Note an event."""
+        self.look()
+        self._write(self._world.now, kind, self.number(owner), value)
+
+    def holds(self, process: Process, lease: Lease) -> None:
+        """Note that a client begins to believe in a lease."""
+        self.add("HOLDS", lease.owner)
+        self._believed[lease._record] = process, self._true(process, lease._record)
+
+    def crashes(self, process: Process) -> None:
+        """Note that a client ends."""
+        self.look()
+        self._believed = {record: one for record, one in self._believed.items() if one[0] is not process}
+        self._write(self._world.now, "CRASHED", 1 + self._clients[process.name], 0)
+
+    def look(self) -> None:
+        """Note what has ended since, and what clients have done to their leases in this step. Call it after each step."""
+        now = self._world.now
+        ended = [(until, "ENDS", record.grant.owner) for record, (_, until) in self._believed.items() if until <= now]
+        ended += [(until, "EXPIRES", owner) for owner, until in self.ends.items() if until <= now]
+        for until, kind, owner in sorted(ended):
+            self._write(until, kind, self.number(owner), 0)
+            self.ends.pop(owner, None) if kind == "EXPIRES" else None
+        for record, (process, until) in list(self._believed.items()):
+            self._believed[record] = process, self._true(process, record)
+            if until <= now or record.state is not LeaseState.HELD:
+                del self._believed[record]
+                if until > now:
+                    self._write(now, "ENDS", self.number(record.grant.owner), 0)
+
+    def _true(self, process: Process, record: LeaseRecord) -> float:
+        return process.clock.true_time(record.valid_until)
+
+    def _write(self, at: float, kind: str, owner: int, value: int) -> None:
+        self.full = self.full or owner > OWNERS_MAX or value > TOKENS_MAX
+        if not self.full:
+            self.events.append(Event(at, kind, owner, value, self.show()))
+
+
+class Follower:
+    """
+    A model, compiled to follow traces.
+
+    Args:
+        folder: An empty one, for what Spin and the compiler write.
+        tick: How long one is, seconds.
+    """
+
+    def __init__(self, model: str, flags: Sequence[str], folder: Path, *, tick: float) -> None:
+        self.tick = tick
+        self._program = folder / "pan"
+        call(str(folder), spin(), "-a", "-DREPLAY", *flags, str(MODELS / f"{model}.pml"))
+        options = ["-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DMEMLIM=500", f"-I{MODELS}"]
+        call(str(folder), "gcc", *options, "-o", "pan", "pan.c")
+
+    def follow(self, events: Sequence[Event]) -> int:
+        """Return how many events the model allows, one after the other: all of them, or up to the first it does not."""
+        text = "".join(event.line(self.tick) for event in events)
+        done = subprocess.run(
+            [self._program, "-m100000", "-w18", "-E"], input=text, capture_output=True, text=True, check=True, timeout=60,
+            cwd=self._program.parent,
+        )  # fmt: skip
+        found = re.search(r"followed (\d+) of (\d+)", done.stdout)
+        assert found is not None, done.stdout + done.stderr
+        assert int(found[2]) == len(events), "the whole trace was read"
+        assert "Search not completed" not in done.stdout or found[1] == found[2], done.stdout
+        return int(found[1])
+
+
+def flags_of(values: Mapping[str, object], promises: Sequence[str]) -> list[str]:
+    """Write macros for Spin. Promises are not checked here: time goes on whenever the trace needs it."""
+    return [f"-D{name}={value}" for name, value in values.items()] + [f"-Dcheck_{name}=0" for name in promises]

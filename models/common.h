@@ -70,7 +70,7 @@ inline start(timer)
 #ifdef REPLAY
 #define REPLAYED 1
 #define COUNTED 0
-#define MOVES(client_of) provided (_pid == client_of(next_owner))
+#define MOVES(next_client, in_time) provided (_pid == next_client || in_time)
 #define LOOK_AHEAD(kind, owner) \
 	event = kind * 64 + (owner); \
 	c_code { now.comes = is_ahead(now.position, now.event); now.event = 0; };
@@ -102,7 +102,7 @@ never {
 #else
 #define REPLAYED 0
 #define COUNTED 1
-#define MOVES(client_of)
+#define MOVES(next_client, in_time)
 #define LOOK_AHEAD(kind, owner)
 #define COMES true
 #define NEXT owner

@@ -208,7 +208,7 @@ inline lose(kind, done)
 	enters = true
 }
 
-active [CLIENTS] proctype Client() MOVES(client_of)
+active [CLIENTS] proctype Client() MOVES(client_of(next_owner), left[_pid] > 0)
 {
 	byte owner, token, grant, turn, told, next, entry, renewals = (_pid == 0 || REPLAYED -> RENEWALS : 0);
 	bool granted, first = true, enters = true; /* the queue, if it is refused */
@@ -223,6 +223,8 @@ try:	if
 		state[_pid] = TRYING; woken_up[_pid] = false; look[_pid] = 0;
 		start(since[_pid]);
 #ifdef REPLAY
+		LOOK_AHEAD(HOLDS, owner)
+		since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */
 		/* The first request of a client, which has no subscription yet, and a single try do not enter it. */
 		if
 		:: enters = true
@@ -274,6 +276,7 @@ undo:
 	if
 	:: d_step { abandon_lua(owner); next = 0; entry = 0 }
 	:: atomic { lose(ABANDON, ABANDONED) }
+	:: atomic { losses > 0 -> abandon_lua(owner); next = 0; entry = 0; lose(ABANDON, ABANDONED) } /* it is repeated */
 	:: atomic { crashes > 0 -> crashes--; goto crash }
 	fi;
 	if
@@ -317,6 +320,7 @@ unanswered:	since[_pid] = 0
 	if
 	:: d_step { release_lua(owner); next = 0; entry = 0 }
 	:: atomic { lose(RELEASE, RELEASED) }
+	:: atomic { losses > 0 -> release_lua(owner); next = 0; entry = 0; lose(RELEASE, RELEASED) }
 	:: atomic { crashes > 0 -> crashes--; goto crash }
 	fi;
 	if

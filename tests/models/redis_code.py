@@ -34,8 +34,8 @@ from tests.models.schedules import TTL, Plan, run
 
 LOCK = LockKeys("lockkit", "x").lock
 QUEUE = side_key(LOCK, "queue")
-CALM_SECONDS = 0.05
-"""Between two readings of one expiry that nobody has changed: less than any script sets it to."""
+STEP_SECONDS = 0.1
+"""What a script sets an expiry to is a multiple of it. A shorter real delay does not count."""
 
 
 class SteppedRedis:
@@ -48,7 +48,8 @@ class SteppedRedis:
         self._recorder = recorder
         self._ends: dict[str, float] = {}  # by key, on the node's clock
         self._subscriptions: list[Subscription] = []
-        self._holder, self._entries = "", ()  # type: str, Sequence[str]
+        self._holder = ""
+        self._entries: list[str] = []
         recorder.show = self._show
         self._admin.call("FLUSHALL")
 
@@ -80,13 +81,16 @@ class SteppedRedis:
             if end <= now:
                 self._admin.call("DEL", key)
             else:
-                self._admin.call("PEXPIRE", key, max(1, round((end - now) * 1000)))
+                # Not to the millisecond: a key that lives on must not end while the real server works.
+                self._admin.call("PEXPIRE", key, round((end - now) * 1000) + 50)
         reply = self._admin.ask(script.loading_command(body))
         for key in (LOCK, QUEUE):
             self._stop(key, now, started_ms)
         self._note(cast("Script", script), body, reply)
         for subscription in self._subscriptions:
             subscription.fetch()
+        if cast("Script", script).name == "acquire" and isinstance(reply, list) and LOCK in self._ends:
+            reply[0] = round((self._ends[LOCK] - now) * 1000)  # as PTTL would say
         return reply
 
     def _clock_ms(self) -> int:
@@ -98,8 +102,9 @@ class SteppedRedis:
         former = self._ends.pop(key, 0.0)
         at_ms = int(str(self._admin.call("PEXPIRETIME", key)))
         if at_ms > 0:
-            end = now + (at_ms - started_ms) / 1000
-            self._ends[key] = former if abs(end - former) < CALM_SECONDS else end
+            # Without the time for which the real one needed: what scripts set are tenths of a second.
+            end = now + (at_ms - started_ms) // 100 / 10
+            self._ends[key] = former if abs(end - former) <= STEP_SECONDS else end
             self._admin.call("PERSIST", key)
 
     def _note(self, script: Script, body: bytes, reply: Reply) -> None:

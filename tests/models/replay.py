@@ -147,7 +147,7 @@ class Follower:
         """Return how many events the model allows, one after the other: all of them, or up to the first it does not."""
         text = "".join(event.line(self.tick) for event in events)
         done = subprocess.run(
-            [self._program, "-m100000", "-w18", "-E"], input=text, capture_output=True, text=True, check=True, timeout=60,
+            [self._program, "-m100000", "-w20", "-E"], input=text, capture_output=True, text=True, check=True, timeout=60,
             cwd=self._program.parent,
         )  # fmt: skip
         found = re.search(r"followed (\d+) of (\d+)", done.stdout)

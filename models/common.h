@@ -66,6 +66,7 @@ inline start(timer)
 #define ABANDONED 8
 #define EXPIRES 9
 #define CRASHED 10
+#define WRITTEN 11
 
 #ifdef REPLAY
 #define REPLAYED 1

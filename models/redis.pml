@@ -257,7 +257,7 @@ try:	if
 			left[_pid] = TTL - MARGIN + DRIFT;
 #endif
 			promise(exclusion, BELIEVERS <= 1);
-			EVENT(HOLDS, owner, 0)
+			EVENT(HOLDS, owner, 1)
 		} -> goto held
 	:: granted && since[_pid] == 0 -> goto undo
 	fi;

@@ -7,11 +7,14 @@
  *
  * Two clients acquire; the first tries once more if it wins no majority. One message is lost; a release may come late.
  *
+ * Run `apart`: each node hears of a release at a time of its own, as in a replay.
+ *
  * @promise exclusion  never two believers
  * @promise tokens     tokens increase in the order of grants
  *
  * @run rounds  -DCLIENTS=2 -DLOSSES=0 -DPAUSES=1 -DATTEMPTS=1 -DPROPOSALS
  * @run late    -DCLIENTS=2 -DLOSSES=1 -DPAUSES=1 -DATTEMPTS=2
+ * @run apart   -DCLIENTS=2 -DLOSSES=0 -DPAUSES=1 -DATTEMPTS=1 -DPROPOSALS -DAPART
  *
  * @mutant QUORUM=1                   rounds  exclusion  one of three nodes is enough
  * @mutant MARGIN=0                   rounds  exclusion  the deadline is the whole ttl, however the clocks run
@@ -38,6 +41,8 @@
 #else
 #define value_of(client, attempt) (1 + client + CLIENTS * attempt)
 #endif
+#define client_of(value) ((value - 1) % CLIENTS)
+#define SHOWN 0
 #define count(set) ((set & 1) + ((set >> 1) & 1) + (set >> 2))
 #define has(set, node) ((set >> node) & 1)
 
@@ -72,15 +77,16 @@ inline acquire_lua()
 		:: proposed > last[node] -> last[node] = proposed; written = written | (1 << node); token = max(token, proposed)
 		:: else -> token = max(token, last[node] + 1)
 		fi
-	:: else
+		EVENT(ACQUIRED, value, node * 2 + 1)
+	:: else -> EVENT(ACQUIRED, value, node * 2) skip
 	fi
 }
 
 inline fence_lua()
 {
 	if
-	:: key[node] == value -> last[node] = max(last[node], token); written = written | (1 << node)
-	:: else
+	:: key[node] == value -> last[node] = max(last[node], token); written = written | (1 << node); EVENT(WRITTEN, value, node * 2 + 1)
+	:: else -> EVENT(WRITTEN, value, node * 2) skip
 	fi
 }
 
@@ -90,13 +96,20 @@ inline release_lua(on, who)
 #ifdef DELETE_WITHOUT_COMPARING
 	:: key[on] != 0 -> key[on] = 0; key_left[on] = 0
 #else
-	:: key[on] == who -> key[on] = 0; key_left[on] = 0
+	:: key[on] == who -> key[on] = 0; key_left[on] = 0; EVENT(RELEASED, who, on)
 #endif
 	:: else
 	fi
 }
 
-active [CLIENTS] proctype Client()
+#if defined(APART) || defined(REPLAY)
+byte due[64]; /* on which nodes a value has been released, or will be: each message comes at a time of its own */
+#endif
+#ifdef REPLAY
+byte current[CLIENTS];
+#endif
+
+active [CLIENTS] proctype Client() MOVES(client_of(next_owner), left[_pid] > 0)
 {
 	byte value, attempt, proposed, token, asked, yes, written, voted, node, i;
 
@@ -109,12 +122,19 @@ again:	atomic {
 		:: proposed = 1
 		:: proposed = 2
 #endif
+#ifdef REPLAY
+		:: proposed = max(max(last[0], last[1]), last[2]) + 1
+#endif
 		fi;
-		start(since[_pid])
+		start(since[_pid]);
+#ifdef REPLAY
+		current[_pid] = value;
+#endif
+		EVENT(ASKS, value, 0)
 	}
 	do
-	:: atomic { asked != 0 -> choose(asked, _pid == 1); voted = voted | (1 << node); acquire_lua(); node = 0 }
-	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked, _pid == 1); voted = voted | (1 << node);
+	:: atomic { asked != 0 -> choose(asked, _pid == 1 || REPLAYED); voted = voted | (1 << node); acquire_lua(); node = 0 }
+	:: atomic { asked != 0 && losses > 0 -> losses = losses - COUNTED; choose(asked, _pid == 1 || REPLAYED); voted = voted | (1 << node);
 			if
 			:: acquire_lua(); yes = yes & (ALL_NODES - (1 << node)); written = written & yes /* no answer */
 			:: true
@@ -136,29 +156,41 @@ again:	atomic {
 		}
 	fi;
 	do
-	:: atomic { asked != 0 -> choose(asked, false); fence_lua(); node = 0 }
-	:: atomic { asked != 0 && losses > 0 -> losses--; choose(asked, false); node = 0 }
+	:: atomic { asked != 0 -> choose(asked, REPLAYED); fence_lua(); node = 0 }
+	:: atomic { asked != 0 && losses > 0 -> losses = losses - COUNTED; choose(asked, REPLAYED);
+			if
+			:: fence_lua(); written = written & (ALL_NODES - (1 << node)) /* no answer */
+			:: true
+			fi;
+			node = 0 }
 	:: atomic { asked == 0 && count(written) >= WRITTEN_MIN -> goto granted }
 	:: atomic { asked == 0 && count(written) < WRITTEN_MIN -> goto undo }
 	od;
 
 granted: if
 	:: d_step { since[_pid] > 0 ->
-			left[_pid] = since[_pid]; since[_pid] = 0; trying[_pid] = false; attempt = ATTEMPTS;
+			left[_pid] = since[_pid]; since[_pid] = 0; trying[_pid] = false; attempt = (REPLAYED -> attempt : ATTEMPTS);
 			promise(exclusion, COUNT(BELIEVES) <= 1);
 			promise(tokens, token > newest_token);
+			EVENT(HOLDS, value, token > newest_token)
 			newest_token = token }
 	:: since[_pid] == 0 -> goto undo
 	fi;
 	voted = ALL_NODES;
-	left[_pid] = 0; /* released, or lost: any time later */
+	if
+	:: d_step { left[_pid] > 0 -> left[_pid] = 0; EVENT(ENDS, value, 0) } /* released, any time later */
+	:: left[_pid] == 0 /* lost */
+	fi;
 
 	/* The order of these messages does not matter, but that one may come late. */
 undo:	atomic {
 		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0;
+#if defined(APART) || defined(REPLAY)
+		due[value] = voted;
+#else
 		if
 		:: losses > 0 && late_value == 0 ->
-			losses--; asked = voted; choose(asked, true); late_value = value; late_node = node; asked = 0
+			losses = losses - COUNTED; asked = voted; choose(asked, true); late_value = value; late_node = node; asked = 0
 		:: node = NODES
 		fi;
 		for (i : 0 .. NODES - 1) {
@@ -167,17 +199,37 @@ undo:	atomic {
 			:: else
 			fi
 		}
-		i = 0; node = 0; voted = 0
+		i = 0;
+#endif
+		node = 0; voted = 0
 	}
 	if
-	:: attempt < ATTEMPTS && _pid == 0 -> goto again
+	:: attempt < ATTEMPTS && (_pid == 0 || REPLAYED) -> goto again
 	:: else
 	fi
 }
 
 active proctype Network()
 {
+#ifdef APART
+	byte value, node;
+#endif
 end:	do
+#ifdef REPLAY
+	:: d_step { has(due[next_owner], 0) && key[0] == next_owner -> release_lua(0, next_owner) }
+	:: d_step { has(due[next_owner], 1) && key[1] == next_owner -> release_lua(1, next_owner) }
+	:: d_step { has(due[next_owner], 2) && key[2] == next_owner -> release_lua(2, next_owner) }
+#endif
+#ifdef APART
+	:: atomic { (due[1] | due[2] | due[3] | due[4] | due[5]) != 0 ->
+		select (value : 1 .. 5);
+		select (node : 0 .. 2);
+		if
+		:: has(due[value], node) -> due[value] = due[value] & (ALL_NODES - (1 << node)); release_lua(node, value)
+		:: else
+		fi;
+		value = 0; node = 0 }
+#endif
 	:: d_step { late_value != 0 -> release_lua(late_node, late_value); late_value = 0; late_node = 0 }
 	od
 }
@@ -189,8 +241,9 @@ active proctype Time()
 {
 	byte i;
 end:	do
-	:: d_step { (key_left[0] + key_left[1] + key_left[2] > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(TRIES)) ->
-		pauses = pauses - ANY(TRIES);
+	:: d_step { (key_left[0] + key_left[1] + key_left[2] > 0 || ANY(RUNS)) && (pauses > 0 || !ANY(TRIES)) || REPLAYED ->
+		pauses = pauses - (ANY(TRIES) && !REPLAYED);
+		TICK
 		for (i : 0 .. NODES - 1) {
 			take_one(key_left[i]);
 			if
@@ -198,7 +251,10 @@ end:	do
 			:: else
 			fi
 		}
-		for (i : 0 .. CLIENTS - 1) { take_one(since[i]); take_one(left[i]) }
+		for (i : 0 .. CLIENTS - 1) {
+			EVENT_IF(left[i] == 1, ENDS, current[i], 0)
+			take_one(since[i]); take_one(left[i])
+		}
 		i = 0
 	}
 	od

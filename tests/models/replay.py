@@ -58,7 +58,10 @@ class Recorder:
         show: What the server has, as the model's `SHOWN`.
     """
 
-    def __init__(self, world: World, clients: Sequence[Process]) -> None:
+    def __init__(
+        self, world: World, clients: Sequence[Process], name_of: Callable[[Lease], str] = lambda lease: lease.owner
+    ) -> None:
+        self._name_of = name_of  # as the servers know the lease
         self.events: list[Event] = []
         self.show: Callable[[], int] = lambda: 0
         self.ends: dict[str, float] = {}  # of keys: when each ends, by its owner
@@ -67,8 +70,9 @@ class Recorder:
         self._clients = {process.name: index for index, process in enumerate(clients)}
         self._owners: dict[str, int] = {}
         self._turns = dict.fromkeys(self._clients, 0)
-        self._believed: dict[LeaseRecord, tuple[Process, float]] = {}
+        self._believed: dict[LeaseRecord, tuple[Process, str, float]] = {}
         self._tokens: list[int] = []
+        self._newest = 0
 
     def asks(self, process: Process, owner: str) -> None:
         """Note that a client sends a request; the first one of an owner gives it its number."""
@@ -94,8 +98,9 @@ class Recorder:
 
     def holds(self, process: Process, lease: Lease) -> None:
         """Note that a client begins to believe in a lease."""
-        self.add("HOLDS", lease.owner)
-        self._believed[lease._record] = process, self._true(process, lease._record)
+        self.add("HOLDS", self._name_of(lease), int(lease.token > self._newest))
+        self._newest = max(self._newest, lease.token)
+        self._believed[lease._record] = process, self._name_of(lease), self._true(process, lease._record)
 
     def crashes(self, process: Process) -> None:
         """Note that a client ends."""
@@ -106,17 +111,17 @@ class Recorder:
     def look(self) -> None:
         """Note what has ended since, and what clients have done to their leases in this step. Call it after each step."""
         now = self._world.now
-        ended = [(until, "ENDS", record.grant.owner) for record, (_, until) in self._believed.items() if until <= now]
+        ended = [(until, "ENDS", owner) for _, owner, until in self._believed.values() if until <= now]
         ended += [(until, "EXPIRES", owner) for owner, until in self.ends.items() if until <= now]
         for until, kind, owner in sorted(ended):
             self._write(until, kind, self.number(owner), 0)
             self.ends.pop(owner, None) if kind == "EXPIRES" else None
-        for record, (process, until) in list(self._believed.items()):
-            self._believed[record] = process, self._true(process, record)
+        for record, (process, owner, until) in list(self._believed.items()):
+            self._believed[record] = process, owner, self._true(process, record)
             if until <= now or record.state is not LeaseState.HELD:
                 del self._believed[record]
                 if until > now:
-                    self._write(now, "ENDS", self.number(record.grant.owner), 0)
+                    self._write(now, "ENDS", self.number(owner), 0)
 
     def _true(self, process: Process, record: LeaseRecord) -> float:
         return process.clock.true_time(record.valid_until)

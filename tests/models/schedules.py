@@ -25,6 +25,8 @@ class Plan:
     chance: random.Random
     clients: int
     conditions: Conditions
+    renews: bool = True
+    crashes: bool = True
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -57,7 +59,7 @@ def run(
     """Let it happen."""
     for process, client in zip(processes, clients, strict=True):
         process.probe = recorder.look
-        process.start(_use(world.chance(process.name), process, client, recorder), "use")
+        process.start(_use(world.chance(process.name), process, client, recorder, plan), "use")
         for _ in range(plan.chance.choice((0, 0, 1, 2))):
             at, lasts = plan.chance.uniform(0.0, SECONDS), plan.chance.uniform(0.5, 1.5 * TTL)
             if plan.chance.random() < 0.5:
@@ -67,7 +69,7 @@ def run(
                 node = plan.chance.choice(nodes)
                 world.call_at(at, network.cut, process, node)
                 world.call_at(at + lasts, network.heal, process, node)
-    if plan.chance.random() < 0.3:
+    if plan.crashes and plan.chance.random() < 0.3:
         process = plan.chance.choice(processes)
         world.call_at(plan.chance.uniform(0.0, SECONDS), _crash, process, recorder)
     world.run(until=SECONDS)
@@ -82,11 +84,11 @@ def _crash(process: Process, recorder: Recorder) -> None:
     process.crash()
 
 
-async def _use(chance: random.Random, process: Process, client: Client, recorder: Recorder) -> None:
+async def _use(chance: random.Random, process: Process, client: Client, recorder: Recorder, plan: Plan) -> None:
     runtime = SimulatedRuntime(process)
     while True:
         await runtime.sleep(chance.uniform(0.0, 10.0))
-        renewed = chance.random() < 0.7
+        renewed = plan.renews and chance.random() < 0.7
         lock = client.lock("x", timeout=chance.choice((0.0, 5.0, 3 * TTL)), renew=renewed)
         try:
             lease = await lock.acquire()

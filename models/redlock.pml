@@ -112,9 +112,14 @@ byte current[CLIENTS];
 active [CLIENTS] proctype Client() MOVES(client_of(next_owner), left[_pid] > 0)
 {
 	byte value, attempt, proposed, token, asked, yes, written, voted, node, i;
+	bool silent, unused;
 
 again:	atomic {
-		value = value_of(_pid, attempt); attempt++;
+		if
+		:: unused -> attempt = attempt + COUNTED /* no node can have it */
+		:: true -> value = value_of(_pid, attempt); attempt++
+		fi;
+		unused = false;
 		trying[_pid] = true; asked = ALL_NODES;
 		if
 		:: proposed = 0
@@ -129,6 +134,8 @@ again:	atomic {
 		start(since[_pid]);
 #ifdef REPLAY
 		current[_pid] = value;
+		LOOK_AHEAD(HOLDS, value)
+		since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */
 #endif
 		EVENT(ASKS, value, 0)
 	}
@@ -136,14 +143,14 @@ again:	atomic {
 	:: atomic { asked != 0 -> choose(asked, _pid == 1 || REPLAYED); voted = voted | (1 << node); acquire_lua(); node = 0 }
 	:: atomic { asked != 0 && losses > 0 -> losses = losses - COUNTED; choose(asked, _pid == 1 || REPLAYED); voted = voted | (1 << node);
 			if
-			:: acquire_lua(); yes = yes & (ALL_NODES - (1 << node)); written = written & yes /* no answer */
-			:: true
+			:: silent = true; acquire_lua(); yes = yes & (ALL_NODES - (1 << node)); written = written & yes /* no answer */
+			:: silent = true
 			fi;
 			node = 0 }
 	:: atomic { asked == 0 -> break }
 	od;
 	if
-	:: atomic { count(yes) < QUORUM -> goto undo }
+	:: atomic { count(yes) < QUORUM -> unused = (yes == 0 && !silent); goto undo }
 	:: atomic { count(yes) >= QUORUM && token == proposed && count(written) >= QUORUM -> goto granted }
 	:: atomic { count(yes) >= QUORUM && !(token == proposed && count(written) >= QUORUM) ->
 			written = 0; asked = yes;
@@ -184,7 +191,7 @@ granted: if
 
 	/* The order of these messages does not matter, but that one may come late. */
 undo:	atomic {
-		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0;
+		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0; silent = false;
 #if defined(APART) || defined(REPLAY)
 		due[value] = voted;
 #else

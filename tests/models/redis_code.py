@@ -83,7 +83,7 @@ class SteppedRedis:
             else:
                 # Not to the millisecond: a key that lives on must not end while the real server works.
                 self._admin.call("PEXPIRE", key, round((end - now) * 1000) + 50)
-        reply = self._admin.ask(script.loading_command(body))
+        reply = self._admin.ask(self.packed(script, body))
         for key in (LOCK, QUEUE):
             self._stop(key, now, started_ms)
         self._note(cast("Script", script), body, reply)
@@ -92,6 +92,10 @@ class SteppedRedis:
         if cast("Script", script).name == "acquire" and isinstance(reply, list) and LOCK in self._ends:
             reply[0] = round((self._ends[LOCK] - now) * 1000)  # as PTTL would say
         return reply
+
+    def packed(self, script: Command, body: bytes) -> bytes:
+        """Pack a call."""
+        return script.loading_command(body)
 
     def _clock_ms(self) -> int:
         seconds, micros = self._admin.call_list("TIME")
@@ -238,14 +242,14 @@ class SimulatedNode(RedisNode):
         return Subscription(self._process, self._redis, self._network)
 
 
-def trace(seed: int, server: RedisServer) -> list[Event]:
+def trace(seed: int, server: RedisServer, kind: type[SteppedRedis] = SteppedRedis) -> list[Event]:
     """Run the schedule of a seed."""
     plan = Plan.draw(seed)
     world = World(seed)
     node, network = Node(world, "server"), Network(world, plan.conditions)
     processes = plan.processes(world)
     recorder = Recorder(world, processes)
-    redis = SteppedRedis(server, node, recorder)
+    redis = kind(server, node, recorder)
     options = {name: option.default for name, option in OPTIONS.items()}
 
     def connected(process: Process) -> Client:

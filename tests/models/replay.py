@@ -160,8 +160,3 @@ class Follower:
         assert int(found[2]) == len(events), "the whole trace was read"
         assert "Search not completed" not in done.stdout or found[1] == found[2], done.stdout
         return int(found[1])
-
-
-def flags_of(values: Mapping[str, object], promises: Sequence[str]) -> list[str]:
-    """Write macros for Spin. Promises are not checked here: time goes on whenever the trace needs it."""
-    return [f"-D{name}={value}" for name, value in values.items()] + [f"-Dcheck_{name}=0" for name in promises]

@@ -14,8 +14,6 @@ from tests.models.replay import Recorder
 TTL = 20.0
 """Seconds, and ticks: margins of clocks (0.2 s) are less than one."""
 
-SECONDS = 100.0
-"""How long a schedule lasts, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,8 @@ class Plan:
     chance: random.Random
     clients: int
     conditions: Conditions
+    seconds: float = 100.0
+    timeouts: tuple[float, ...] = (0.0, 5.0, 3 * TTL)
     renews: bool = True
     crashes: bool = True
 
@@ -61,7 +61,7 @@ def run(
         process.probe = recorder.look
         process.start(_use(world.chance(process.name), process, client, recorder, plan), "use")
         for _ in range(plan.chance.choice((0, 0, 1, 2))):
-            at, lasts = plan.chance.uniform(0.0, SECONDS), plan.chance.uniform(0.5, 1.5 * TTL)
+            at, lasts = plan.chance.uniform(0.0, plan.seconds), plan.chance.uniform(0.5, 1.5 * TTL)
             if plan.chance.random() < 0.5:
                 world.call_at(at, process.pause)
                 world.call_at(at + lasts, process.resume)
@@ -71,8 +71,8 @@ def run(
                 world.call_at(at + lasts, network.heal, process, node)
     if plan.crashes and plan.chance.random() < 0.3:
         process = plan.chance.choice(processes)
-        world.call_at(plan.chance.uniform(0.0, SECONDS), _crash, process, recorder)
-    world.run(until=SECONDS)
+        world.call_at(plan.chance.uniform(0.0, plan.seconds), _crash, process, recorder)
+    world.run(until=plan.seconds)
     recorder.look()
     problems = [f"{task.name}: {error!r}" for task, error in world.failures]
     world.end()
@@ -89,7 +89,7 @@ async def _use(chance: random.Random, process: Process, client: Client, recorder
     while True:
         await runtime.sleep(chance.uniform(0.0, 10.0))
         renewed = plan.renews and chance.random() < 0.7
-        lock = client.lock("x", timeout=chance.choice((0.0, 5.0, 3 * TTL)), renew=renewed)
+        lock = client.lock("x", timeout=chance.choice(plan.timeouts), renew=renewed)
         try:
             lease = await lock.acquire()
         except LockError:

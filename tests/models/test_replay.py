@@ -1,0 +1,168 @@
+"""What the code does on simulated time is an execution of its model; what a mutant does is none, and what is made up neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from lockkit.backends.redis.keys import Command
+from lockkit.backends.redis.resp import Reply
+from lockkit.backends.redlock.backend import RedlockBackend
+from lockkit.backends.redlock.nodes import Answer
+from lockkit.backends.redlock.votes import Count
+from lockkit.engine.lease_record import LeaseRecord
+from lockkit_tools.servers import require
+from tests.models.redis_code import SteppedRedis
+from tests.models.redlock_code import NotingNode
+from tests.models.replay import Event, Follower
+from tests.models.replays import REPLAYS, replay
+from tests.simulation.support import known_first
+from tests.simulation.test_mutants import believe_from_the_answer
+
+SEEDS = range(30)
+"""Of `nox -s tests`; `nox -s models` replays more."""
+
+pytestmark = [
+    pytest.mark.usefixtures("_quiet_redis"),
+    pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning"),
+]
+
+
+@pytest.fixture
+def _quiet_redis() -> None:
+    require("redis", local=True)
+
+
+@pytest.fixture(scope="module", params=list(REPLAYS))
+def followers(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[int, Follower]]]:
+    """A model's name, and the model compiled."""
+    with REPLAYS[request.param].followers() as made:
+        yield request.param, made
+
+
+def first_refused(name: str, made: dict[int, Follower], seeds: Sequence[int], parts: dict[str, Any]) -> list[Event]:
+    """Give the first trace that a model does not allow, up to the event that it does not; empty if it allows all."""
+    with REPLAYS[name].traces(**parts) as trace:
+        for _, events, allowed in replay(made, trace, seeds):
+            if allowed < len(events):
+                return list(events[: allowed + 1])
+    return []
+
+
+def test_code_does_what_its_model_allows(followers: tuple[str, dict[int, Follower]]) -> None:
+    """Each event of each schedule, in this order, and at this time."""
+    name, made = followers
+
+    assert first_refused(name, made, SEEDS, {}) == []
+
+
+def _altered(old: str, new: str, name: str) -> type[SteppedRedis]:
+    """Make a server that has changed one of its scripts."""
+
+    class Altered(SteppedRedis):
+        def packed(self, script: Command, body: bytes) -> bytes:
+            packed = super().packed(script, body)
+            head, mark, rest = packed.partition(b"EVAL\r\n$")
+            length, _, rest = rest.partition(b"\r\n")
+            text, rest = rest[: int(length)], rest[int(length) :]
+            if getattr(script, "name", "") == name:
+                assert old.encode() in text, old
+                text = text.replace(old.encode(), new.encode(), 1)
+            return head + mark + b"%d\r\n" % len(text) + text + rest
+
+    return Altered
+
+
+class ReleasesAnybodys(NotingNode):
+    """Deletes without comparing the value."""
+
+    def release(self, lock: str, value: str) -> Answer:
+        """Delete it."""
+        return super().release(lock, self._get("lock", lock) or value)
+
+    undo = release
+
+
+class OneIsEnough(RedlockBackend):
+    """Takes one of three nodes for a majority."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._quorum = 1
+
+
+class WritesNothingBack(RedlockBackend):
+    """Leaves out round two."""
+
+    async def _write_token(self, *arguments: Any) -> Count | None:
+        del arguments
+        return None
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake in the code, and a seed whose schedule shows it."""
+
+    model: str
+    seed: int
+    parts: dict[str, Any] = field(default_factory=dict)
+    patch: tuple[type, str, object] | None = None
+
+
+LATE = (LeaseRecord, "set_deadline", believe_from_the_answer)
+MUTANTS = {
+    "release.lua compares no owner": Mutant(
+        "redis", 0, {"kind": _altered("local alone_there = holder == owner", "local alone_there = holder", "release")}
+    ),
+    "release.lua makes no offer": Mutant(
+        "redis", 0, {"kind": _altered("if type(first) ~= 'string' then", "if true then", "release")}
+    ),
+    "renew.lua restores a lost key": Mutant(
+        "redis",
+        0,
+        {
+            "kind": _altered(
+                "if holder == ARGV[1] then", "if not holder or holder == ARGV[1] then redis.call('SET', KEYS[1], ARGV[1])",
+                "renew",
+            )
+        },
+    ),
+    "deadline from the answer": Mutant("redis", 0, patch=LATE),
+    "a node releases whatever it has": Mutant("redlock", 0, {"node": ReleasesAnybodys}),
+    "one node is enough": Mutant("redlock", 0, {"backend": OneIsEnough}),
+    "no second round": Mutant("redlock", 0, {"backend": WritesNothingBack}),
+    "deadline from the last answer": Mutant("redlock", 0, patch=LATE),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutant_does_what_its_model_does_not_allow(
+    mutant: str, followers: tuple[str, dict[int, Follower]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the schedule that is known for it, or another one."""
+    one, (name, made) = MUTANTS[mutant], followers
+    if one.model != name:
+        return
+    if one.patch is not None:
+        monkeypatch.setattr(*one.patch)
+
+    assert first_refused(name, made, list(known_first(one.seed, range(200))), one.parts)
+
+
+def test_trace_that_is_made_up_is_refused(followers: tuple[str, dict[int, Follower]]) -> None:
+    """A wrong answer, an event too many, one too few, and one too late."""
+    name, made = followers
+    with REPLAYS[name].traces() as trace:
+        ((_, events, _),) = replay(made, trace, [0])
+    index = next(index for index, event in enumerate(events) if event.kind == "HOLDS")
+    held = events[index]
+    follow = made[2].follow
+
+    assert follow(events) == len(events)
+    assert follow([*events[:index], held._replace(value=0), *events[index + 1 :]]) == index
+    assert follow([*events[: index + 1], held, *events[index + 1 :]]) == index + 1
+    assert follow([*events[:index], *events[index + 1 :]]) < len(events) - 1
+    assert follow([event._replace(at=event.at + 30.0 * (at > index)) for at, event in enumerate(events)]) < len(events)

@@ -50,7 +50,7 @@ byte key[NODES], key_left[NODES], last[NODES];
 byte since[CLIENTS], left[CLIENTS];
 bool trying[CLIENTS];
 byte losses = LOSSES, pauses = PAUSES;
-byte late_value, late_node; /* a release or an undo */
+byte late_value, late_node, late_token; /* a release or an undo; with a token, of round two */
 byte newest_token;
 bool exclusion = true, tokens = true;
 
@@ -90,6 +90,14 @@ inline fence_lua()
 	fi
 }
 
+inline fence_late(on, who, its_token)
+{
+	if
+	:: key[on] == who -> last[on] = max(last[on], its_token); EVENT(WRITTEN, who, on * 2 + 1)
+	:: else -> EVENT(WRITTEN, who, on * 2) skip
+	fi
+}
+
 inline release_lua(on, who)
 {
 	if
@@ -106,7 +114,7 @@ inline release_lua(on, who)
 byte due[64]; /* on which nodes a value has been released, or will be: each message comes at a time of its own */
 #endif
 #ifdef REPLAY
-byte current[CLIENTS];
+byte current[CLIENTS], fence_of[64]; /* the token of round two, by value */
 #endif
 
 active [CLIENTS] proctype Client() MOVES(client_of(next_owner), left[_pid] > 0)
@@ -121,21 +129,23 @@ again:	atomic {
 		fi;
 		unused = false;
 		trying[_pid] = true; asked = ALL_NODES;
+#ifdef REPLAY
+		current[_pid] = value;
+		start(since[_pid]);
+		LOOK_AHEAD(HOLDS, value)
+		since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */
+		proposed = (comes -> max(max(last[0], last[1]), last[2]) + 1 : 0);
+		LOOK_AHEAD(WRITTEN, value)
+		proposed = (comes -> 0 : proposed); /* which a second round has refuted */
+#else
 		if
 		:: proposed = 0
 #ifdef PROPOSALS
 		:: proposed = 1
 		:: proposed = 2
 #endif
-#ifdef REPLAY
-		:: proposed = max(max(last[0], last[1]), last[2]) + 1
-#endif
 		fi;
 		start(since[_pid]);
-#ifdef REPLAY
-		current[_pid] = value;
-		LOOK_AHEAD(HOLDS, value)
-		since[_pid] = (comes -> since[_pid] : 0); /* else it is never compared */
 #endif
 		EVENT(ASKS, value, 0)
 	}
@@ -154,6 +164,9 @@ again:	atomic {
 	:: atomic { count(yes) >= QUORUM && token == proposed && count(written) >= QUORUM -> goto granted }
 	:: atomic { count(yes) >= QUORUM && !(token == proposed && count(written) >= QUORUM) ->
 			written = 0; asked = yes;
+#ifdef REPLAY
+			fence_of[value] = token;
+#endif
 #ifdef NO_WRITE_BACK
 			goto granted;
 #endif
@@ -167,6 +180,7 @@ again:	atomic {
 	:: atomic { asked != 0 && losses > 0 -> losses = losses - COUNTED; choose(asked, REPLAYED);
 			if
 			:: fence_lua(); written = written & (ALL_NODES - (1 << node)) /* no answer */
+			:: late_value == 0 && !REPLAYED -> late_value = value; late_node = node; late_token = token
 			:: true
 			fi;
 			node = 0 }
@@ -193,7 +207,7 @@ granted: if
 undo:	atomic {
 		trying[_pid] = false; since[_pid] = 0; token = 0; yes = 0; written = 0; proposed = 0; silent = false;
 #if defined(APART) || defined(REPLAY)
-		due[value] = voted;
+		due[value] = (REPLAYED -> ALL_NODES : voted);
 #else
 		if
 		:: losses > 0 && late_value == 0 ->
@@ -223,6 +237,9 @@ active proctype Network()
 #endif
 end:	do
 #ifdef REPLAY
+	:: d_step { fence_of[next_owner] != 0 -> fence_late(0, next_owner, fence_of[next_owner]) }
+	:: d_step { fence_of[next_owner] != 0 -> fence_late(1, next_owner, fence_of[next_owner]) }
+	:: d_step { fence_of[next_owner] != 0 -> fence_late(2, next_owner, fence_of[next_owner]) }
 	:: d_step { has(due[next_owner], 0) && key[0] == next_owner -> release_lua(0, next_owner) }
 	:: d_step { has(due[next_owner], 1) && key[1] == next_owner -> release_lua(1, next_owner) }
 	:: d_step { has(due[next_owner], 2) && key[2] == next_owner -> release_lua(2, next_owner) }
@@ -237,7 +254,8 @@ end:	do
 		fi;
 		value = 0; node = 0 }
 #endif
-	:: d_step { late_value != 0 -> release_lua(late_node, late_value); late_value = 0; late_node = 0 }
+	:: d_step { late_value != 0 && late_token == 0 -> release_lua(late_node, late_value); late_value = 0; late_node = 0 }
+	:: d_step { late_token != 0 -> fence_late(late_node, late_value, late_token); late_value = 0; late_node = 0; late_token = 0 }
 	od
 }
 

@@ -3,8 +3,8 @@ A hook of mkdocs: counts of tests, taken when the site is built, so that no page
 
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
 ``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
-``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``
-and ``{models: mutants}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes.
+``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``,
+``{models: mutants}`` and ``{models: replays}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes.
 CI runs the tests, which write what they
 found, before it builds the site.
 """
@@ -119,5 +119,20 @@ def model_mutants(found: Mapping[str, Any]) -> str:
     )
 
 
-MODEL_PARTS = {"runs": model_runs, "mutants": model_mutants}
+def model_replays(found: Mapping[str, Any]) -> str:
+    """What the code did, replayed against each model."""
+    return table(
+        ["model", "schedules", "events", "seconds", "mistakes in the code that the model refuses"],
+        [
+            [
+                f"`{name}`", f"{one['schedules']:,}", f"{one['events']:,}", f"{one['seconds']:.0f}",
+                "; ".join(one["refused"]),
+            ]
+            for name, one in ((name, model.get("replay")) for name, model in found.items())
+            if one is not None
+        ],
+    )  # fmt: skip
+
+
+MODEL_PARTS = {"runs": model_runs, "mutants": model_mutants, "replays": model_replays}
 PARTS = {"words": words, "counts": counts, "reasons": reasons, "failures": failures}

@@ -93,7 +93,9 @@ def main(arguments: list[str]) -> int:
             failures += bool(wrong)
             results[model.name]["replay"] = found
             what = f"{model.name} replay".ljust(50)
-            sys.stdout.write(f"{what}{found['events']:>9,} events {found['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n")
+            sys.stdout.write(
+                f"{what}{found['events']:>9,} events {found['seconds']:6.2f} s {wrong and 'FAILED: '}{wrong}\n"
+            )
     if "--record" in arguments and not failures:
         former = json.loads(RESULTS.read_text()) if names else {}
         RESULTS.write_text(json.dumps(dict(sorted((former | results).items())), indent=2) + "\n")

@@ -254,7 +254,7 @@ def trace(seed: int, server: RedisServer, kind: type[SteppedRedis] = SteppedRedi
 
     def connected(process: Process) -> Client:
         topology = SimulatedNode(process, redis, node, network, recorder)
-        if random.Random(f"{seed} {process.name}").random() < 0.5:  # noqa: S311 - else the server never notices
+        if random.Random(f"{seed} {process.name}").random() < 0.5:
             process.at_crash.append(lambda: redis.unsubscribe(process))
         return client_of(
             process, lambda host: RedisBackend("redis://simulated", topology, options, host), ttl=TTL,
@@ -262,7 +262,7 @@ def trace(seed: int, server: RedisServer, kind: type[SteppedRedis] = SteppedRedi
         )  # fmt: skip
 
     try:
-        run(plan, world, processes, [connected(process) for process in processes], recorder, network, [node])
+        run(plan, {process: connected(process) for process in processes}, recorder, network, [node])
     finally:
         redis.close()
     return recorder.events

@@ -83,6 +83,6 @@ def trace(
         made = backend("redlock://simulated", connections, options, Hosting(process))
         return client_of(process, lambda _: made, ttl=TTL, unavailable_after=60.0)
 
-    clients = [connected(process) for process in processes]
-    run(plan, world, processes, clients, recorder, network, [one.node for one in nodes])
+    clients = {process: connected(process) for process in processes}
+    run(plan, clients, recorder, network, [one.node for one in nodes])
     return recorder.events

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,9 @@ from tests.models.check import MODELS, call, spin
 
 KINDS = {
     name: int(number)
-    for name, number in re.findall(r"#define ([A-Z]+) (\d+)\n", (MODELS / "common.h").read_text().partition("* Replay")[2])
+    for name, number in re.findall(
+        r"#define ([A-Z]+) (\d+)\n", (MODELS / "common.h").read_text().partition("* Replay")[2]
+    )
 }
 """What can be seen, by the names that the models have for it."""
 

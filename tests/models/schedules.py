@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lockkit.aio import Client
@@ -13,7 +13,6 @@ from tests.models.replay import Recorder
 
 TTL = 20.0
 """Seconds, and ticks: margins of clocks (0.2 s) are less than one."""
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Plan:
     @classmethod
     def draw(cls, seed: int) -> Plan:
         """Draw the plan of a seed."""
-        chance = random.Random(f"{seed} replay")  # noqa: S311 - repeatable
+        chance = random.Random(f"{seed} replay")
         lost = chance.choice((0.0, 0.0, 0.05, 0.15))
         conditions = Conditions(
             latency=(0.001, chance.choice((0.005, 0.5))), requests_lost=lost, answers_lost=lost,
@@ -48,16 +47,11 @@ class Plan:
 
 
 def run(
-    plan: Plan,
-    world: World,
-    processes: Sequence[Process],
-    clients: Sequence[Client],
-    recorder: Recorder,
-    network: Network,
-    nodes: Sequence[Node],
+    plan: Plan, clients: Mapping[Process, Client], recorder: Recorder, network: Network, nodes: Sequence[Node]
 ) -> None:
     """Let it happen."""
-    for process, client in zip(processes, clients, strict=True):
+    world, processes = network.world, list(clients)
+    for process, client in clients.items():
         process.probe = recorder.look
         process.start(_use(world.chance(process.name), process, client, recorder, plan), "use")
         for _ in range(plan.chance.choice((0, 0, 1, 2))):

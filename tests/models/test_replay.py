@@ -1,4 +1,4 @@
-"""What the code does on simulated time is an execution of its model; what a mutant does is none, and what is made up neither."""
+"""What the code does on simulated time is an execution of its model; what a mutant does, or what is made up, is none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lockkit.engine.lease_record import LeaseRecord
 from lockkit_tools.servers import require
 from tests.models.redis_code import SteppedRedis
 from tests.models.redlock_code import NotingNode
-from tests.models.replay import Event, Follower
+from tests.models.replay import Follower
 from tests.models.replays import REPLAYS, replay
 from tests.simulation.support import known_first
 from tests.simulation.test_mutants import believe_from_the_answer
 
-SEEDS = range(30)
+SEEDS = range(20)
 """Of `nox -s tests`; `nox -s models` replays more."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:lease of lock:ResourceWarning")

@@ -379,7 +379,7 @@ def interleavings(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Checks the models in models/ and replays the code against them (`-- redis` for one, `--record` writes its numbers)."""
+    """Checks the models in models/ and replays the code (`-- redis` for one, `--record` writes its numbers)."""
     install(session, "test")
     install_servers(session, "spin", "redis")
     session.run("python", "-m", "tests.models", *session.posargs)

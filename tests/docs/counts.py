@@ -4,9 +4,8 @@ A hook of mkdocs: counts of tests, taken when the site is built, so that no page
 ``{tests: PATH PATH}`` in a page becomes the number of test functions and conformance cases in these files and folders,
 ``{conformance}`` what the last run of the conformance suite found, in words, and ``{conformance: counts}``,
 ``{conformance: reasons}`` and ``{conformance: failures}`` the same as tables; ``{models: runs}``,
-``{models: mutants}`` and ``{models: replays}`` the tables of ``models/results.json``, which ``nox -s models -- --record`` writes.
-CI runs the tests, which write what they
-found, before it builds the site.
+``{models: mutants}`` and ``{models: replays}`` the tables of ``models/results.json``, which
+``nox -s models -- --record`` writes. CI runs the tests, which write what they found, before it builds the site.
 """
 
 from __future__ import annotations

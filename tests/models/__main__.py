@@ -21,7 +21,7 @@ from tests.simulation.night import be_quiet
 
 RESULTS = MODELS / "results.json"
 
-SCHEDULES = 100
+SCHEDULES = 60
 """How many schedules are replayed against a model. More take longer, half a second each."""
 
 

@@ -1,9 +1,9 @@
 """
 Redis's backend and scripts under random schedules, for the replay against `models/redis.pml`.
 
-Everything that decides ships: the engine, `RedisBackend`, its listener for wake-ups, and the scripts, which a real Redis
-runs. Simulated are time, the network and the faults of clients. The real server's clock does not go on as the simulated
-one does: between two commands its keys have no expiry, and before each they get the rest of theirs.
+The engine, `RedisBackend` and its listener for wake-ups ship, and so do the scripts, which a real Redis runs.
+Simulated are time, the network and the faults of clients. The real server's clock does not go on as the simulated one
+does: between two commands its keys have no expiry, and before each they get the rest of theirs.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Subscription(Connection):
         self._arrived = SimulatedRuntime(process).event()
         self.real: RespConnection | None = None
 
-    async def call(self, packed: bytes, until: Instant) -> Reply:
+    async def call(self, packed: bytes, until: Instant = inf) -> Reply:
         """Publish: nobody hears it."""
         del packed, until
         return 0
@@ -178,9 +178,9 @@ class Subscription(Connection):
 
     def take(self, message: Reply) -> None:
         """Send one message on its way."""
-        self.process.world.call_in(0.001, self.process.receive, lambda: self._receive(message))
+        self.process.world.call_in(0.001, self.process.receive, lambda: self._deliver(message))
 
-    def _receive(self, message: Reply) -> None:
+    def _deliver(self, message: Reply) -> None:
         self._messages.append(message)
         self._arrived.set()
 

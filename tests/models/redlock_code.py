@@ -1,8 +1,9 @@
 """
 Redlock's backend under random schedules, for the replay against `models/redlock.pml`.
 
-The engine and `RedlockBackend` ship; the nodes are those of the simulation (`lockkit_tools.simulation.redlock`). What the
-model does not have does not happen: restarts, renewals, crashes, and a vote that comes when its client has given up.
+The engine and `RedlockBackend` ship; the nodes are those of the simulation (`lockkit_tools.simulation.redlock`). What
+the model does not have does not happen: restarts, renewals, crashes, and a vote that comes when its client has given
+up.
 """
 
 from __future__ import annotations

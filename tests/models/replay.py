@@ -1,8 +1,9 @@
 """
 Replays the code against the models: is what it did an execution of the model?
 
-A `Recorder` takes down what the code does on simulated time: what servers do, and what clients believe. Spin then searches
-the model for an execution with exactly these events, in this order, and in about these ticks (`models/common.h`).
+A `Recorder` takes down what the code does on simulated time: what servers do, and what clients believe. Spin then
+searches the model for an execution with exactly these events, in this order, and in about these ticks
+(`models/common.h`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KINDS = {
 """What can be seen, by the names that the models have for it."""
 
 OWNERS_MAX, TOKENS_MAX, EVENTS_MAX = 63, 63, 300
-"""What `EVENT` has room for, and what a search can follow. A trace ends there: the beginning of an execution is one too."""
+"""What `EVENT` has room for, and what a search can follow. A trace ends there: what begins an execution is one too."""
 
 
 MEGABYTES_MAX = 300
@@ -110,7 +111,7 @@ class Recorder:
         self._write(self._world.now, "CRASHED", 1 + self._clients[process.name], 0)
 
     def look(self) -> None:
-        """Note what has ended since, and what clients have done to their leases in this step. Call it after each step."""
+        """Note what has ended since, and what clients did to their leases in this step. Call it after each step."""
         now = self._world.now
         ended = [(until, "ENDS", owner) for _, owner, until in self._believed.values() if until <= now]
         ended += [(until, "EXPIRES", owner) for owner, until in self.ends.items() if until <= now]
@@ -157,8 +158,8 @@ class Follower:
         """
         text = "".join(event.line(self.tick) for event in events)
         done = subprocess.run(
-            [self._program, "-m100000", "-w20", "-E"], input=text, capture_output=True, text=True, check=True, timeout=60,
-            cwd=self._program.parent,
+            [self._program, "-m100000", "-w20", "-E"], input=text, capture_output=True, text=True, check=True,
+            cwd=self._program.parent, timeout=60,
         )  # fmt: skip
         found = re.search(r"followed (\d+) of (\d+)", done.stdout)
         assert found is not None, done.stdout + done.stderr

@@ -67,7 +67,7 @@ REPLAYS = {
 def replay(
     followers: dict[int, Follower], trace: Trace, seeds: Iterable[int]
 ) -> Iterator[tuple[int, Sequence[Event], int | None]]:
-    """Run the schedules of seeds; give each with its events, and how many of them the model allows, as `Follower.follow`."""
+    """Run the schedules of seeds; give each with its events, and how many of these the model allows (`follow`)."""
     for seed in apart(seeds):
         events = trace(seed)
         yield seed, events, followers[Plan.draw(seed).clients].follow(events)
